@@ -1,0 +1,1 @@
+"""Drafters: models that propose blocks of tokens, and their training."""

@@ -1,0 +1,92 @@
+"""The contract between the speculative worker and every drafter.
+
+One decode step calls `propose` once, and `observe` once for whatever the target has just processed
+(prefill chunks included), so a drafter never sees the scheduler. A multi-step diffusion drafter runs its steps
+inside `propose`; a drafter without state leaves `observe` empty.
+
+Draft state is indexed by the target's KV slots: a prefix handed on by the radix cache brings its draft state along,
+and a freed slot frees both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the target has just processed: N tokens whose keys and values now stand in the cache.
+
+    hidden: [N, m*d] outputs of the `target_layers`, concatenated in that order; None where the drafter asks for none.
+    tokens, positions, slots: [N] int64.
+    """
+
+    hidden: torch.Tensor | None
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """R requests to draft for.
+
+    anchors: [R] int64, the last committed token of each request (x_0); the target has not processed it yet.
+    seq_lens: [R] int64, tokens in the cache, which is the anchor's position.
+    page_table: [rows, context] int32, the KV slot of every position; positions seq_len .. seq_len + gamma have slots.
+    rows: [R] int64, each request's row of `page_table`.
+    temperatures: [R] float32; 0 means greedy.
+    uniforms: [R, gamma] float32 in [0, 1), the only randomness a drafter may use: token k is drawn by
+        inverting the cumulative distribution at uniforms[:, k-1], so a request's seed decides its drafts.
+    """
+
+    anchors: torch.Tensor
+    seq_lens: torch.Tensor
+    page_table: torch.Tensor
+    rows: torch.Tensor
+    temperatures: torch.Tensor
+    uniforms: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposed block for each of R requests.
+
+    tokens: [R, gamma] int64 in the target's vocabulary; positions at or beyond `lens` are arbitrary valid tokens.
+    lens: [R] int64 in 0..gamma, how many tokens were proposed.
+    confidence: [R, gamma] float32, c_k = P(token k is accepted | tokens before it were), which may depend on
+        x_0 .. x_{k-1} but never on x_k or later (DSpark, section 3.2.1).
+    probs: [R, gamma, V'] float32, q: exactly the distribution each token was drawn from; None means a point mass on
+        the drafted token (greedy and lookup drafts). Rows of greedy requests (temperature 0) are not read.
+    vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
+        target's vocabulary. Tokens outside it have q = 0.
+    """
+
+    tokens: torch.Tensor
+    lens: torch.Tensor
+    confidence: torch.Tensor
+    probs: torch.Tensor | None = None
+    vocab: torch.Tensor | None = None
+
+
+class Drafter(ABC):
+    """Proposes blocks of up to `gamma` tokens."""
+
+    gamma: int
+    target_layers: tuple[int, ...] = ()
+    """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
+
+    @abstractmethod
+    def allocate(self, slots: int) -> None:
+        """Make room for the draft state of `slots` KV slots (called once, before the first `observe`)."""
+
+    @abstractmethod
+    def observe(self, features: Features) -> None:
+        """Take in tokens that are now committed, or prefilled: their state goes to `features.slots`."""
+
+    @abstractmethod
+    def propose(self, batch: DraftBatch) -> Draft:
+        """Draft a block for every request of the batch."""

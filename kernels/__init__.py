@@ -1,0 +1,1 @@
+"""Flattened variable-length compute kernels, each beside a plain torch reference."""

@@ -1,0 +1,1 @@
+"""Measured step-cost profiles and calibrations."""

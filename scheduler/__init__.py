@@ -1,0 +1,1 @@
+"""Decides how many draft tokens of each request to verify."""
