@@ -1,0 +1,74 @@
+# Outrider: `make serve` starts a server from nothing, `make test` proves it. `make help` lists the rest.
+SHELL := bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+# cpu or cuda: which pinned set to install.
+OUTRIDER_DEVICE ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo cuda; else echo cpu; fi)
+# Further flags for `make serve` and `make test`: make serve ARGS="--port 8000".
+ARGS ?=
+
+LOCK := deploy/requirements/$(OUTRIDER_DEVICE).txt
+DEV_LOCK := deploy/requirements/dev.txt
+VENV := .venv
+BIN := $(VENV)/bin
+# Stamps carry a hash of what they stand for, so that a second start installs nothing and asks no package index.
+hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
+RUNTIME := $(VENV)/.runtime-$(OUTRIDER_DEVICE)-$(call hash,$(LOCK))
+PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCK) pyproject.toml)
+DEV := $(VENV)/.dev-$(call hash,$(DEV_LOCK))
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps --progress-bar off
+
+.PHONY: help
+help: ## Show this list
+	@echo "Outrider: lossless speculative serving, inside SGLang."
+	@echo
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@echo
+	@echo '  Variables: OUTRIDER_DEVICE=cpu|cuda (now: $(OUTRIDER_DEVICE)), PYTHON=python3.11, ARGS="--port 8000"'
+
+.PHONY: install
+install: $(PROJECT) ## Make .venv and install the pinned packages into it (done by the others when needed)
+
+.PHONY: serve
+serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
+	@$(BIN)/outrider serve $(ARGS)
+
+.PHONY: test
+test: $(PROJECT) $(DEV) ## Run all tests
+	@$(BIN)/pytest $(ARGS)
+
+.PHONY: lint
+lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+.PHONY: format
+format: $(DEV) ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+.PHONY: clean
+clean: ## Remove .venv and caches of tools (the prepared model in the user's cache stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Outrider needs Python 3.11 or newer; name one with make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): | $(BIN)/python
+	@test -f $(LOCK) || { echo "OUTRIDER_DEVICE is cpu or cuda, not '$(OUTRIDER_DEVICE)'" >&2; exit 1; }
+	@echo "Installing the packages of $(LOCK) into $(VENV) (a few minutes, once)"
+	@$(PIP) -r $(LOCK)
+	@rm -f $(VENV)/.runtime-* && touch $@
+
+$(PROJECT): $(RUNTIME)
+	@$(PIP) --quiet --no-build-isolation --editable .
+	@rm -f $(VENV)/.project-* && touch $@
+
+$(DEV): $(RUNTIME)
+	@$(PIP) --quiet -r $(DEV_LOCK)
+	@rm -f $(VENV)/.dev-* && touch $@
