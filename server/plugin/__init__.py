@@ -1,0 +1,19 @@
+"""The SGLang plugin: CPU platform, attention backend and speculative worker, found through entry points."""
+
+from __future__ import annotations
+
+import torch
+
+
+def activate() -> str | None:
+    """Name our platform to SGLang where there is no GPU; on a GPU, SGLang's own platform is right.
+
+    SGLang calls this in every process before anything else of it is imported, so the torchvision stand-in
+    is put in place here.
+    """
+    from outrider.server.plugin import torchvision_stub
+
+    torchvision_stub.install()
+    if torch.cuda.is_available():
+        return None
+    return "outrider.server.plugin.platform:OutriderCpuPlatform"

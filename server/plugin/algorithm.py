@@ -1,0 +1,33 @@
+"""How SGLang sees our speculation: an algorithm named OUTRIDER on its second-generation worker schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+NAME = "OUTRIDER"
+
+
+class OutriderAlgorithm(CustomSpecAlgo):
+    """Drafts live beside SGLang's pools (indexed by its KV slots), so SGLang sees no draft model and no draft KV."""
+
+    def has_draft_kv(self) -> bool:
+        return False
+
+    def supports_ragged_verify(self) -> bool:
+        return True
+
+    def create_future_map(self, device: Any, *args: Any, **kwargs: Any) -> Any:
+        from sglang.srt.managers.overlap_utils import FutureMap
+
+        return FutureMap(device, self, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # SGLang asks for a few more methods than CustomSpecAlgo defines, different ones per version.
+        # Its n-gram algorithm, which has no draft model either, gives the right answers.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        method = getattr(SpeculativeAlgorithm, name)
+        return lambda *args, **kwargs: method(SpeculativeAlgorithm.NGRAM, *args, **kwargs)

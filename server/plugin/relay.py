@@ -1,0 +1,117 @@
+"""What passes from one decode step to the next, and into the target's forward: SGLang's SpecInput types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+
+
+class StepState(SpecInput):
+    """Carried between the steps of a running batch: each request's anchor.
+
+    bonus_tokens: [R] int64, the token committed last (x_0 of the next step), not yet in the cache.
+    new_seq_lens: [R] int64, tokens in the cache after the step.
+    future_indices: [R], set by SGLang where the relay goes through its future map (overlap scheduling).
+    """
+
+    def __init__(self, bonus_tokens: torch.Tensor, new_seq_lens: torch.Tensor):
+        super().__init__(SpecInputType.NGRAM_VERIFY)
+        self.bonus_tokens = bonus_tokens
+        self.new_seq_lens = new_seq_lens
+        self.future_indices: torch.Tensor | None = None
+        self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = 1
+        # Fields of other algorithms that SGLang's relay copies.
+        self.topk_p = self.topk_index = self.hidden_states = self.draft_probs = None
+
+    def filter_batch(self, new_indices: torch.Tensor, new_indices_cpu: list[int] | None = None) -> None:
+        if self.future_indices is not None:
+            self.future_indices = self.future_indices[new_indices]
+            return
+        self.bonus_tokens = self.bonus_tokens[new_indices]
+        self.new_seq_lens = self.new_seq_lens[new_indices]
+
+    def merge_batch(self, other: StepState) -> None:
+        if self.future_indices is not None:
+            self.future_indices = torch.cat([self.future_indices, other.future_indices])
+            return
+        self.bonus_tokens = torch.cat([self.bonus_tokens, other.bonus_tokens])
+        self.new_seq_lens = torch.cat([self.new_seq_lens, other.new_seq_lens])
+
+
+class VerifyInput(SpecInput):
+    """Tells the target's forward the shape of a ragged verify.
+
+    positions: [B] int64. query_lens: [R] int64, 1 + verify_len of each request. draft_token_num: gamma + 1.
+    """
+
+    def __init__(
+        self, positions: torch.Tensor, query_lens: torch.Tensor, draft_token_num: int, capture_hidden: bool
+    ):
+        super().__init__(SpecInputType.NGRAM_VERIFY)
+        self.positions = positions
+        self.query_lens = query_lens
+        self.draft_token_num = self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = draft_token_num
+        self.capture_hidden_mode = CaptureHiddenMode.FULL if capture_hidden else CaptureHiddenMode.NULL
+
+    def generate_attn_arg_prefill(
+        self,
+        req_pool_indices: torch.Tensor,
+        paged_kernel_lens: torch.Tensor,
+        paged_kernel_lens_sum: int,
+        req_to_token: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        """FlashInfer's view of the batch: (kv_indices, kv_indptr, qo_indptr, no custom mask)."""
+        kv_lens = paged_kernel_lens + self.query_lens
+        kv_indptr = _indptr(kv_lens)
+        qo_indptr = _indptr(self.query_lens)
+        mask = torch.arange(req_to_token.shape[1], device=kv_lens.device) < kv_lens[:, None]
+        kv_indices = req_to_token[req_pool_indices][mask].to(torch.int32)
+        return kv_indices, kv_indptr, qo_indptr, None
+
+
+@dataclass(frozen=True, slots=True)
+class FlatVerify:
+    """One verify batch, flattened without padding: B = sum(1 + verify_lens) tokens.
+
+    input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64. request: [B] int64, the request of each token.
+    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    qo_indptr: torch.Tensor
+    request: torch.Tensor
+    step: torch.Tensor
+
+
+def flatten(
+    anchors: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    verify_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    rows: torch.Tensor,
+) -> FlatVerify:
+    """Lay anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] out as one batch."""
+    query_lens = verify_lens + 1
+    ends = query_lens.cumsum(0)
+    request = torch.arange(rows.numel(), device=rows.device).repeat_interleave(query_lens)
+    step = torch.arange(request.numel(), device=rows.device) - (ends - query_lens)[request]
+    block = torch.cat([anchors[:, None], draft_tokens], 1)
+    positions = seq_lens[request] + step
+    return FlatVerify(
+        input_ids=block[request, step],
+        positions=positions,
+        slots=page_table[rows[request], positions].long(),
+        qo_indptr=torch.cat([ends.new_zeros(1), ends]),
+        request=request,
+        step=step,
+    )
+
+
+def _indptr(lens: torch.Tensor) -> torch.Tensor:
+    return torch.cat([lens.new_zeros(1), lens.cumsum(0)]).to(torch.int32)
