@@ -1,22 +1,30 @@
-"""Our own options on their way into SGLang's worker processes, which are spawned and see only the environment."""
+"""What our SGLang plugin is told: it runs in spawned processes, so its settings travel in the environment."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 
-VARIABLE = "OUTRIDER_PLUGIN_CONFIG"
+ENV = "OUTRIDER_PLUGIN_CONFIG"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PluginConfig:
-    drafter: str = "ngram"
+    """Settings of the speculative worker.
+
+    drafter: which drafter proposes tokens; "off" means that no speculation is set up.
+    gamma: draft tokens per step.
+    """
+
+    drafter: str = "off"
     gamma: int = 7
 
-    def to_env(self) -> None:
-        os.environ[VARIABLE] = json.dumps(asdict(self))
+    def to_env(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        environ[ENV] = json.dumps(asdict(self))
 
     @classmethod
-    def from_env(cls) -> PluginConfig:
-        return cls(**json.loads(os.environ.get(VARIABLE, "{}")))
+    def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> PluginConfig:
+        """Read what the parent process wrote; without it (SGLang started on its own) the defaults hold."""
+        return cls(**json.loads(environ.get(ENV, "{}")))

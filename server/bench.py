@@ -1,0 +1,25 @@
+"""Measure on this machine.
+
+  outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+# name: (module, one line of help); each module has add_arguments(parser) and run(args).
+BENCHMARKS = {"steps": ("outrider.server.bench_steps", "time of one engine step by shape")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    subparsers = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    for name, (module_name, summary) in BENCHMARKS.items():
+        module = importlib.import_module(module_name)
+        subparser = subparsers.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(subparser)
+        subparser.set_defaults(run_benchmark=module.run)
+
+
+def run(args: argparse.Namespace) -> int:
+    return int(args.run_benchmark(args) or 0)

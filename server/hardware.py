@@ -1,0 +1,79 @@
+"""What this machine is: device, number formats its CPU computes fast, free memory."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+
+_CGROUP_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether an NVIDIA driver answers. Asked without importing torch, which takes seconds."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return False
+    try:
+        answer = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.returncode == 0 and "GPU" in answer.stdout
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    # "flags" on x86, "Features" on ARM.
+    return frozenset(
+        flag for line in lines if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()
+    )
+
+
+def cpu_has_fast_bfloat16() -> bool:
+    """bfloat16 matrix products in hardware; elsewhere they are emulated, slower than float32."""
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def available_memory() -> int:
+    """Bytes that can still be allocated here: the machine's, or the container's where it has less."""
+    free = psutil.virtual_memory().available
+    for limit_file, used_file in _CGROUP_LIMITS:
+        try:
+            limit, used = Path(limit_file).read_text().strip(), Path(used_file).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdigit():
+            free = min(free, max(0, int(limit) - int(used)))
+        break
+    return free
+
+
+def gpu_memory() -> int:
+    """Bytes of the first GPU that are free."""
+    answer = subprocess.run(
+        ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    return int(answer.stdout.split()[0]) * 2**20
