@@ -1,0 +1,205 @@
+"""Rejection sampling over a flattened verify batch: the step that makes speculation lossless.
+
+Request r has verified `verify_lens[r]` draft tokens; row `qo_indptr[r] + k` of the target's output is its
+distribution p for the token after x_k (x_0 is the anchor). Left to right, x_{k+1} is kept with probability
+min(1, p(x) / q(x)); the first rejected one is replaced by a draw from max(0, p - q), renormalised; if all are
+kept, a bonus token is drawn from p (Leviathan et al., 2023, algorithm 1). Whatever q is, what comes out is
+distributed as p. A greedy request keeps a token if and only if it is the argmax.
+"""
+
+from __future__ import annotations
+
+import torch
+from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf
+
+
+def accept(
+    tokens: torch.Tensor,
+    verify_lens: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    *,
+    uniforms: torch.Tensor,
+    final_uniforms: torch.Tensor,
+    argmax: torch.Tensor | None = None,
+    probs: torch.Tensor | None = None,
+    greedy: torch.Tensor | None = None,
+    draft_probs: torch.Tensor | None = None,
+    vocab: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decide which draft tokens stay and what follows them.
+
+    Parameters
+    ----------
+    tokens : [R, gamma] int64, drafted tokens x_1 .. x_gamma in the target's vocabulary.
+    verify_lens : [R] in 0 .. gamma, how many of them were verified; the others are not read.
+    qo_indptr : [R + 1], request r owns target rows `qo_indptr[r]:qo_indptr[r + 1]`, `verify_lens[r] + 1` of
+    them.
+    uniforms : [R, gamma] in [0, 1), one per acceptance test.
+    final_uniforms : [R] in [0, 1), for the replacement or bonus token; independent of `uniforms`.
+    argmax : [B] int64, the target's best token per row; read for greedy requests, required if there are any.
+    probs : [B, V] float32, p after the request's sampling rules; read for the others, required if there are
+    any.
+    greedy : [R] bool; None: all greedy if `probs` is None, otherwise none.
+    draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for greedy requests.
+    None: a point
+        mass on the drafted token.
+    vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Others have
+    q = 0.
+
+    Returns
+    -------
+    accept_lens : [R] int64 in 1 .. gamma + 1, tokens that come out, the final one included.
+    out : [R, gamma + 1] int64, the tokens; 0 at and beyond `accept_lens`.
+    """
+    greedy = _check(
+        tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab
+    )
+    gamma = tokens.shape[1]
+    steps = torch.arange(gamma, device=tokens.device)
+    first_row = qo_indptr[:-1].long()
+    verified = steps < verify_lens[:, None]
+    rows, tokens = first_row[:, None] + steps.where(verified, 0), tokens.where(verified, 0)
+    keep = torch.zeros_like(tokens, dtype=torch.bool)
+    if argmax is not None:
+        keep = argmax[rows] == tokens
+    if probs is not None:
+        token_q = 1.0 if draft_probs is None else _token_probs(draft_probs, vocab, tokens)
+        keep = keep.where(greedy[:, None], uniforms * token_q < probs[rows, tokens])
+    keep &= verified
+    kept = keep.long().cumprod(1).sum(1)
+    final_row = first_row + kept
+    final = torch.zeros_like(kept)
+    if argmax is not None:
+        final = argmax[final_row]
+    if probs is not None:
+        drawn = (~greedy).nonzero()[:, 0]
+        weights = probs[final_row[drawn]]
+        rejected = (kept[drawn] < verify_lens[drawn]).nonzero()[:, 0]
+        who = drawn[rejected]
+        q = None if draft_probs is None else draft_probs[who, kept[who]]
+        weights[rejected] = residual(
+            weights[rejected], tokens[who, kept[who].clamp(max=max(gamma - 1, 0))], q, vocab
+        )
+        final[drawn] = inverse_cdf(weights, final_uniforms[drawn])
+    out = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
+    return kept + 1, out.masked_fill(torch.arange(gamma + 1, device=tokens.device) > kept[:, None], 0)
+
+
+def residual(
+    p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None
+) -> torch.Tensor:
+    """Weights of the replacement after `tokens` were rejected: max(0, p - q), not normalised.
+
+    p: [M, V]. tokens: [M]. q: [M, V'] over `vocab`, or None for a point mass on `tokens`. Where p - q
+    vanishes by rounding, p itself: a rejection was then as good as impossible, and p holds no token that may
+    not come out.
+    """
+    if q is None:
+        rest = p.scatter(1, tokens[:, None], 0.0)
+    elif vocab is None:
+        rest = (p - q).clamp_(min=0)
+    else:
+        rest = p.index_add(1, vocab, q.to(p.dtype), alpha=-1).clamp_(min=0)
+    return rest.where(rest.sum(-1, keepdim=True) > 0, p)
+
+
+def _token_probs(draft_probs: torch.Tensor, vocab: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+    """[R, gamma], q of each drafted token; 0 where it lies outside the drafter's vocabulary."""
+    if vocab is None:
+        return draft_probs.gather(2, tokens[:, :, None])[:, :, 0]
+    column = torch.searchsorted(vocab, tokens).clamp_(max=vocab.shape[0] - 1)
+    return draft_probs.gather(2, column[:, :, None])[:, :, 0] * (vocab[column] == tokens)
+
+
+def reference_accept(
+    tokens: torch.Tensor,
+    verify_lens: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    *,
+    uniforms: torch.Tensor,
+    final_uniforms: torch.Tensor,
+    argmax: torch.Tensor | None = None,
+    probs: torch.Tensor | None = None,
+    greedy: torch.Tensor | None = None,
+    draft_probs: torch.Tensor | None = None,
+    vocab: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `accept` means, one token at a time, with q spread over the whole vocabulary."""
+    greedy = _check(
+        tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab
+    )
+    lens, out = (
+        torch.ones_like(verify_lens, dtype=torch.int64),
+        tokens.new_zeros(tokens.shape[0], tokens.shape[1] + 1),
+    )
+    for r in range(tokens.shape[0]):
+        for k in range(int(verify_lens[r]) + 1):
+            row, bonus = int(qo_indptr[r]) + k, k == verify_lens[r]
+            if argmax is not None and greedy[r]:
+                out[r, k] = argmax[row]
+                stop = bonus or tokens[r, k] != argmax[row]
+            elif probs is not None:
+                p, q, x = probs[row], torch.zeros_like(probs[row]), 0 if bonus else int(tokens[r, k])
+                if not bonus:
+                    columns = torch.arange(p.shape[0]) if vocab is None else vocab
+                    q[x if draft_probs is None else columns] = (
+                        1.0 if draft_probs is None else draft_probs[r, k]
+                    )
+                stop = bonus or bool(uniforms[r, k] * q[x] >= p[x])
+                weights = (p - q).clamp(min=0) if stop and (p > q).any() else p
+                out[r, k] = reference_inverse_cdf(weights[None], final_uniforms[r, None]) if stop else x
+            if stop:
+                break
+            lens[r] += 1
+    return lens, out
+
+
+def _check(
+    tokens: torch.Tensor,
+    verify_lens: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    uniforms: torch.Tensor,
+    final_uniforms: torch.Tensor,
+    argmax: torch.Tensor | None,
+    probs: torch.Tensor | None,
+    greedy: torch.Tensor | None,
+    draft_probs: torch.Tensor | None,
+    vocab: torch.Tensor | None,
+) -> torch.Tensor:
+    """The greedy mask, after checking what can be checked without waiting for a device."""
+    requests, gamma = tokens.shape
+    if verify_lens.shape != (requests,) or qo_indptr.shape != (requests + 1,):
+        raise ValueError(
+            f"for tokens {tuple(tokens.shape)} expected verify_lens [{requests}] and qo_indptr [{
+                requests + 1
+            }], "
+            f"got {tuple(verify_lens.shape)} and {tuple(qo_indptr.shape)}"
+        )
+    if uniforms.shape != tokens.shape or final_uniforms.shape != (requests,):
+        raise ValueError(
+            f"expected uniforms {tuple(tokens.shape)} and final_uniforms [{requests}], "
+            f"got {tuple(uniforms.shape)} and {tuple(final_uniforms.shape)}"
+        )
+    if tokens.device.type == "cpu" and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
+        raise ValueError("qo_indptr must give every request verify_lens + 1 rows")
+    if greedy is None:
+        if probs is not None and argmax is not None:
+            raise ValueError("both argmax and probs given: say with greedy=[R] bool which request uses which")
+        greedy = torch.full((requests,), probs is None, device=tokens.device)
+    elif tokens.device.type == "cpu" and (
+        (argmax is None and greedy.any()) or (probs is None and not greedy.all())
+    ):
+        raise ValueError("greedy requests need argmax, the others need probs")
+    if argmax is None and probs is None:
+        raise ValueError("give argmax for greedy requests, probs for the others, or both with a greedy mask")
+    if draft_probs is not None:
+        expected = None if probs is None else probs.shape[1]
+        width = expected if vocab is None else vocab.shape[0]
+        if draft_probs.shape[:2] != (requests, gamma) or (
+            width is not None and draft_probs.shape[2] != width
+        ):
+            raise ValueError(
+                f"draft_probs must be [{requests}, {gamma}, {width}], got {tuple(draft_probs.shape)}; "
+                "a drafter with fewer tokens than the target must pass its vocab"
+            )
+    return greedy

@@ -1,0 +1,176 @@
+"""The target's distribution after a request's sampling rules, and drawing from a distribution.
+
+The rules are those of SGLang's torch sampler (`top_k_top_p_min_p_sampling_from_probs_torch`): softmax at the
+request's temperature; on the falling probabilities keep rank < top_k, keep while the mass before a token is
+at most top_p (of the unfiltered distribution), drop what is below min_p times the largest; renormalise. Among
+equal probabilities the lower token ranks first. Speculation needs the whole vector, not only a sample:
+acceptance divides by it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+HEAD = 1024
+"""Candidates looked at before a row is sorted completely; nearly every filtered row keeps fewer."""
+BLOCK = 256
+"""Tokens summed at once when a cumulative distribution is inverted."""
+
+
+def target_probs(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor | None = None,
+    top_ps: torch.Tensor | None = None,
+    min_ps: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Probabilities of the next token after the request's own sampling rules.
+
+    Parameters
+    ----------
+    logits : [B, V], penalties, biases and grammar masks (-inf) already applied.
+    temperatures : [B] float32; 0 means greedy and yields all mass on the argmax.
+    top_ks : [B] integers >= 1; V or more (SGLang writes 2**30): off.  top_ps : [B], 1: off.  min_ps : [B], 0:
+    off.
+        None: off for every row.
+
+    Returns
+    -------
+    [B, V] float32, each row sums to 1 up to rounding; an excluded token has exactly 0.
+    """
+    _check_rules(logits, temperatures, top_ks, top_ps, min_ps)
+    greedy = temperatures <= 0
+    probs = torch.softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
+    cut = torch.zeros_like(greedy)
+    if top_ks is not None:
+        cut = cut | (top_ks < logits.shape[1])
+    if top_ps is not None:
+        cut = cut | (top_ps < 1)
+    if min_ps is not None:
+        cut = cut | (min_ps > 0)
+    rows = (cut & ~greedy).nonzero()[:, 0]
+    if rows.numel():
+        rules = [None if rule is None else rule[rows] for rule in (top_ks, top_ps, min_ps)]
+        probs[rows] = _filter(probs[rows], *rules, head=HEAD)
+    rows = greedy.nonzero()[:, 0]
+    if rows.numel():
+        probs[rows] = 0
+        probs[rows, logits[rows].argmax(-1)] = 1
+    return probs
+
+
+def _filter(
+    probs: torch.Tensor,
+    top_ks: torch.Tensor | None,
+    top_ps: torch.Tensor | None,
+    min_ps: torch.Tensor | None,
+    head: int,
+) -> torch.Tensor:
+    """Apply the rules to [B, V]: every rule keeps a prefix of the ranking, so the `head` best usually
+    decide."""
+    head = min(head, probs.shape[1])
+    ranked = (
+        probs.topk(head, dim=-1).values if head < probs.shape[1] else probs.sort(-1, descending=True).values
+    )
+    keep = torch.ones_like(ranked, dtype=torch.bool)
+    if top_ks is not None:
+        keep &= torch.arange(head, device=probs.device) < top_ks[:, None]
+    if top_ps is not None:
+        keep &= (ranked.cumsum(-1) - ranked) <= top_ps[:, None].where(top_ps[:, None] < 1, torch.inf)
+    if min_ps is not None:
+        keep &= ranked >= ranked[:, :1] * min_ps[:, None]
+    kept = keep.sum(-1)
+    last = ranked.gather(1, kept[:, None] - 1)
+    above = probs > last
+    tied = probs == last
+    wanted = kept[:, None] - above.sum(-1, keepdim=True)
+    if bool((tied.sum(-1, keepdim=True) != wanted).any()):
+        tied &= tied.cumsum(-1) <= wanted
+    out = probs.masked_fill(~(above | tied), 0)
+    out /= out.sum(-1, keepdim=True)
+    rest = (kept == head).nonzero()[:, 0]
+    if head < probs.shape[1] and rest.numel():
+        rules = [None if rule is None else rule[rest] for rule in (top_ks, top_ps, min_ps)]
+        out[rest] = _filter(probs[rest], *rules, head=probs.shape[1])
+    return out
+
+
+def reference_target_probs(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+) -> torch.Tensor:
+    """What `target_probs` means, one row at a time, by a complete sort."""
+    out = torch.zeros_like(logits, dtype=torch.float32)
+    for b, row in enumerate(logits.float()):
+        if temperatures[b] <= 0:
+            out[b, row.argmax()] = 1
+            continue
+        ranked, tokens = (row / temperatures[b]).softmax(-1).sort(descending=True, stable=True)
+        before = ranked.cumsum(-1) - ranked
+        ranked[int(top_ks[b]) :] = 0
+        if top_ps[b] < 1:
+            ranked[before > top_ps[b]] = 0
+        ranked[ranked < ranked[0] * min_ps[b]] = 0
+        out[b, tokens] = ranked / ranked.sum()
+    return out
+
+
+def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw one token per row: the first whose cumulative weight exceeds `uniforms` times the total.
+
+    Sums in float64 and in two levels (blocks, then tokens of one block). A token of weight 0 is never
+    returned.
+
+    Parameters
+    ----------
+    weights : [B, V] float32, not negative, not all 0; need not sum to 1.
+    uniforms : [B] in [0, 1).
+
+    Returns
+    -------
+    [B] int64.
+    """
+    if weights.dim() != 2 or uniforms.shape != weights.shape[:1]:
+        raise ValueError(
+            f"expected weights [B, V] and uniforms [B], got {weights.shape} and {uniforms.shape}"
+        )
+    width = min(BLOCK, weights.shape[1])
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % width))
+    blocks = blocks.view(weights.shape[0], -1, width)
+    sums = blocks.sum(-1, dtype=torch.float64)
+    ends = sums.cumsum(-1)
+    goal = uniforms.double()[:, None] * ends[:, -1:]
+    block = _first_above(ends, goal, sums)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, width))[:, 0]
+    goal = goal - (ends - sums).gather(1, block)
+    token = _first_above(inside.cumsum(-1, dtype=torch.float64), goal, inside)
+    return (block * width + token)[:, 0]
+
+
+def _first_above(ends: torch.Tensor, goal: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """[B, 1] index of the first of `ends` above `goal`; where rounding points at no weight, the heaviest
+    instead."""
+    index = torch.searchsorted(ends, goal, right=True).clamp_(max=ends.shape[1] - 1)
+    return index.where(weights.gather(1, index) > 0, weights.argmax(-1, keepdim=True))
+
+
+def reference_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """What `inverse_cdf` means, one row at a time."""
+    out = torch.empty(weights.shape[0], dtype=torch.int64)
+    for b, row in enumerate(weights.double()):
+        ends = row.cumsum(-1)
+        out[b] = (ends > uniforms[b].double() * ends[-1]).nonzero()[0, 0]
+    return out
+
+
+def _check_rules(logits: torch.Tensor, *rules: torch.Tensor | None) -> None:
+    if logits.dim() != 2:
+        raise ValueError(f"expected logits [B, V], got shape {tuple(logits.shape)}")
+    for rule in rules:
+        if rule is not None and rule.shape != logits.shape[:1]:
+            raise ValueError(
+                f"expected one value per row of logits ({logits.shape[0]}), got {tuple(rule.shape)}"
+            )

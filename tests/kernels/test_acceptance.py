@@ -1,0 +1,204 @@
+"""Acceptance: fast against reference, and both against the distribution they must preserve."""
+
+import pytest
+import torch
+from outrider.kernels.acceptance import accept, reference_accept, residual
+from outrider.kernels.sampling import inverse_cdf
+from scipy.stats import chi2
+
+GAMMA = 4
+
+
+def simplex(*shape: int, generator: torch.Generator, sharp: float = 2.0) -> torch.Tensor:
+    return (torch.randn(shape, generator=generator) * sharp).softmax(-1)
+
+
+def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
+    generator = torch.Generator().manual_seed(seed)
+    verify_lens = torch.randint(0, GAMMA + 1, (requests,), generator=generator)
+    qo_indptr = torch.cat([torch.zeros(1), (verify_lens + 1).cumsum(0)]).int()
+    probs = simplex(int(qo_indptr[-1]), vocab_size, generator=generator)
+    probs[torch.rand(probs.shape, generator=generator) < 0.3] = 0
+    probs[:, 1] += 1e-3
+    probs /= probs.sum(-1, keepdim=True)
+    vocab = torch.arange(0, vocab_size, 2) if q_kind == "truncated" else None
+    width = vocab_size if vocab is None else len(vocab)
+    q = simplex(requests, GAMMA, width, generator=generator)
+    tokens = inverse_cdf(q.flatten(0, 1), torch.rand(requests * GAMMA, generator=generator)).view(
+        requests, GAMMA
+    )
+    tokens = tokens if vocab is None else vocab[tokens]
+    tokens[torch.arange(GAMMA) >= verify_lens[:, None]] = 10**9
+    greedy = torch.rand(requests, generator=generator) < 0.3
+    argmax = probs.argmax(-1)
+    agree = argmax[qo_indptr[:-1, None].long() + torch.arange(GAMMA).clamp(max=verify_lens[:, None])]
+    lucky = (torch.rand(tokens.shape, generator=generator) < 0.7) & (tokens < vocab_size) & greedy[:, None]
+    tokens = agree.where(lucky, tokens)
+    q[greedy] = torch.nan
+    keywords = {
+        "uniforms": torch.rand(requests, GAMMA, generator=generator),
+        "final_uniforms": torch.rand(requests, generator=generator),
+        "argmax": argmax,
+        "probs": probs,
+        "greedy": greedy,
+        "draft_probs": None if q_kind == "point mass" else q,
+        "vocab": vocab,
+    }
+    return (tokens, verify_lens, qo_indptr), keywords
+
+
+@pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_reference(seed, q_kind):
+    arrays, keywords = verify_batch(seed, 150, 24, q_kind)
+    lens, out = accept(*arrays, **keywords)
+    expected_lens, expected = reference_accept(*arrays, **keywords)
+    assert torch.equal(lens, expected_lens)
+    assert torch.equal(out, expected)
+    rows = arrays[2][:-1].long() + lens - 1
+    finals = out.gather(1, lens[:, None] - 1)
+    assert bool((keywords["probs"][rows].gather(1, finals) > 0).all())
+
+
+def test_all_greedy_needs_only_the_argmax():
+    arrays, keywords = verify_batch(5, 60, 24, "point mass")
+    only = {name: keywords[name] for name in ("uniforms", "final_uniforms", "argmax")}
+    lens, out = accept(*arrays, **only)
+    expected_lens, expected = reference_accept(*arrays, **only)
+    assert torch.equal(lens, expected_lens)
+    assert torch.equal(out, expected)
+
+
+def test_without_drafts_every_token_comes_from_p():
+    uniforms = torch.rand(7, generator=torch.Generator().manual_seed(0))
+    probs = simplex(7, 9, generator=torch.Generator().manual_seed(1))
+    none = torch.empty(7, 0, dtype=torch.int64)
+    lens, out = accept(
+        none,
+        torch.zeros(7).long(),
+        torch.arange(8),
+        uniforms=none.float(),
+        final_uniforms=uniforms,
+        probs=probs,
+    )
+    assert lens.tolist() == [1] * 7
+    assert torch.equal(out[:, 0], inverse_cdf(probs, uniforms))
+
+
+def test_vanishing_residual_falls_back_to_p():
+    p = torch.tensor([[0.5, 0.5, 0.0]])
+    assert torch.equal(residual(p, torch.tensor([0]), p.clone(), None), p)
+    assert torch.equal(
+        residual(torch.tensor([[0.0, 1.0]]), torch.tensor([1]), None, None), torch.tensor([[0.0, 1.0]])
+    )
+
+
+def test_mistakes_are_explained():
+    arrays, keywords = verify_batch(0, 5, 24, "truncated")
+    with pytest.raises(ValueError, match="must pass its vocab"):
+        accept(*arrays, **(keywords | {"vocab": None}))
+    with pytest.raises(ValueError, match="greedy requests need argmax"):
+        accept(*arrays, **(keywords | {"argmax": None, "greedy": torch.ones(5, dtype=torch.bool)}))
+    with pytest.raises(ValueError, match=r"verify_lens \+ 1 rows"):
+        accept(arrays[0], arrays[1] + 1, arrays[2], **keywords)
+
+
+# Distribution: with 400,000 samples a shift of 1 % of the mass lifts the statistic far beyond the threshold,
+# which a correct acceptor crosses once in 10^6 runs.
+
+SAMPLES, TARGET_VOCAB = 400_000, 8
+
+
+def chi_square_ok(counts: torch.Tensor, p: torch.Tensor) -> bool:
+    seen = p > 0
+    assert int(counts[~seen].sum()) == 0, "a token of probability 0 came out"
+    expected = p[seen].double() * counts.sum()
+    statistic = ((counts[seen] - expected) ** 2 / expected).sum()
+    return bool(statistic < chi2.ppf(1 - 1e-6, int(seen.sum()) - 1))
+
+
+def first_two(q_kind: str, seed: int, acceptor=accept):
+    """Counts of the first token, and of the second where the first draft was kept, beside their
+    distributions."""
+    generator = torch.Generator().manual_seed(seed)
+    p = simplex(2, TARGET_VOCAB, generator=generator, sharp=1.0)
+    p[0, 3] = 0
+    p /= p.sum(-1, keepdim=True)
+    vocab = torch.tensor([0, 2, 3, 6]) if q_kind == "truncated" else None
+    q = simplex(2, TARGET_VOCAB if vocab is None else len(vocab), generator=generator, sharp=1.0)
+    if q_kind == "point mass":
+        tokens = torch.tensor([[1, 5]]).expand(SAMPLES, 2)
+    else:
+        drawn = inverse_cdf(q.repeat(SAMPLES, 1), torch.rand(2 * SAMPLES, generator=generator)).view(
+            SAMPLES, 2
+        )
+        tokens = drawn if vocab is None else vocab[drawn]
+    # Row 3r + k of the target: p_0 after the anchor, p_1 after one kept token, p_0 again after two.
+    probs = torch.cat([p, p[:1]]).repeat(SAMPLES, 1)
+    lens, out = acceptor(
+        tokens,
+        torch.full((SAMPLES,), 2),
+        torch.arange(SAMPLES + 1) * 3,
+        uniforms=torch.rand(SAMPLES, 2, generator=generator),
+        final_uniforms=torch.rand(SAMPLES, generator=generator),
+        probs=probs,
+        draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1),
+        vocab=vocab,
+    )
+    count = lambda k: torch.bincount(out[lens > k, k], minlength=TARGET_VOCAB).double()  # noqa: E731
+    return [(count(0), p[0]), (count(1), p[1]), (count(2), p[0])]
+
+
+@pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_output_is_distributed_as_p(q_kind, seed):
+    for counts, p in first_two(q_kind, seed):
+        assert chi_square_ok(counts, p)
+
+
+def test_partly_verified_blocks_are_distributed_as_p():
+    p = torch.tensor([0.1, 0.2, 0.7])
+    generator = torch.Generator().manual_seed(3)
+    verify_lens = torch.randint(0, 2, (SAMPLES,), generator=generator)
+    qo_indptr = torch.cat([torch.zeros(1).long(), (verify_lens + 1).cumsum(0)])
+    q = torch.tensor([0.6, 0.3, 0.1])
+    tokens = inverse_cdf(q.expand(SAMPLES, 3), torch.rand(SAMPLES, generator=generator))[:, None]
+    _, out = accept(
+        tokens,
+        verify_lens,
+        qo_indptr,
+        uniforms=torch.rand(SAMPLES, 1, generator=generator),
+        final_uniforms=torch.rand(SAMPLES, generator=generator),
+        probs=p.expand(int(qo_indptr[-1]), 3),
+        draft_probs=q.expand(SAMPLES, 1, 3),
+    )
+    assert chi_square_ok(torch.bincount(out[:, 0], minlength=3).double(), p)
+
+
+def one_percent_too_willing(tokens, verify_lens, qo_indptr, *, uniforms, **keywords):
+    """Keeps a draft in 1 % of the cases whatever p says."""
+    return accept(tokens, verify_lens, qo_indptr, uniforms=(uniforms - 0.01).clamp(min=0), **keywords)
+
+
+def replaced_from_p(tokens, verify_lens, qo_indptr, *, probs, **keywords):
+    """Draws the replacement from p instead of the residual."""
+    lens, out = accept(tokens, verify_lens, qo_indptr, probs=probs, **keywords)
+    final = inverse_cdf(probs[qo_indptr[:-1] + lens - 1], keywords["final_uniforms"])
+    return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
+
+
+@pytest.mark.parametrize("acceptor", [one_percent_too_willing, replaced_from_p])
+@pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
+def test_the_chi_square_test_has_power(acceptor, q_kind):
+    assert not all(chi_square_ok(counts, p) for counts, p in first_two(q_kind, 1, acceptor))
+
+
+def test_the_chi_square_test_sees_one_percent():
+    p = torch.full((TARGET_VOCAB,), 1 / TARGET_VOCAB)
+    shifted = p.clone()
+    shifted[0] += 0.01
+    shifted[1] -= 0.01
+    draw = torch.rand(SAMPLES, generator=torch.Generator().manual_seed(4))
+    for weights, same in ((p, True), (shifted, False)):
+        counts = torch.bincount(inverse_cdf(weights.expand(SAMPLES, -1), draw), minlength=TARGET_VOCAB)
+        assert chi_square_ok(counts.double(), p) == same

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from batches import alone, ragged_attention
+from outrider.kernels.attention import KV_CHUNK, FlatBatch, flat_attention, reference_attention
+
+RAGGED = ([1, 8, 0, 5, 300, 4, 70], [1, 9, 3, 200, 300, KV_CHUNK, 400])
+OPTIONS = [
+    {},
+    {"causal": False},
+    {"window": 0},
+    {"window": 37},
+    {"causal": False, "window": 3},
+    {"logit_cap": 3.0},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("heads", [(9, 3), (4, 4), (6, 1)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
+def test_equals_reference(options, heads, dtype, tolerance):
+    q, k, v, batch = ragged_attention(*RAGGED, heads=heads, dims=(32, 48), dtype=dtype)
+    got = flat_attention(q, k, v, batch, scale=0.2, **options)
+    expected = reference_attention(q, k, v, batch, scale=0.2, **options)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_reference_is_plain_attention():
+    q, k, v, batch = ragged_attention([6], [6], heads=(2, 2))
+    slots = batch.page_table[batch.rows[0], :6].long()
+    q_, k_, v_ = (x.transpose(0, 1)[None] for x in (q, k[slots], v[slots]))
+    expected = torch.nn.functional.scaled_dot_product_attention(q_, k_, v_, is_causal=True)[0].transpose(0, 1)
+    torch.testing.assert_close(reference_attention(q, k, v, batch, scale=64**-0.5), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_float32_result_does_not_depend_on_the_batch(threads):
+    q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 40], [1, 9, 3, 200, 300, 700])
+    together = flat_attention(q, k, v, batch, scale=0.125)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for token in range(q.shape[0]):
+            one = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125)
+            assert torch.equal(one[0], together[token]), f"token {token}"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_batch_of_nothing():
+    q, k, v, _ = ragged_attention([1], [4])
+    empty = FlatBatch(
+        torch.tensor([0, 0]).int(), torch.tensor([4]).int(), torch.tensor([0]), torch.zeros(1, 4).int()
+    )
+    assert flat_attention(q[:0], k, v, empty, scale=1.0).shape == (0, 9, 64)
+
+
+def test_derived_values():
+    _, _, _, batch = ragged_attention([2, 0, 3], [5, 1, 3])
+    assert (batch.requests, batch.tokens, batch.max_q_len, batch.max_kv_len) == (3, 5, 3, 5)
+    assert batch.requests_of_tokens.tolist() == [0, 0, 2, 2, 2]
+    assert batch.positions.tolist() == [3, 4, 0, 1, 2]
+
+
+def test_wrong_shapes_are_explained():
+    q, k, v, batch = ragged_attention([2, 3], [5, 3])
+    with pytest.raises(ValueError, match="qo_indptr ends at 5"):
+        flat_attention(q[:4], k, v, batch, scale=1.0)
+    with pytest.raises(ValueError, match="do not group"):
+        flat_attention(q[:, :8], k, v, batch, scale=1.0)
+    short = FlatBatch(batch.qo_indptr, torch.tensor([1, 3]).int(), batch.rows, batch.page_table)
+    with pytest.raises(ValueError, match="request 0"):
+        short.validate()
