@@ -47,9 +47,7 @@ class VerifyInput(SpecInput):
     positions: [B] int64. query_lens: [R] int64, 1 + verify_len of each request. draft_token_num: gamma + 1.
     """
 
-    def __init__(
-        self, positions: torch.Tensor, query_lens: torch.Tensor, draft_token_num: int, capture_hidden: bool
-    ):
+    def __init__(self, positions: torch.Tensor, query_lens: torch.Tensor, draft_token_num: int, capture_hidden: bool):
         super().__init__(SpecInputType.NGRAM_VERIFY)
         self.positions = positions
         self.query_lens = query_lens

@@ -111,8 +111,9 @@ class SpeculativeWorker(BaseSpecWorker):
         )
         logits = logits_output.next_token_logits
         apply_rules(logits, batch.reqs, batch.sampling_info, context)
-        tokens = self.sampler.draw(logits, batch.sampling_info, uniforms(
-            self.requests.seeds[rows], seq_lens - 1, 1, Purpose.FINAL)[:, 0])
+        tokens = self.sampler.draw(
+            logits, batch.sampling_info, uniforms(self.requests.seeds[rows], seq_lens - 1, 1, Purpose.FINAL)[:, 0]
+        )
         if batch.return_logprob:
             logprobs = torch.log_softmax(logits / batch.sampling_info.temperatures, -1)
             OutputLogprobProcessor().compute_logprobs(

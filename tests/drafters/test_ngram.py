@@ -1,0 +1,68 @@
+"""Prompt lookup: what it finds, what it leaves alone, and that radix-cache hits keep its text."""
+
+import torch
+
+from outrider.drafters.base import DraftBatch, Features
+from outrider.drafters.ngram import NgramDrafter
+
+CONTEXT = 64
+
+
+def propose(texts, gamma=4):
+    """Draft after each of `texts`; its last token is the anchor."""
+    drafter = NgramDrafter(gamma)
+    drafter.allocate(1 + CONTEXT * len(texts))
+    table = (1 + torch.arange(CONTEXT * len(texts))).view(len(texts), CONTEXT)
+    for row, text in enumerate(texts):
+        cached = torch.tensor(text[:-1], dtype=torch.int64)
+        slots = table[row, : len(cached)]
+        drafter.observe(Features(None, cached, torch.arange(len(cached)), slots))
+    count = len(texts)
+    return drafter.propose(
+        DraftBatch(
+            anchors=torch.tensor([t[-1] for t in texts]),
+            seq_lens=torch.tensor([len(t) - 1 for t in texts]),
+            page_table=table.to(torch.int32),
+            rows=torch.arange(count),
+            temperatures=torch.zeros(count),
+            uniforms=torch.zeros(count, gamma),
+        )
+    )
+
+
+def expected(text, gamma=4, longest=4, shortest=2):
+    """The rule in words: the latest earlier occurrence of the longest matching suffix, continued."""
+    for n in range(longest, shortest - 1, -1):
+        for start in range(len(text) - n - 1, -1, -1):
+            if text[start : start + n] == text[-n:] and len(text) > n:
+                out = list(text)
+                for k in range(gamma):
+                    out.append(out[start + n + k])
+                return out[len(text) :]
+    return None
+
+
+def test_finds_what_a_plain_search_finds():
+    generator = torch.Generator().manual_seed(3)
+    texts = []
+    for _ in range(200):
+        length = int(torch.randint(1, 40, (), generator=generator))
+        texts.append(torch.randint(0, 4, (length,), generator=generator).tolist())
+    draft = propose(texts)
+    assert any(n == 0 for n in draft.lens.tolist())
+    for row, text in enumerate(texts):
+        want = expected(text)
+        assert int(draft.lens[row]) == (0 if want is None else 4), text
+        if want is not None:
+            assert draft.tokens[row].tolist() == want, text
+
+
+def test_repetition_goes_on_periodically():
+    draft = propose([[9, 1, 2, 1, 2, 1, 2]], gamma=6)
+    assert draft.tokens[0].tolist() == [1, 2, 1, 2, 1, 2]
+
+
+def test_confidence_is_a_probability_and_zero_without_a_draft():
+    draft = propose([[1, 2, 3, 1, 2], [5, 6, 7]])
+    assert 0 < float(draft.confidence[0, 0]) < 1
+    assert draft.confidence[1].tolist() == [0.0] * 4
