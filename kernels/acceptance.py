@@ -51,9 +51,7 @@ def accept(
     accept_lens : [R] int64 in 1 .. gamma + 1, tokens that come out, the final one included.
     out : [R, gamma + 1] int64, the tokens; 0 at and beyond `accept_lens`.
     """
-    greedy = _check(
-        tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab
-    )
+    greedy = _check(tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab)
     gamma = tokens.shape[1]
     steps = torch.arange(gamma, device=tokens.device)
     first_row = qo_indptr[:-1].long()
@@ -77,17 +75,13 @@ def accept(
         rejected = (kept[drawn] < verify_lens[drawn]).nonzero()[:, 0]
         who = drawn[rejected]
         q = None if draft_probs is None else draft_probs[who, kept[who]]
-        weights[rejected] = residual(
-            weights[rejected], tokens[who, kept[who].clamp(max=max(gamma - 1, 0))], q, vocab
-        )
+        weights[rejected] = residual(weights[rejected], tokens[who, kept[who].clamp(max=max(gamma - 1, 0))], q, vocab)
         final[drawn] = inverse_cdf(weights, final_uniforms[drawn])
     out = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(gamma + 1, device=tokens.device) > kept[:, None], 0)
 
 
-def residual(
-    p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None
-) -> torch.Tensor:
+def residual(p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None) -> torch.Tensor:
     """Weights of the replacement after `tokens` were rejected: max(0, p - q), not normalised.
 
     p: [M, V]. tokens: [M]. q: [M, V'] over `vocab`, or None for a point mass on `tokens`. Where p - q
@@ -125,9 +119,7 @@ def reference_accept(
     vocab: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `accept` means, one token at a time, with q spread over the whole vocabulary."""
-    greedy = _check(
-        tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab
-    )
+    greedy = _check(tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab)
     lens, out = (
         torch.ones_like(verify_lens, dtype=torch.int64),
         tokens.new_zeros(tokens.shape[0], tokens.shape[1] + 1),
@@ -142,9 +134,7 @@ def reference_accept(
                 p, q, x = probs[row], torch.zeros_like(probs[row]), 0 if bonus else int(tokens[r, k])
                 if not bonus:
                     columns = torch.arange(p.shape[0]) if vocab is None else vocab
-                    q[x if draft_probs is None else columns] = (
-                        1.0 if draft_probs is None else draft_probs[r, k]
-                    )
+                    q[x if draft_probs is None else columns] = 1.0 if draft_probs is None else draft_probs[r, k]
                 stop = bonus or bool(uniforms[r, k] * q[x] >= p[x])
                 weights = (p - q).clamp(min=0) if stop and (p > q).any() else p
                 out[r, k] = reference_inverse_cdf(weights[None], final_uniforms[r, None]) if stop else x
@@ -170,9 +160,7 @@ def _check(
     requests, gamma = tokens.shape
     if verify_lens.shape != (requests,) or qo_indptr.shape != (requests + 1,):
         raise ValueError(
-            f"for tokens {tuple(tokens.shape)} expected verify_lens [{requests}] and qo_indptr [{
-                requests + 1
-            }], "
+            f"for tokens {tuple(tokens.shape)} expected verify_lens [{requests}] and qo_indptr [{requests + 1}], "
             f"got {tuple(verify_lens.shape)} and {tuple(qo_indptr.shape)}"
         )
     if uniforms.shape != tokens.shape or final_uniforms.shape != (requests,):
@@ -186,18 +174,14 @@ def _check(
         if probs is not None and argmax is not None:
             raise ValueError("both argmax and probs given: say with greedy=[R] bool which request uses which")
         greedy = torch.full((requests,), probs is None, device=tokens.device)
-    elif tokens.device.type == "cpu" and (
-        (argmax is None and greedy.any()) or (probs is None and not greedy.all())
-    ):
+    elif tokens.device.type == "cpu" and ((argmax is None and greedy.any()) or (probs is None and not greedy.all())):
         raise ValueError("greedy requests need argmax, the others need probs")
     if argmax is None and probs is None:
         raise ValueError("give argmax for greedy requests, probs for the others, or both with a greedy mask")
     if draft_probs is not None:
         expected = None if probs is None else probs.shape[1]
         width = expected if vocab is None else vocab.shape[0]
-        if draft_probs.shape[:2] != (requests, gamma) or (
-            width is not None and draft_probs.shape[2] != width
-        ):
+        if draft_probs.shape[:2] != (requests, gamma) or (width is not None and draft_probs.shape[2] != width):
             raise ValueError(
                 f"draft_probs must be [{requests}, {gamma}, {width}], got {tuple(draft_probs.shape)}; "
                 "a drafter with fewer tokens than the target must pass its vocab"

@@ -219,8 +219,8 @@ def _check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: F
         )
     if q.shape[1] % k_pool.shape[1] or q.shape[2] != k_pool.shape[2]:
         raise ValueError(
-            f"{q.shape[1]} query heads of {q.shape[2]} do not group onto {k_pool.shape[1]} KV heads of
-            {k_pool.shape[2]}"
+            f"{q.shape[1]} query heads of {q.shape[2]} do not group "
+            f"onto {k_pool.shape[1]} KV heads of {k_pool.shape[2]}"
         )
     if q.shape[0] != batch.tokens:
         raise ValueError(f"q has {q.shape[0]} rows, qo_indptr ends at {batch.tokens}")
@@ -255,11 +255,7 @@ def _tiled_attention(
         if logit_cap > 0:
             scores = logit_cap * torch.tanh(scores / logit_cap)
         position = tiles.positions[:active, :, None]
-        seen = (
-            span <= position
-            if causal
-            else (span < tiles.kv_lens[:active, None, None]).expand(-1, QUERY_TILE, -1)
-        )
+        seen = span <= position if causal else (span < tiles.kv_lens[:active, None, None]).expand(-1, QUERY_TILE, -1)
         if window >= 0:
             seen = seen & (span >= position - window)
         seen = seen[:, None, :, None].expand(-1, -1, -1, group, -1).reshape(active, 1, width, KV_CHUNK)
