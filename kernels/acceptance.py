@@ -10,6 +10,7 @@ distributed as p. A greedy request keeps a token if and only if it is the argmax
 from __future__ import annotations
 
 import torch
+
 from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf
 
 

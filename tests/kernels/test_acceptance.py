@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from scipy.stats import chi2
+
 from outrider.kernels.acceptance import accept, reference_accept, residual
 from outrider.kernels.sampling import inverse_cdf
-from scipy.stats import chi2
 
 GAMMA = 4
 

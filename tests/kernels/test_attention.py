@@ -1,6 +1,7 @@
 import pytest
 import torch
 from batches import alone, ragged_attention
+
 from outrider.kernels.attention import KV_CHUNK, FlatBatch, flat_attention, reference_attention
 
 RAGGED = ([1, 8, 0, 5, 300, 4, 70], [1, 9, 3, 200, 300, KV_CHUNK, 400])

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from outrider.kernels.sampling import (
     BLOCK,
     HEAD,
