@@ -1,6 +1,6 @@
 """Measure on this machine.
 
-  outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
+outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
 """
 
 from __future__ import annotations

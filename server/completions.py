@@ -1,0 +1,88 @@
+"""SGLang's OpenAI handlers, with our errors and our additions to what they send to the scheduler."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from outrider.server.api_errors import code_for, error_body
+from outrider.server.protocol import ChatRequest, TextRequest
+
+
+class _Handler:
+    """What both handlers share; mixed into SGLang's classes."""
+
+    def create_error_response(
+        self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None
+    ) -> JSONResponse:
+        return JSONResponse(error_body(message, status_code, param=param, code=code_for(message)), status_code)
+
+    def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:
+        return json.dumps(error_body(message, status_code, code=code_for(message)))
+
+    def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
+        if request.speculation is not None:
+            request.custom_params = {"speculation": request.speculation.model_dump()}
+        internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
+        if request.seed is not None and request.n > 1:
+            internal = _with_a_seed_each(internal, request.seed, request.n)
+        return internal, request
+
+
+def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
+    """Send n samples as n prompts: SGLang would give all of them the one seed, and they would be the same."""
+    name = "text" if internal.text is not None else "input_ids"
+    prompts = getattr(internal, name)
+    several = isinstance(prompts, list) and not isinstance(prompts[0], int)
+    prompts = prompts if several else [prompts]
+    parameters = []
+    for index in range(len(prompts) * n):
+        one = copy.copy(internal.sampling_params)
+        one["n"] = 1
+        one["sampling_seed"] = _wrapped(seed + index % n)
+        parameters.append(one)
+    setattr(internal, name, [prompt for prompt in prompts for _ in range(n)])
+    internal.sampling_params = parameters
+    return internal
+
+
+def _wrapped(seed: int) -> int:
+    """Keep seed + index within SGLang's 64 bits, signed."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+class ChatHandler(_Handler, OpenAIServingChat):
+    """/v1/chat/completions"""
+
+
+class TextHandler(_Handler, OpenAIServingCompletion):
+    """/v1/completions"""
+
+
+async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | TextRequest, raw: Request) -> Response:
+    """Run a request through SGLang's handler."""
+    result = await handler.handle_request(request, raw)
+    if isinstance(result, StreamingResponse):
+        # Closing the stream aborts the request at once; SGLang's background task would do so two seconds later.
+        result.background = None
+        result.body_iterator = _closing(result.body_iterator)
+        result.headers["Cache-Control"] = "no-cache"
+        return result
+    if isinstance(result, Response):
+        return result
+    return Response(result.model_dump_json(), media_type="application/json")
+
+
+async def _closing(stream: Any) -> AsyncIterator[Any]:
+    async with aclosing(stream):
+        async for chunk in stream:
+            yield chunk

@@ -1,0 +1,189 @@
+"""SGLang's engine, started, watched and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.server.errors import UserError
+from outrider.server.memory import MemoryPlan
+from outrider.server.models import Model
+from outrider.server.settings import Settings
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.parser.template_manager import TemplateManager
+
+# Grace for the scheduler to leave by itself (it frees GPU memory) before it is killed.
+SCHEDULER_EXIT_SECONDS = 10.0
+
+
+class EngineDied(Exception):
+    """A process of the engine failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine: SGLang's tokenizer manager here, its scheduler and detokenizer in processes of their own."""
+
+    tokenizer_manager: TokenizerManager
+    template_manager: TemplateManager
+    processes: dict[str, BaseProcess]
+    max_total_tokens: int
+    context_length: int
+
+    def dead_processes(self) -> list[str]:
+        return [name for name, process in self.processes.items() if not process.is_alive()]
+
+    async def wait_for_death(self) -> list[str]:
+        """Return as soon as a process has ended, with the names of those that have."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        # A sentinel becomes readable when its process ends: no polling.
+        sentinels = [process.sentinel for process in self.processes.values()]
+        for sentinel in sentinels:
+            loop.add_reader(sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            for sentinel in sentinels:
+                loop.remove_reader(sentinel)
+        return self.dead_processes()
+
+    def fail_requests(self, message: str) -> None:
+        """End every request that is under way with an error, as the scheduler would have ended it."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        reason = {"type": "abort", "status_code": HTTPStatus.SERVICE_UNAVAILABLE, "message": message}
+        for request_id in list(self.tokenizer_manager.rid_to_state):
+            self.tokenizer_manager._handle_abort_req(AbortReq(rid=request_id, finished_reason=reason))
+
+    def abort_requests(self) -> None:
+        """Tell the scheduler to give up everything."""
+        self.tokenizer_manager.abort_request(abort_all=True)
+
+    def stop(self) -> None:
+        """End the processes, politely first; returns when they are gone."""
+        if not self.dead_processes():
+            try:
+                from sglang.srt.managers.io_struct import ShutdownReq
+
+                self.tokenizer_manager._dispatch_to_scheduler(ShutdownReq())
+            except ImportError:  # older SGLang knows no polite way
+                pass
+            else:
+                deadline = time.monotonic() + SCHEDULER_EXIT_SECONDS
+                for name, process in self.processes.items():
+                    if name.startswith("scheduler"):
+                        process.join(max(0.0, deadline - time.monotonic()))
+        _kill_children()
+
+
+def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
+    """Load the model and start the processes; returns when requests can be sent.
+
+    Raises UserError with the reason in one line when the engine cannot start.
+    """
+    _set_environment(settings)
+    run_dir = Path(tempfile.mkdtemp(prefix="outrider-"))
+    try:
+        return _start(settings, model, memory, run_dir)
+    except (SystemExit, KeyboardInterrupt):
+        _kill_children()
+        raise
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _start(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path) -> Engine:
+    from sglang.srt.plugins import load_plugins
+
+    _quieten(settings)
+    load_plugins()
+    _require_plugin(settings)
+
+    from sglang.srt.entrypoints.engine import init_tokenizer_manager
+
+    from outrider.server import sglang_args
+    from outrider.server.processes import StartupReport, SubprocessLauncher, run_detokenizer, run_scheduler
+
+    arguments = sglang_args.build(settings, model, memory)
+    arguments.custom_sigquit_handler = _on_sigquit
+    report = StartupReport(run_dir / "failure")
+    verbose = settings.log_level == "debug"
+    try:
+        manager, templates, _, scheduler, watchdog, *_ = SubprocessLauncher._launch_subprocesses(
+            arguments,
+            init_tokenizer_manager,
+            functools.partial(run_scheduler, report, os.getpid(), verbose),
+            functools.partial(run_detokenizer, report, os.getpid(), verbose),
+        )
+    except Exception as error:
+        _kill_children()
+        if verbose:
+            logging.getLogger(__name__).exception("the engine could not start")
+        reason = report.read() or f"{type(error).__name__}: {sglang_args.first_line(error)}"
+        hint = "" if verbose else " (--log-level debug shows more)"
+        raise UserError(f"the engine could not start: {reason}{hint}") from None
+    report.started()
+    # Engine.wait_for_death does the watching, at once instead of every second.
+    watchdog.stop()
+    processes = dict(zip(watchdog._names, watchdog._processes, strict=True))
+    info: dict[str, Any] = scheduler.scheduler_infos[0]
+    return Engine(manager, templates, processes, int(info["max_total_num_tokens"]), int(manager.context_len))
+
+
+def _set_environment(settings: Settings) -> None:
+    settings.plugin_config.to_env()
+    # The entry points' names, so that another plugin on this machine is not loaded by accident.
+    os.environ.setdefault("SGLANG_PLUGINS", "outrider")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if settings.resolved_device == "cpu":
+        # Nothing of ours needs a GPU then, and libraries stop looking for one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _require_plugin(settings: Settings) -> None:
+    """SGLang logs a plugin that fails to load and goes on without it; we do not."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from outrider.server.sglang_args import ALGORITHM
+
+    if settings.drafter != "off":
+        try:
+            SpeculativeAlgorithm.from_string(ALGORITHM)
+        except (KeyError, ValueError):
+            raise UserError(
+                "SGLang did not load Outrider's plugin; reinstall Outrider (its entry points are missing), "
+                "or unset SGLANG_PLUGINS and SGLANG_PLATFORM"
+            ) from None
+
+
+def _quieten(settings: Settings) -> None:
+    logging.basicConfig(level=settings.log_level.upper())
+    logging.getLogger("sglang.srt.entrypoints.engine").addFilter(
+        lambda record: not record.getMessage().startswith("Using custom SIGQUIT handler")
+    )
+
+
+def _on_sigquit(signum: int, frame: object) -> None:
+    # Sent by a process that failed during the start. Raised in the main thread, which waits for that process.
+    raise EngineDied("a process of the engine failed")
+
+
+def _kill_children() -> None:
+    from sglang.srt.utils import kill_process_tree
+
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    kill_process_tree(os.getpid(), include_parent=False, wait_timeout=20)

@@ -1,0 +1,141 @@
+"""SGLang's processes: what runs in them beyond SGLang's own code, so that none outlives or surprises its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.entrypoints.engine import Engine
+
+PR_SET_PDEATHSIG = 1
+
+
+class SubprocessLauncher(Engine):
+    """SGLang's launcher, starting processes that leave SIGINT and SIGTERM to us.
+
+    Ctrl-C in a terminal, and some supervisors, signal the whole process group. A scheduler that obeyed would take
+    the requests along that we are about to drain. A blocked signal stays blocked in a started process; here it
+    is delivered as soon as the block ends.
+    """
+
+    @classmethod
+    def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
+        with _signals_blocked():
+            return super()._launch_scheduler_processes(*args, **kwargs)
+
+    @classmethod
+    def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
+        with _signals_blocked():
+            return super()._launch_detokenizer_subprocesses(*args, **kwargs)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    # Python's resource tracker, once it is started, would lift the block: so it is started before.
+    resource_tracker.ensure_running()
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+class StartupReport:
+    """Carries the reason why a process could not start to its parent: a file that exists only during the start."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def started(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def starting(self) -> bool:
+        return self.path.exists()
+
+    def write(self, reason: str) -> None:
+        if self.starting and not self.read():
+            self.path.write_text(reason)
+
+    def read(self) -> str:
+        try:
+            return self.path.read_text().strip()
+        except OSError:
+            return ""
+
+
+def run_scheduler(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
+    """Target of the scheduler process."""
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    _run(run_scheduler_process, "sglang.srt.managers.scheduler", report, parent, verbose, *args, **kwargs)
+
+
+def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
+    """Target of the detokenizer process."""
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+
+    _run(run_detokenizer_process, "sglang.srt.managers.detokenizer_manager", report, parent, verbose, *args, **kwargs)
+
+
+def _run(
+    target: Callable[..., None],
+    logger: str,
+    report: StartupReport,
+    parent: int,
+    verbose: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    _die_with(parent)
+    logging.getLogger(logger).addFilter(_FailureFilter(report, verbose))
+    try:
+        target(*args, **kwargs)
+    except Exception as error:
+        # SGLang catches what happens inside its loop; this is what happens before it.
+        report.write(_last_line("".join(traceback.format_exception(error))))
+        if verbose or not report.starting:
+            raise
+        sys.exit(1)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone, also if it went while we were importing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class _FailureFilter(logging.Filter):
+    """Takes the traceback SGLang logs when a process fails; during the start, one line of it is enough."""
+
+    def __init__(self, report: StartupReport, verbose: bool) -> None:
+        super().__init__()
+        self.report = report
+        self.verbose = verbose
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "hit an exception" not in message or not self.report.starting:
+            return True
+        self.report.write(_last_line(message))
+        return self.verbose
+
+
+def _last_line(text: str) -> str:
+    """The line of a traceback that names the exception."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    named = [line for line in text.splitlines() if line and not line[0].isspace() and ":" in line]
+    return (named or lines or ["unknown"])[-1].strip()
