@@ -16,6 +16,8 @@ from functools import cached_property
 
 import torch
 
+from outrider.kernels import native
+
 QUERY_TILE = 4
 """Queries of one request that share a gather of its keys in the torch version."""
 KV_CHUNK = 128
@@ -199,6 +201,24 @@ def flat_attention(
     [N, Hq, Dv] in q's dtype; sums in float32.
     """
     _check(q, k_pool, v_pool, batch)
+    if q.shape[2] % 16 == 0 and v_pool.shape[2] % 16 == 0 and native.fits(q, k_pool, v_pool):
+        arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
+        return torch.ops.outrider.flat_attention(q, k_pool, v_pool, *arrays, scale, causal, window, logit_cap)
+    return torch_attention(q, k_pool, v_pool, batch, scale=scale, causal=causal, window=window, logit_cap=logit_cap)
+
+
+def torch_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    batch: FlatBatch,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int = -1,
+    logit_cap: float = 0.0,
+) -> torch.Tensor:
+    """`flat_attention` without compiled kernels, on any device: no loop over tokens."""
     out = q.new_empty(q.shape[0], q.shape[1], v_pool.shape[2])
     tiles = batch.tiles(causal=causal, long_too=logit_cap > 0)
     if tiles.counts:

@@ -69,9 +69,7 @@ def _filter(
     """Apply the rules to [B, V]: every rule keeps a prefix of the ranking, so the `head` best usually
     decide."""
     head = min(head, probs.shape[1])
-    ranked = (
-        probs.topk(head, dim=-1).values if head < probs.shape[1] else probs.sort(-1, descending=True).values
-    )
+    ranked = probs.topk(head, dim=-1).values if head < probs.shape[1] else probs.sort(-1, descending=True).values
     keep = torch.ones_like(ranked, dtype=torch.bool)
     if top_ks is not None:
         keep &= torch.arange(head, device=probs.device) < top_ks[:, None]
@@ -134,9 +132,7 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     [B] int64.
     """
     if weights.dim() != 2 or uniforms.shape != weights.shape[:1]:
-        raise ValueError(
-            f"expected weights [B, V] and uniforms [B], got {weights.shape} and {uniforms.shape}"
-        )
+        raise ValueError(f"expected weights [B, V] and uniforms [B], got {weights.shape} and {uniforms.shape}")
     width = min(BLOCK, weights.shape[1])
     blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % width))
     blocks = blocks.view(weights.shape[0], -1, width)
@@ -171,6 +167,4 @@ def _check_rules(logits: torch.Tensor, *rules: torch.Tensor | None) -> None:
         raise ValueError(f"expected logits [B, V], got shape {tuple(logits.shape)}")
     for rule in rules:
         if rule is not None and rule.shape != logits.shape[:1]:
-            raise ValueError(
-                f"expected one value per row of logits ({logits.shape[0]}), got {tuple(rule.shape)}"
-            )
+            raise ValueError(f"expected one value per row of logits ({logits.shape[0]}), got {tuple(rule.shape)}")

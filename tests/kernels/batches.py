@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from outrider.kernels.attention import FlatBatch
 
 
@@ -44,6 +45,4 @@ def ragged_attention(
 def alone(batch: FlatBatch, token: int) -> FlatBatch:
     """The batch in which query `token` is decoded by itself."""
     row = batch.rows[batch.requests_of_tokens[token], None]
-    return FlatBatch(
-        torch.tensor([0, 1]).int(), batch.positions[token, None].int() + 1, row, batch.page_table
-    )
+    return FlatBatch(torch.tensor([0, 1]).int(), batch.positions[token, None].int() + 1, row, batch.page_table)

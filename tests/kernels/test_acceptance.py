@@ -25,9 +25,7 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
     vocab = torch.arange(0, vocab_size, 2) if q_kind == "truncated" else None
     width = vocab_size if vocab is None else len(vocab)
     q = simplex(requests, GAMMA, width, generator=generator)
-    tokens = inverse_cdf(q.flatten(0, 1), torch.rand(requests * GAMMA, generator=generator)).view(
-        requests, GAMMA
-    )
+    tokens = inverse_cdf(q.flatten(0, 1), torch.rand(requests * GAMMA, generator=generator)).view(requests, GAMMA)
     tokens = tokens if vocab is None else vocab[tokens]
     tokens[torch.arange(GAMMA) >= verify_lens[:, None]] = 10**9
     greedy = torch.rand(requests, generator=generator) < 0.3
@@ -89,9 +87,7 @@ def test_without_drafts_every_token_comes_from_p():
 def test_vanishing_residual_falls_back_to_p():
     p = torch.tensor([[0.5, 0.5, 0.0]])
     assert torch.equal(residual(p, torch.tensor([0]), p.clone(), None), p)
-    assert torch.equal(
-        residual(torch.tensor([[0.0, 1.0]]), torch.tensor([1]), None, None), torch.tensor([[0.0, 1.0]])
-    )
+    assert torch.equal(residual(torch.tensor([[0.0, 1.0]]), torch.tensor([1]), None, None), torch.tensor([[0.0, 1.0]]))
 
 
 def test_mistakes_are_explained():
@@ -130,9 +126,7 @@ def first_two(q_kind: str, seed: int, acceptor=accept):
     if q_kind == "point mass":
         tokens = torch.tensor([[1, 5]]).expand(SAMPLES, 2)
     else:
-        drawn = inverse_cdf(q.repeat(SAMPLES, 1), torch.rand(2 * SAMPLES, generator=generator)).view(
-            SAMPLES, 2
-        )
+        drawn = inverse_cdf(q.repeat(SAMPLES, 1), torch.rand(2 * SAMPLES, generator=generator)).view(SAMPLES, 2)
         tokens = drawn if vocab is None else vocab[drawn]
     # Row 3r + k of the target: p_0 after the anchor, p_1 after one kept token, p_0 again after two.
     probs = torch.cat([p, p[:1]]).repeat(SAMPLES, 1)

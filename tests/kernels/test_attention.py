@@ -2,7 +2,7 @@ import pytest
 import torch
 from batches import alone, ragged_attention
 
-from outrider.kernels.attention import KV_CHUNK, FlatBatch, flat_attention, reference_attention
+from outrider.kernels.attention import KV_CHUNK, FlatBatch, flat_attention, reference_attention, torch_attention
 
 RAGGED = ([1, 8, 0, 5, 300, 4, 70], [1, 9, 3, 200, 300, KV_CHUNK, 400])
 OPTIONS = [
@@ -15,12 +15,16 @@ OPTIONS = [
 ]
 
 
+PATHS = pytest.mark.parametrize("attention", [flat_attention, torch_attention])
+
+
+@PATHS
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("heads", [(9, 3), (4, 4), (6, 1)], ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
-def test_equals_reference(options, heads, dtype, tolerance):
+def test_equals_reference(options, heads, dtype, tolerance, attention):
     q, k, v, batch = ragged_attention(*RAGGED, heads=heads, dims=(32, 48), dtype=dtype)
-    got = flat_attention(q, k, v, batch, scale=0.2, **options)
+    got = attention(q, k, v, batch, scale=0.2, **options)
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
     assert got.dtype == dtype
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
@@ -34,26 +38,26 @@ def test_reference_is_plain_attention():
     torch.testing.assert_close(reference_attention(q, k, v, batch, scale=64**-0.5), expected)
 
 
+@PATHS
 @pytest.mark.parametrize("threads", [1, 2])
-def test_float32_result_does_not_depend_on_the_batch(threads):
-    q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 40], [1, 9, 3, 200, 300, 700])
-    together = flat_attention(q, k, v, batch, scale=0.125)
+def test_float32_result_does_not_depend_on_the_batch(threads, attention):
+    q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700])
+    together = attention(q, k, v, batch, scale=0.125)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for token in range(q.shape[0]):
-            one = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125)
+            one = attention(q[token, None], k, v, alone(batch, token), scale=0.125)
             assert torch.equal(one[0], together[token]), f"token {token}"
     finally:
         torch.set_num_threads(before)
 
 
-def test_batch_of_nothing():
+@PATHS
+def test_batch_of_nothing(attention):
     q, k, v, _ = ragged_attention([1], [4])
-    empty = FlatBatch(
-        torch.tensor([0, 0]).int(), torch.tensor([4]).int(), torch.tensor([0]), torch.zeros(1, 4).int()
-    )
-    assert flat_attention(q[:0], k, v, empty, scale=1.0).shape == (0, 9, 64)
+    empty = FlatBatch(torch.tensor([0, 0]).int(), torch.tensor([4]).int(), torch.tensor([0]), torch.zeros(1, 4).int())
+    assert attention(q[:0], k, v, empty, scale=1.0).shape == (0, 9, 64)
 
 
 def test_derived_values():

@@ -1,0 +1,245 @@
+// Flat paged attention. A tile's rows (queries x heads of a group) meet the positions of one KV head in chunks of CHUNK.
+// Every chunk gives a partial softmax; partials are merged in the order of the positions, whoever computed them, and
+// a row's sums never mix with another's: the result of a query depends neither on its batch nor on the threads.
+#pragma once
+#include <algorithm>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace ISA {
+
+constexpr float MASKED = -1e30f;
+constexpr int64_t STEP = W * BLOCKS;
+
+// out[r][0:width] = sum_i x[r][i] * packed[i][0:width] for `R` rows.
+template <int R, bool PAIRS>
+inline void product(const float* x, int64_t x_stride, const float* packed, int64_t stride, int64_t depth,
+                    int64_t width, float* out, int64_t out_stride) {
+  int64_t column = 0;
+  for (; column + STEP <= width; column += STEP) {
+    Vec sums[R][BLOCKS] = {};
+    for (int64_t i = 0; i < depth; ++i) {
+      Vec right[BLOCKS];
+#pragma GCC unroll 4
+      for (int b = 0; b < BLOCKS; ++b) right[b] = load(packed + i * stride + column + b * W);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const Vec left = splat_bits(x[r * x_stride + i]);
+#pragma GCC unroll 4
+        for (int b = 0; b < BLOCKS; ++b) sums[r][b] = dot<PAIRS>(sums[r][b], left, right[b]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int b = 0; b < BLOCKS; ++b) store(out + r * out_stride + column + b * W, sums[r][b]);
+  }
+  for (; column < width; column += W) {
+    Vec sums[R] = {};
+    for (int64_t i = 0; i < depth; ++i) {
+      const Vec right = load(packed + i * stride + column);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sums[r] = dot<PAIRS>(sums[r], splat_bits(x[r * x_stride + i]), right);
+    }
+    for (int r = 0; r < R; ++r) store(out + r * out_stride + column, sums[r]);
+  }
+}
+
+template <bool PAIRS>
+inline void product(int64_t rows, const float* x, int64_t x_stride, const float* packed, int64_t stride,
+                    int64_t depth, int64_t width, float* out, int64_t out_stride) {
+  for (int64_t r = 0; r < rows; r += ROWS) {
+    const float* from = x + r * x_stride;
+    float* to = out + r * out_stride;
+    switch (std::min<int64_t>(ROWS, rows - r)) {
+      case 1: product<1, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride); break;
+      case 2: product<2, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride); break;
+      case 3: product<3, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride); break;
+      default: product<4, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride);
+    }
+  }
+}
+
+// What one thread works with.
+struct Scratch {
+  std::vector<float> queries, keys, values, weights, chunk, state;
+};
+
+// The state of a row: `value_dim` weighted values, then the largest score, then the sum of the weights.
+template <typename T>
+class TileWorker {
+ public:
+  TileWorker(const AttentionArgs& args, Scratch& scratch)
+      : a(args), s(scratch), group(args.q_heads / args.kv_heads), state_stride(args.value_dim + 2),
+        pairs(HAS_PAIRS && sizeof(T) == 2 && args.head_dim % (2 * W) == 0),
+        depth(pairs ? args.head_dim / 2 : args.head_dim) {
+    s.keys.resize(a.head_dim * CHUNK);
+    s.values.resize(CHUNK * a.value_dim);
+  }
+
+  void begin(const Tile& tile, int64_t head) {
+    t = &tile;
+    kv_head = head;
+    rows = tile.queries * group;
+    s.queries.resize(rows * a.head_dim);
+    s.weights.resize(rows * CHUNK);
+    for (int64_t i = 0; i < tile.queries; ++i) {
+      const T* from = static_cast<const T*>(a.q) + (tile.first_query + i) * a.q_stride + head * group * a.head_dim;
+      float* to = s.queries.data() + i * group * depth;
+      if (pairs) std::memcpy(to, from, group * a.head_dim * sizeof(T));
+      else
+        for (int64_t d = 0; d < group * a.head_dim; d += W) store(to + d, load(from + d));
+    }
+  }
+
+  // The partial softmax of one chunk, [rows][state_stride].
+  void partial(int64_t chunk, float* out) {
+    const int64_t start = chunk * CHUNK, keys = std::min(CHUNK, t->end - start);
+    pack(start, keys);
+    const int64_t width = (keys + W - 1) / W * W;
+    float* weights = s.weights.data();
+    if (pairs) product<true>(rows, s.queries.data(), depth, s.keys.data(), CHUNK, depth, width, weights, CHUNK);
+    else product<false>(rows, s.queries.data(), depth, s.keys.data(), CHUNK, depth, width, weights, CHUNK);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t position = t->first_position + r / group;
+      const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
+      const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
+      soften(weights + r * CHUNK, low, high, width, out + r * state_stride + a.value_dim);
+    }
+    product<false>(rows, weights, CHUNK, s.values.data(), a.value_dim, keys, a.value_dim, out, state_stride);
+  }
+
+  void reset(float* state) const {
+    std::fill(state, state + rows * state_stride, 0.f);
+    for (int64_t r = 0; r < rows; ++r) state[r * state_stride + a.value_dim] = MASKED;
+  }
+
+  __attribute__((noinline)) void merge(float* state, const float* part) const {
+    for (int64_t r = 0; r < rows; ++r, state += state_stride, part += state_stride) {
+      float &top = state[a.value_dim], &mass = state[a.value_dim + 1];
+      const float peak = std::max(top, part[a.value_dim]);
+      const float old = std::exp(top - peak), fresh = std::exp(part[a.value_dim] - peak);
+      for (int64_t d = 0; d < a.value_dim; d += W) store(state + d, load(state + d) * old + load(part + d) * fresh);
+      mass = mass * old + part[a.value_dim + 1] * fresh;
+      top = peak;
+    }
+  }
+
+  void finish(const float* state) const {
+    for (int64_t r = 0; r < rows; ++r, state += state_stride) {
+      const int64_t token = t->first_query + r / group, head = kv_head * group + r % group;
+      T* to = static_cast<T*>(a.out) + (token * a.q_heads + head) * a.value_dim;
+      const float share = 1.f / state[a.value_dim + 1];
+      for (int64_t d = 0; d < a.value_dim; d += W) store(to + d, load(state + d) * share);
+    }
+  }
+
+  int64_t rows = 0;
+
+ private:
+  // Keys transposed (as pairs of bf16 where the processor multiplies those) and values as float32.
+  void pack(int64_t start, int64_t keys) {
+    const int32_t* slots = a.page_table + a.rows[t->request] * a.page_stride + start;
+    for (int64_t j = 0; j < keys; j += W) {
+      const T* from[W];
+      for (int64_t i = 0; i < W; ++i)  // lanes beyond the last key repeat it, and are masked later
+        from[i] = static_cast<const T*>(a.k_pool) + slots[std::min(j + i, keys - 1)] * a.k_stride + kv_head * a.head_dim;
+      for (int64_t d = 0; d < depth; d += W) {
+        Vec block[W];
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i)
+          block[i] = pairs ? load(reinterpret_cast<const float*>(from[i]) + d) : load(from[i] + d);
+        transpose(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) store(s.keys.data() + (d + i) * CHUNK + j, block[i]);
+      }
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      const T* from = static_cast<const T*>(a.v_pool) + slots[j] * a.v_stride + kv_head * a.value_dim;
+      for (int64_t d = 0; d < a.value_dim; d += W) store(s.values.data() + j * a.value_dim + d, load(from + d));
+    }
+  }
+
+  // Scores of one row to weights; positions outside [low, high) get 0. Writes the largest score and the sum.
+  __attribute__((noinline)) void soften(float* x, int64_t low, int64_t high, int64_t width, float* peak_and_mass) const {
+    const IntVec lanes = iota();
+    Vec top = splat(MASKED), mass{};
+    for (int64_t j = 0; j < width; j += W) {
+      Vec score = load(x + j) * a.scale;
+      if (a.logit_cap > 0) score = a.logit_cap * tanh(score / a.logit_cap);
+      const IntVec seen = (lanes + int32_t(j) >= int32_t(low)) & (lanes + int32_t(j) < int32_t(high));
+      score = seen ? score : splat(MASKED);
+      top = max(top, score);
+      store(x + j, score);
+    }
+    const float peak = highest(top);
+    for (int64_t j = 0; j < width; j += W) {
+      const Vec score = load(x + j);
+      const Vec weight = score > MASKED ? exp(score - peak) : Vec{};
+      mass += weight;
+      store(x + j, weight);
+    }
+    peak_and_mass[0] = peak;
+    peak_and_mass[1] = sum(mass);
+  }
+
+  const AttentionArgs& a;
+  Scratch& s;
+  const int64_t group, state_stride;
+  const bool pairs;
+  const int64_t depth;
+  const Tile* t = nullptr;
+  int64_t kv_head = 0;
+};
+
+inline Scratch& scratch() {
+  static thread_local Scratch mine;
+  return mine;
+}
+
+// Item (tile, head, chunk) has number offsets[tile] + head * chunks_of(tile) + chunk.
+template <typename T>
+void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partials, const int64_t* offsets) {
+  Scratch& s = scratch();
+  TileWorker<T> worker(a, s);
+  const int64_t stride = a.value_dim + 2, tiles = a.tiles.size();
+  if (partials) {  // items are chunks, offsets[tiles] of them, merged by the next pass
+    const int64_t items = offsets[tiles];
+    for (int64_t item; (item = next++) < items;) {
+      const int64_t tile = std::upper_bound(offsets, offsets + tiles + 1, item) - offsets - 1;
+      const int64_t chunks = chunks_of(a.tiles[tile]), within = item - offsets[tile];
+      worker.begin(a.tiles[tile], within / chunks);
+      worker.partial(within % chunks, partials + item * a.tile_rows * stride);
+    }
+    return;
+  }
+  for (int64_t item; (item = next++) < tiles * a.kv_heads;) {  // items are (tile, head), late tiles, the long ones, first
+    const Tile& tile = a.tiles[tiles - 1 - item / a.kv_heads];
+    worker.begin(tile, item % a.kv_heads);
+    s.state.resize(worker.rows * stride);
+    s.chunk.resize(worker.rows * stride);
+    worker.reset(s.state.data());
+    for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk) {
+      worker.partial(chunk, s.chunk.data());
+      worker.merge(s.state.data(), s.chunk.data());
+    }
+    worker.finish(s.state.data());
+  }
+}
+
+template <typename T>
+void merge(const AttentionArgs& a, std::atomic<int64_t>& next, const float* partials, const int64_t* offsets) {
+  Scratch& s = scratch();
+  TileWorker<T> worker(a, s);
+  const int64_t stride = a.value_dim + 2, tiles = a.tiles.size();
+  for (int64_t item; (item = next++) < tiles * a.kv_heads;) {
+    const int64_t tile = item / a.kv_heads, head = item % a.kv_heads, chunks = chunks_of(a.tiles[tile]);
+    worker.begin(a.tiles[tile], head);
+    s.state.resize(worker.rows * stride);
+    worker.reset(s.state.data());
+    for (int64_t chunk = 0; chunk < chunks; ++chunk)
+      worker.merge(s.state.data(), partials + (offsets[tile] + head * chunks + chunk) * a.tile_rows * stride);
+    worker.finish(s.state.data());
+  }
+}
+
+}  // namespace ISA

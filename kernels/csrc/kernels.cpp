@@ -1,0 +1,15 @@
+// Compiled once per instruction set, with -DISA=<namespace> and that set's flags.
+#include "attention.h"
+#include "elementwise.h"
+
+namespace ISA {
+
+extern const Kernels kernels = {
+    {attention<float>, attention<bf16>},
+    {merge<float>, merge<bf16>},
+    {norm<float>, norm<bf16>},
+    {silu_mul<float>, silu_mul<bf16>},
+    {rope<float>, rope<bf16>},
+};
+
+}  // namespace ISA

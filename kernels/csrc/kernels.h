@@ -1,0 +1,63 @@
+// What ops.cpp calls: one table of functions per instruction set, chosen once at load time.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+// Up to `queries` neighbouring queries of one request, which share the packing of its keys and values.
+struct Tile {
+  int64_t request, first_query, queries, first_position, end;  // end: one past the last position any of them sees
+};
+
+struct AttentionArgs {
+  const void *q, *k_pool, *v_pool;
+  void* out;
+  const int32_t* page_table;
+  const int64_t* rows;
+  const int32_t* kv_lens;
+  int64_t q_stride, k_stride, v_stride, page_stride;  // elements from one token, slot or row to the next
+  int64_t q_heads, kv_heads, head_dim, value_dim, window, tile_rows;
+  float scale, logit_cap;
+  bool causal;
+  std::vector<Tile> tiles;
+};
+
+constexpr int64_t CHUNK = 256;  // positions of one partial softmax; fixed, since the order of the sums depends on it
+constexpr int64_t TILE_ROWS = 48;  // queries x heads of a group, where a group is not larger by itself
+inline int64_t chunks_of(const Tile& tile) { return (tile.end + CHUNK - 1) / CHUNK; }
+
+struct RopeArgs {
+  void *q, *k;
+  const void *v, *cos_sin;
+  void *k_pool, *v_pool;  // null: rotate only
+  const int64_t *positions, *slots;
+  int64_t q_stride, k_stride, v_stride, k_slot, v_slot;
+  int64_t q_heads, kv_heads, head_dim, value_dim, rotary_dim;
+  bool wide_cache;  // cos_sin is float32, otherwise of q's type
+};
+
+template <typename... A>
+using Function = void (*)(A...);
+
+// [0] float32, [1] bfloat16. Ranges are rows.
+struct Kernels {
+  // Works off items until `next` runs out; partials: null, or room for every (tile, head, chunk).
+  Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention[2];
+  Function<const AttentionArgs&, std::atomic<int64_t>&, const float*, const int64_t*> merge[2];
+  Function<const void*, void*, const void*, void*, int64_t, float, int64_t, int64_t> norm[2];
+  Function<const void*, void*, int64_t, int64_t, int64_t> silu_mul[2];
+  Function<const RopeArgs&, int64_t, int64_t> rope[2];
+};
+
+namespace scalar {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx512bf16 {
+extern const Kernels kernels;
+}

@@ -1,0 +1,207 @@
+// Torch's side: checks, work lists, threads. The arithmetic is in the other files.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+
+#include "kernels.h"
+
+namespace {
+
+using at::Tensor;
+
+const Kernels& kernels() {
+  static const Kernels& best = [&]() -> const Kernels& {
+    __builtin_cpu_init();
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (wide && __builtin_cpu_supports("avx512bf16")) return avx512bf16::kernels;
+    if (wide) return avx512::kernels;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
+    return scalar::kernels;
+  }();
+  return best;
+}
+
+std::string instruction_set() {
+  const Kernels* chosen = &kernels();
+  if (chosen == &avx512bf16::kernels) return "avx512bf16";
+  if (chosen == &avx512::kernels) return "avx512";
+  return chosen == &avx2::kernels ? "avx2" : "scalar";
+}
+
+int type_of(const Tensor& x, const char* name) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16, name,
+              " must be float32 or bfloat16, got ", x.scalar_type());
+  return x.scalar_type() == at::kBFloat16;
+}
+
+// Last two dimensions [heads, width] dense, width a multiple of the widest vector.
+void check_heads(const Tensor& x, const char* name) {
+  TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2)) && x.size(2) % 16 == 0,
+              name, " must be [tokens, heads, multiple of 16] with dense heads, got sizes ", x.sizes(), " strides ",
+              x.strides());
+}
+
+void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* name) {
+  TORCH_CHECK(x.scalar_type() == type && x.dim() == dim && x.stride(-1) == 1, name, " must be a dense ", type,
+              " tensor of ", dim, " dimensions");
+}
+
+template <typename F>
+void on_every_thread(int64_t items, const F& work) {
+  const int64_t threads = std::min<int64_t>(items, at::get_num_threads());
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) work();
+  });
+}
+
+Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
+                      const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
+                      int64_t window, double logit_cap) {
+  const int type = type_of(q, "q");
+  TORCH_CHECK(k_pool.scalar_type() == q.scalar_type() && v_pool.scalar_type() == q.scalar_type(),
+              "q, k_pool and v_pool must have one type");
+  check_heads(q, "q");
+  check_heads(k_pool, "k_pool");
+  check_heads(v_pool, "v_pool");
+  check_index(qo_indptr, at::kInt, 1, "qo_indptr");
+  check_index(kv_lens, at::kInt, 1, "kv_lens");
+  check_index(rows, at::kLong, 1, "rows");
+  check_index(page_table, at::kInt, 2, "page_table");
+  const int64_t requests = kv_lens.size(0);
+  TORCH_CHECK(qo_indptr.size(0) == requests + 1 && rows.size(0) == requests, "one row and one length per request");
+  TORCH_CHECK(q.size(1) % k_pool.size(1) == 0 && q.size(2) == k_pool.size(2) && v_pool.size(1) == k_pool.size(1),
+              "query heads do not group onto the KV heads");
+  Tensor out = at::empty({q.size(0), q.size(1), v_pool.size(2)}, q.options());
+  AttentionArgs a{q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(),
+                  page_table.data_ptr<int32_t>(), rows.data_ptr<int64_t>(), kv_lens.data_ptr<int32_t>(),
+                  q.stride(0), k_pool.stride(0), v_pool.stride(0), page_table.stride(0),
+                  q.size(1), k_pool.size(1), q.size(2), v_pool.size(2), window, 0,
+                  float(scale), float(logit_cap), causal, {}};
+  const int64_t group = a.q_heads / a.kv_heads, tile_queries = std::max<int64_t>(1, TILE_ROWS / group);
+  a.tile_rows = tile_queries * group;
+  const int32_t* indptr = qo_indptr.data_ptr<int32_t>();
+  std::vector<int64_t> offsets{0};
+  TORCH_CHECK(indptr[0] == 0 && indptr[requests] == q.size(0), "qo_indptr must run from 0 to the rows of q");
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t length = a.kv_lens[r], count = indptr[r + 1] - indptr[r];
+    TORCH_CHECK(0 <= count && count <= length && length <= page_table.size(1), "request ", r, ": q_len ", count,
+                ", kv_len ", length, ", context ", page_table.size(1), " contradict each other");
+    for (int64_t i = 0; i < count; i += tile_queries) {
+      const int64_t queries = std::min(tile_queries, count - i), first = length - count + i;
+      a.tiles.push_back({r, indptr[r] + i, queries, first, causal ? first + queries : length});
+      offsets.push_back(offsets.back() + a.kv_heads * chunks_of(a.tiles.back()));
+    }
+  }
+  const int64_t items = a.tiles.size() * a.kv_heads, chunks = offsets.back();
+  std::atomic<int64_t> next{0};
+  // Too few (tile, head) to keep the threads evenly busy: give them chunks, and merge afterwards.
+  if (chunks > items && items < 4 * at::get_num_threads() && at::get_num_threads() > 1) {
+    const Tensor partials = at::empty({chunks * a.tile_rows * (a.value_dim + 2)}, q.options().dtype(at::kFloat));
+    float* room = partials.data_ptr<float>();
+    on_every_thread(chunks, [&] { kernels().attention[type](a, next, room, offsets.data()); });
+    next = 0;
+    on_every_thread(items, [&] { kernels().merge[type](a, next, room, offsets.data()); });
+  } else {
+    on_every_thread(items, [&] { kernels().attention[type](a, next, nullptr, offsets.data()); });
+  }
+  return out;
+}
+
+constexpr int64_t GRAIN = 8192;  // numbers a thread should at least get
+
+int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
+
+Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight, double eps) {
+  const int type = type_of(x, "x");
+  const int64_t width = x.size(-1);
+  TORCH_CHECK(x.is_contiguous() && width % 16 == 0, "x must be dense with a last dimension that 16 divides");
+  TORCH_CHECK(weight.scalar_type() == x.scalar_type() && weight.is_contiguous() && weight.numel() == width,
+              "weight must be dense, of x's type and width");
+  TORCH_CHECK(!residual || (residual->scalar_type() == x.scalar_type() && residual->is_contiguous() &&
+                            residual->sizes() == x.sizes()),
+              "residual must be like x");
+  Tensor out = at::empty(x.sizes(), x.options());
+  void* rest = residual ? residual->data_ptr() : nullptr;
+  at::parallel_for(0, x.numel() / width, grain(width), [&](int64_t begin, int64_t end) {
+    kernels().norm[type](x.data_ptr(), rest, weight.data_ptr(), out.data_ptr(), width, float(eps), begin, end);
+  });
+  return out;
+}
+
+Tensor silu_mul(const Tensor& x) {
+  const int type = type_of(x, "x");
+  const int64_t width = x.size(-1) / 2;
+  TORCH_CHECK(x.is_contiguous() && x.size(-1) % 32 == 0, "x must be dense with a last dimension that 32 divides");
+  auto sizes = x.sizes().vec();
+  sizes.back() = width;
+  Tensor out = at::empty(sizes, x.options());
+  at::parallel_for(0, out.numel() / width, grain(width), [&](int64_t begin, int64_t end) {
+    kernels().silu_mul[type](x.data_ptr(), out.data_ptr(), width, begin, end);
+  });
+  return out;
+}
+
+void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& positions, const Tensor& cos_sin,
+          std::optional<Tensor> k_pool, std::optional<Tensor> v_pool, const std::optional<Tensor>& slots) {
+  const int type = type_of(q, "q");
+  check_heads(q, "q");
+  check_heads(k, "k");
+  check_index(positions, at::kLong, 1, "positions");
+  check_index(cos_sin, cos_sin.scalar_type(), 2, "cos_sin");
+  const bool wide_cache = cos_sin.scalar_type() == at::kFloat;
+  const int64_t tokens = q.size(0);
+  TORCH_CHECK(k.scalar_type() == q.scalar_type() && k.size(0) == tokens && k.size(2) == q.size(2) &&
+                  positions.size(0) == tokens,
+              "q, k and positions must have one type and one length");
+  TORCH_CHECK((wide_cache || cos_sin.scalar_type() == q.scalar_type()) && cos_sin.is_contiguous() &&
+                  cos_sin.size(1) % 32 == 0 && cos_sin.size(1) <= q.size(2),
+              "cos_sin must be dense [positions, multiple of 32], float32 or of q's type");
+  RopeArgs a{q.data_ptr(), k.data_ptr(), nullptr, cos_sin.data_ptr(), nullptr, nullptr,
+             positions.data_ptr<int64_t>(), nullptr, q.stride(0), k.stride(0), 0, 0, 0,
+             q.size(1), k.size(1), q.size(2), 0, cos_sin.size(1), wide_cache};
+  if (k_pool) {
+    TORCH_CHECK(v && v_pool && slots, "v, k_pool, v_pool and slots go together");
+    for (const Tensor& x : {*v, *k_pool, *v_pool}) {
+      check_heads(x, "v, k_pool and v_pool");
+      TORCH_CHECK(x.scalar_type() == q.scalar_type() && x.size(1) == k.size(1), "k, v and pools must match");
+    }
+    check_index(*slots, at::kLong, 1, "slots");
+    TORCH_CHECK(v->size(0) == tokens && slots->size(0) == tokens && k_pool->size(2) == k.size(2) &&
+                    v_pool->size(2) == v->size(2),
+                "k, v, pools and slots must match");
+    a.v = v->data_ptr();
+    a.k_pool = k_pool->data_ptr();
+    a.v_pool = v_pool->data_ptr();
+    a.slots = slots->data_ptr<int64_t>();
+    a.v_stride = v->stride(0);
+    a.k_slot = k_pool->stride(0);
+    a.v_slot = v_pool->stride(0);
+    a.value_dim = v->size(2);
+  }
+  at::parallel_for(0, tokens, grain((a.q_heads + a.kv_heads) * a.head_dim),
+                   [&](int64_t begin, int64_t end) { kernels().rope[type](a, begin, end); });
+}
+
+}  // namespace
+
+TORCH_LIBRARY(outrider, m) {
+  m.def("instruction_set() -> str", instruction_set);
+  m.def("flat_attention(Tensor q, Tensor k_pool, Tensor v_pool, Tensor qo_indptr, Tensor kv_lens, Tensor rows, "
+        "Tensor page_table, float scale, bool causal, int window, float logit_cap) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps) -> Tensor");
+  m.def("silu_mul(Tensor x) -> Tensor");
+  m.def("rope(Tensor(a!) q, Tensor(b!) k, Tensor? v, Tensor positions, Tensor cos_sin, Tensor(c!)? k_pool, "
+        "Tensor(d!)? v_pool, Tensor? slots) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(outrider, CPU, m) {
+  m.impl("flat_attention", flat_attention);
+  m.impl("rms_norm", rms_norm);
+  m.impl("silu_mul", silu_mul);
+  m.impl("rope", rope);
+}

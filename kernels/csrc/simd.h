@@ -1,0 +1,129 @@
+// Vectors of one instruction set. Every file of this folder but ops.cpp is compiled once per instruction set into a
+// namespace of its own (ISA); the code is written once, on the compiler's vector types.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace ISA {
+
+#if defined(__AVX512F__)
+constexpr int W = 16, BLOCKS = 4;  // lanes of a vector; vectors of one register tile
+#elif defined(__AVX2__)
+constexpr int W = 8, BLOCKS = 2;
+#else
+constexpr int W = 4, BLOCKS = 2;
+#endif
+constexpr int ROWS = 4;  // rows of a register tile
+
+using Vec = float __attribute__((vector_size(W * 4)));
+using IntVec = int32_t __attribute__((vector_size(W * 4)));
+using Loose = float __attribute__((vector_size(W * 4), aligned(4), may_alias));
+using Half = uint16_t __attribute__((vector_size(W * 2), aligned(2), may_alias));
+struct bf16 {
+  uint16_t bits;
+};
+
+inline Vec splat(float x) { return x - Vec{}; }
+// All lanes the same bits, which may be a pair of bf16 and must not pass through arithmetic.
+inline Vec splat_bits(const float& x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return reinterpret_cast<Vec>(bits - IntVec{});
+}
+inline Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
+inline void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
+inline Vec load(const bf16* p) {
+  return reinterpret_cast<Vec>(__builtin_convertvector(*reinterpret_cast<const Half*>(p), IntVec) << 16);
+}
+inline void store(bf16* p, Vec x) {
+#if defined(__AVX512BF16__)
+  reinterpret_cast<__m256bh&>(*p) = _mm512_cvtneps_pbh(x);
+#else
+  const IntVec bits = reinterpret_cast<IntVec>(x);
+  const IntVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest even
+  const IntVec quiet = (bits >> 16) | 0x40;
+  *reinterpret_cast<Half*>(p) = __builtin_convertvector(x == x ? rounded : quiet, Half);
+#endif
+}
+inline float scalar(float x) { return x; }
+inline float scalar(bf16 x) {
+  const uint32_t bits = uint32_t(x.bits) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+
+inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
+inline float sum(Vec x) {
+  float total = 0;
+  for (int i = 0; i < W; ++i) total += x[i];
+  return total;
+}
+inline float highest(Vec x) {
+  float best = x[0];
+  for (int i = 1; i < W; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+inline IntVec iota() {
+  IntVec x;
+  for (int i = 0; i < W; ++i) x[i] = i;
+  return x;
+}
+
+// e^x to 1e-7 relative for x in [-87, 88]; 0 below, e^88 above. Cephes' polynomial.
+inline Vec exp(Vec x) {
+  const Vec clipped = min(max(x, splat(-87.f)), splat(88.f));
+  const Vec shifted = clipped * 1.44269504f + 12582912.f;  // rounds to the nearest integer
+  const Vec n = shifted - 12582912.f;
+  const Vec r = clipped - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec y = splat(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * (r * r) + r + 1.f;
+  const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
+  return x < -87.f ? Vec{} : y * reinterpret_cast<Vec>(power);
+}
+
+inline Vec tanh(Vec x) { return 1.f - 2.f / (exp(x + x) + 1.f); }
+
+// c + a * b, over pairs of bf16 (one pair per lane) or over floats.
+template <bool PAIRS>
+inline Vec dot(Vec c, Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+  if constexpr (PAIRS) return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+#endif
+  return c + a * b;
+}
+#if defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
+template <int H, std::size_t... I>
+inline void swap_blocks(Vec& a, Vec& b, std::index_sequence<I...>) {
+  const Vec upper = __builtin_shufflevector(a, b, (I & H ? int(W + I - H) : int(I))...);
+  b = __builtin_shufflevector(a, b, (I & H ? int(W + I) : int(I + H))...);
+  a = upper;
+}
+template <int H>
+inline void transpose_by(Vec (&rows)[W]) {
+  if constexpr (H > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+      if (!(i & H)) swap_blocks<H>(rows[i], rows[i + H], std::make_index_sequence<W>());
+    transpose_by<H / 2>(rows);
+  }
+}
+inline void transpose(Vec (&rows)[W]) { transpose_by<W / 2>(rows); }
+
+}  // namespace ISA

@@ -1,0 +1,110 @@
+"""What stands between the matrix products of a layer, each operation in one pass over its rows.
+
+On the CPU the compiled kernels do it (float32 inside, one rounding at the end); elsewhere, and where they are missing,
+the plain torch version beside each function. A row's result never depends on the other rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.kernels import native
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """weight * x / sqrt(mean(x**2) + eps) over the last dimension; x [..., H], weight [H]."""
+    if x.is_contiguous() and x.shape[-1] % 16 == 0 and native.fits(x, weight):
+        return torch.ops.outrider.rms_norm(x, None, weight, eps)
+    return reference_rms_norm(x, weight, eps)
+
+
+def reference_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`residual` becomes x + residual, in place; returns its RMS norm, taken before `residual` is rounded."""
+    dense = x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape
+    if dense and x.shape[-1] % 16 == 0 and native.fits(x, residual, weight):
+        return torch.ops.outrider.rms_norm(x, residual, weight, eps)
+    return reference_add_rms_norm(x, residual, weight, eps)
+
+
+def reference_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float() + residual.float()
+    residual.copy_(wide)
+    return reference_rms_norm(wide, weight, eps).to(x.dtype)
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(x[..., :d]) * x[..., d:] for x [..., 2 * d]."""
+    if x.is_contiguous() and x.shape[-1] % 32 == 0 and native.fits(x):
+        return torch.ops.outrider.silu_mul(x)
+    return reference_silu_mul(x)
+
+
+def reference_silu_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    """Rotate queries and keys in place by their positions (neox: halves, not neighbours).
+
+    q: [N, Hq, D]. k: [N, Hkv, D]; views into a joint qkv are fine. positions: [N] int64.
+    cos_sin: [positions, rotary_dim], cosines then sines; only the first rotary_dim <= D numbers of a head rotate.
+    """
+    if _rope_fits(q, k, cos_sin):
+        torch.ops.outrider.rope(q, k, None, positions, cos_sin, None, None, None)
+    else:
+        reference_rope(q, k, positions, cos_sin)
+
+
+def reference_rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    cos, sin = cos_sin[positions, None].float().chunk(2, dim=-1)
+    for x in (q, k):
+        a, b = x[..., : cos_sin.shape[1]].float().chunk(2, dim=-1)
+        x[..., : cos_sin.shape[1]] = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def rope_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """`rope`, then keys and values go to `slots` [N] int64 of the pools [S, Hkv, D] and [S, Hkv, Dv], in one pass."""
+    if _rope_fits(q, k, cos_sin) and _heads_fit(v, k_pool, v_pool) and native.fits(k, v, k_pool, v_pool):
+        torch.ops.outrider.rope(q, k, v, positions, cos_sin, k_pool, v_pool, slots)
+    else:
+        reference_rope_write(q, k, v, positions, cos_sin, k_pool, v_pool, slots)
+
+
+def reference_rope_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    reference_rope(q, k, positions, cos_sin)
+    k_pool[slots], v_pool[slots] = k, v
+
+
+def _rope_fits(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> bool:
+    angles = cos_sin.is_contiguous() and cos_sin.shape[1] % 32 == 0 and cos_sin.dtype in (torch.float32, q.dtype)
+    return angles and _heads_fit(q, k) and native.fits(q, k)
+
+
+def _heads_fit(*tensors: torch.Tensor) -> bool:
+    """[tokens, heads, multiple of 16], each token's heads side by side."""
+    return all(x.shape[2] % 16 == 0 and x.stride()[1:] == (x.shape[2], 1) for x in tensors)
