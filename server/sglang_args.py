@@ -96,12 +96,14 @@ def build(settings: Settings, model: Model, memory: MemoryPlan) -> ServerArgs:
             "sampling_backend": "pytorch",
             "page_size": 1,
             "disable_overlap_schedule": True,
+            "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
         }
-    if settings.drafter != "off":
-        arguments |= {
-            "speculative_algorithm": ALGORITHM,
-            "speculative_num_draft_tokens": settings.gamma + 1,
-        }
+    # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
+    # and penalties are the same code with speculation on and off.
+    arguments |= {
+        "speculative_algorithm": ALGORITHM,
+        "speculative_num_draft_tokens": (settings.gamma if settings.drafter != "off" else 0) + 1,
+    }
     try:
         return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
     except (TypeError, ValueError) as error:
