@@ -1,0 +1,187 @@
+"""Drafter checkpoint folders: read public and our own, check that they fit the target, write both storages.
+
+Plain storage is what DeepSpec trains and SGLang loads: one bfloat16 tensor per projection. Compact storage is what
+the project ships: int8 with one scale per output channel, the sequential head cut to the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from .config import BlockConfig, CheckpointError
+from .model import BlockModel
+
+WEIGHTS = "model.safetensors"
+SHARED = ("embed_tokens.", "lm_head.", "rotary_emb.")
+"""Prefixes of tensors that belong to the target or are recomputed."""
+HEADS = {"markov_head.w1.weight": "markov_head.markov_w1.weight", "markov_head.w2.weight": "markov_head.markov_w2.weight"}
+
+
+def target_identity(config: Any, embedding: torch.Tensor) -> dict[str, Any]:
+    """What a drafter remembers of the target it was trained for.
+
+    config: the target's (text) config; embedding: [V, d] its input embedding. The digest reads 64 rows in bfloat16,
+    so it tells models of one architecture apart and does not depend on the dtype a server runs them in.
+    """
+    rows = torch.linspace(0, embedding.shape[0] - 1, 64).long()
+    sample = embedding.detach()[rows.to(embedding.device)].to("cpu", torch.bfloat16).contiguous()
+    return {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "vocab_size": config.vocab_size,
+        "embedding": hashlib.sha256(sample.view(torch.int16).numpy().tobytes()).hexdigest()[:16],
+    }
+
+
+def check_target(config: BlockConfig, target: dict[str, Any]) -> None:
+    """Raise CheckpointError naming every way in which the target is not the one the drafter was trained for."""
+    shape = {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_target_layers,
+        "vocab_size": config.vocab_size,
+    }
+    wanted = {**shape, **config.target}
+    differ = [
+        f"{key} is {target[key]}, the drafter was trained for {value}"
+        for key, value in wanted.items()
+        if key in target and target[key] != value
+    ]
+    if differ:
+        raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))
+
+
+def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
+    """Our fused parameter -> names and row counts of the tensors it holds in a plain checkpoint."""
+    kv, inner = config.num_kv_heads * config.head_dim, config.intermediate_size
+    out: dict[str, tuple[list[str], list[int]]] = {}
+    for i in range(config.num_layers):
+        ours = f"layers.{i}."
+        attention = [f"{ours}self_attn.{p}_proj.weight" for p in "qkv"]
+        out[f"{ours}qkv.weight"] = (attention, [config.num_heads * config.head_dim, kv, kv])
+        out[f"{ours}gate_up.weight"] = ([f"{ours}mlp.{p}_proj.weight" for p in ("gate", "up")], [inner, inner])
+    return out
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in a plain checkpoint, for parameters that are not fused."""
+    for part in ("q_norm", "k_norm", "o_proj"):
+        name = name.replace(f".{part}.", f".self_attn.{part}.")
+    return HEADS.get(name, name.replace(".down_proj.", ".mlp.down_proj."))
+
+
+def to_plain(model: BlockModel) -> dict[str, torch.Tensor]:
+    """Tensors of a plain checkpoint; a truncated W2 is filled up with zero rows."""
+    config, fused = model.config, fused_names(model.config)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in model.state_dict().items():
+        value = value.detach().cpu()
+        if name in fused:
+            names, sizes = fused[name]
+            tensors |= dict(zip(names, value.split(sizes), strict=True))
+        elif name == "markov_head.w2.weight" and config.draft_vocab_size:
+            whole = value.new_zeros(config.vocab_size, config.markov_rank)
+            whole[model.vocab.cpu()] = value
+            tensors[plain_name(name)] = whole
+        else:
+            tensors[plain_name(name)] = value
+    return {name: value.contiguous().clone() for name, value in tensors.items()}
+
+
+def load_plain(model: BlockModel, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill `model` from the tensors of a plain checkpoint; raises CheckpointError on any that lack or differ."""
+    tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
+    tensors = {n: v for n, v in tensors.items() if not n.startswith(SHARED)}
+    if not model.config.confidence_head:
+        tensors = {n: v for n, v in tensors.items() if not n.startswith("confidence_head.")}
+    fused, state = fused_names(model.config), {}
+    for name, value in model.state_dict().items():
+        names = fused[name][0] if name in fused else [plain_name(name)]
+        missing = [n for n in names if n not in tensors]
+        if missing:
+            raise CheckpointError(f"drafter checkpoint lacks {', '.join(missing)}")
+        found = torch.cat([tensors.pop(n) for n in names])
+        if name == "markov_head.w2.weight" and found.shape[0] == model.config.vocab_size:
+            found = found[model.vocab]
+        if found.shape != value.shape:
+            raise CheckpointError(
+                f"{' + '.join(names)} is {list(found.shape)} in the checkpoint, its config.json means {list(value.shape)}"
+            )
+        state[name] = found
+    if tensors:
+        raise CheckpointError(f"drafter checkpoint has tensors this loader does not know: {', '.join(sorted(tensors))}")
+    model.load_state_dict(state)
+
+
+def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 values and float32 scales [rows, 1] of a matrix, one scale per output channel."""
+    scale = weight.float().abs().amax(1, keepdim=True).clamp_min(1e-8) / 127
+    return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def save_plain(model: BlockModel, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a folder that stock SGLang loads; it drafts over the whole vocabulary there."""
+    tensors = {n: v.to(torch.float32 if n.startswith("confidence_head.") else dtype) for n, v in to_plain(model).items()}
+    config = model.config.to_json()
+    config["outrider"]["draft_vocab_size"] = None
+    _write(folder, tensors, config)
+
+
+def save_compact(model: BlockModel, folder: str | Path) -> None:
+    """Write the shipped storage: int8 matrices with scales, everything else bfloat16."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in model.state_dict().items():
+        value = value.detach().cpu()
+        if value.ndim == 2 and value.shape[0] > 1:
+            tensors[name], tensors[f"{name}.scale"] = quantise(value)
+        else:
+            tensors[name] = value.float() if name.startswith("confidence_head.") else value.bfloat16()
+    if model.config.draft_vocab_size:
+        tensors["vocab"] = model.vocab.cpu().to(torch.int32)
+    _write(folder, tensors, {**model.config.to_json(), "outrider_storage": "int8"})
+
+
+def _write(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({n: v.contiguous() for n, v in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> BlockModel:
+    """Read a drafter folder in either storage; raises CheckpointError with what is wrong with it."""
+    folder = Path(folder)
+    config = BlockConfig.read(folder)
+    compact = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("outrider_storage") == "int8"
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder} has no {WEIGHTS}")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors |= load_file(file)
+    vocab = tensors.pop("vocab", None)
+    if config.draft_vocab_size and (vocab is None or len(vocab) != config.draft_vocab_size):
+        raise CheckpointError(f"{folder}: draft_vocab_size is {config.draft_vocab_size} but the tokens are not stored")
+    model = BlockModel(config, vocab).requires_grad_(False)
+    if compact:
+        scales = {n: tensors.pop(f"{n}.scale") for n in list(tensors) if f"{n}.scale" in tensors}
+        state = {n: v.float() * scales[n] if n in scales else v for n, v in tensors.items()}
+        unfit = model.load_state_dict(state, strict=False)
+        if unfit.missing_keys or unfit.unexpected_keys:
+            raise CheckpointError(f"{folder}: lacks {unfit.missing_keys}, has unknown {unfit.unexpected_keys}")
+    else:
+        load_plain(model, tensors)
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def stored_bytes(folder: str | Path) -> int:
+    """Bytes of the weights file."""
+    with safe_open(Path(folder) / WEIGHTS, "pt"):
+        return (Path(folder) / WEIGHTS).stat().st_size

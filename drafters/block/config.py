@@ -1,0 +1,203 @@
+"""Shape of a block drafter, as its checkpoint folder's `config.json` states it.
+
+The keys are those of public DeepSpec and DFlash folders, which SGLang reads too: `block_size` is gamma for DSpark
+and gamma + 1 for DFlash (there the anchor takes a place in the block without predicting). `outrider` holds what
+those loaders do not know: the size of a truncated draft vocabulary and the identity of the target.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel"}
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
+
+
+class CheckpointError(ValueError):
+    """A drafter checkpoint that cannot be used; the message says what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """Shape of a DSpark or DFlash drafter.
+
+    gamma: tokens drafted in one block.
+    target_layers: target layers whose outputs are the context features, 0 being the first decoder layer.
+    markov_rank: r of the sequential head; 0 for DFlash.
+    draft_vocab_size: V', tokens the drafter can propose; None for the target's whole vocabulary.
+    target: identity of the target it was trained for (`checkpoint.target_identity`), empty when unknown.
+    """
+
+    kind: str
+    gamma: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_target_layers: int
+    target_layers: tuple[int, ...]
+    mask_token_id: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e6
+    max_positions: int = 32768
+    markov_rank: int = 0
+    markov_head: str = "vanilla"
+    confidence_head: bool = False
+    confidence_with_markov: bool = True
+    draft_vocab_size: int | None = None
+    target: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ARCHITECTURES:
+            raise CheckpointError(f"unknown drafter kind {self.kind!r}; known: {', '.join(ARCHITECTURES)}")
+        if self.gamma < 1:
+            raise CheckpointError(f"gamma must be at least 1, got {self.gamma}")
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
+        if self.markov_rank and self.markov_head not in MARKOV_HEADS:
+            raise CheckpointError(f"unknown markov_head_type {self.markov_head!r}; known: {', '.join(MARKOV_HEADS)}")
+        if self.kind == "dspark" and self.markov_rank < 1:
+            raise CheckpointError(f"DSpark needs markov_rank of at least 1, got {self.markov_rank}")
+        outside = [i for i in self.target_layers if not 0 <= i < self.num_target_layers]
+        if outside or not self.target_layers:
+            raise CheckpointError(
+                f"target_layer_ids {list(self.target_layers)} must lie in 0..{self.num_target_layers - 1}"
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise CheckpointError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
+
+    @property
+    def queries(self) -> int:
+        """Block inputs of one request: gamma for DSpark, gamma + 1 for DFlash."""
+        return self.gamma + self.first_row
+
+    @property
+    def first_row(self) -> int:
+        """Block row of the first prediction: the anchor itself for DSpark, the first mask for DFlash."""
+        return 0 if self.kind == "dspark" else 1
+
+    @property
+    def logit_size(self) -> int:
+        """V', columns of the draft distribution."""
+        return self.draft_vocab_size or self.vocab_size
+
+    def to_json(self) -> dict[str, Any]:
+        """`config.json` of a checkpoint folder."""
+        config: dict[str, Any] = {
+            "architectures": [ARCHITECTURES[self.kind]],
+            "model_type": "qwen3",
+            "block_size": self.queries,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "max_position_embeddings": self.max_positions,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+            "num_target_layers": self.num_target_layers,
+            "target_layer_ids": list(self.target_layers),
+            "mask_token_id": self.mask_token_id,
+        }
+        if self.kind == "dspark":
+            config |= {
+                "markov_rank": self.markov_rank,
+                "markov_head_type": self.markov_head,
+                "enable_confidence_head": self.confidence_head,
+                "confidence_head_with_markov": self.confidence_with_markov,
+            }
+        else:
+            config["dflash_config"] = {
+                "mask_token_id": self.mask_token_id,
+                "target_layer_ids": list(self.target_layers),
+            }
+        config["outrider"] = {"draft_vocab_size": self.draft_vocab_size, "target": self.target}
+        return config
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> BlockConfig:
+        """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
+        kind = kind_of(config)
+        nested = {**(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
+
+        def get(key: str, default: Any = None) -> Any:
+            value = nested.get(key, config.get(key, default))
+            if value is None:
+                raise CheckpointError(f"drafter config.json has no {key!r}")
+            return value
+
+        unsupported = [k for k in ("conv_kernel_size", "selector_rank", "projector_type") if nested.get(k)]
+        if unsupported or config.get("attention_bias") or config.get("is_causal"):
+            what = unsupported or [k for k in ("attention_bias", "is_causal") if config.get(k)]
+            raise CheckpointError(f"drafter uses {', '.join(what)}, which this loader does not support")
+        layer_types = set(config.get("layer_types") or ["full_attention"])
+        if layer_types != {"full_attention"}:
+            raise CheckpointError(f"drafter layers {sorted(layer_types)}: only full_attention is supported")
+        layers, block = int(get("num_hidden_layers")), int(get("block_size"))
+        heads, hidden = int(get("num_attention_heads")), int(get("hidden_size"))
+        own = config.get("outrider") or {}
+        rank = int(nested.get("markov_rank", config.get("markov_rank", 0)) or 0)
+        return cls(
+            kind=kind,
+            gamma=block if kind == "dspark" else block - 1,
+            vocab_size=int(get("vocab_size")),
+            hidden_size=hidden,
+            intermediate_size=int(get("intermediate_size")),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=int(get("num_key_value_heads", heads)),
+            head_dim=int(get("head_dim", hidden // heads)),
+            num_target_layers=int(get("num_target_layers")),
+            target_layers=tuple(int(i) for i in get("target_layer_ids")),
+            mask_token_id=int(get("mask_token_id")),
+            rms_norm_eps=float(get("rms_norm_eps", 1e-6)),
+            rope_theta=rope_theta(config),
+            max_positions=int(get("max_position_embeddings", 32768)),
+            markov_rank=rank,
+            markov_head=str(nested.get("markov_head_type", config.get("markov_head_type", "vanilla"))).lower(),
+            confidence_head=kind == "dspark" and bool(config.get("enable_confidence_head", True)),
+            confidence_with_markov=bool(config.get("confidence_head_with_markov", rank > 0)),
+            draft_vocab_size=own.get("draft_vocab_size"),
+            target=own.get("target") or {},
+        )
+
+    @classmethod
+    def read(cls, folder: str | Path) -> BlockConfig:
+        """Read `config.json` of a checkpoint folder."""
+        path = Path(folder) / "config.json"
+        if not path.exists():
+            raise CheckpointError(f"{folder} is not a drafter checkpoint: it has no config.json")
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def kind_of(config: dict[str, Any]) -> str:
+    """ "dspark" or "dflash", from the architecture that the checkpoint names."""
+    names = config.get("architectures") or []
+    for kind, architecture in ARCHITECTURES.items():
+        if architecture in names:
+            return kind
+    if "DSparkDraftModel" in names:
+        return "dspark"
+    known = ", ".join(ARCHITECTURES.values())
+    raise CheckpointError(f"drafter architecture {names or 'none'} is not a block drafter; expected one of {known}")
+
+
+def rope_theta(config: dict[str, Any]) -> float:
+    """Base of the rotary embedding; scaled variants are refused."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise CheckpointError(f"drafter uses rope_type {kind!r}; only 'default' is supported")
+    return float(rope.get("rope_theta", config.get("rope_theta", 1e6)))

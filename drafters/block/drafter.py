@@ -1,0 +1,134 @@
+"""DSpark and DFlash behind the drafter contract.
+
+The draft cache holds one key and value per layer for every KV slot of the target. `observe` fills the slots of
+tokens that the target has processed from the target's features; `propose` puts the block's own keys and values at the
+slots behind the sequence, where the features of those positions overwrite them once they are committed. Nothing else
+is remembered, so a prefix hit, a chunked prefill or a step that verified no draft needs no special case.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.kernels.attention import FlatBatch, flat_attention
+
+from ..base import Draft, DraftBatch, Drafter, Features
+from . import checkpoint
+from .config import CheckpointError
+from .model import BlockModel
+from .sampling import sample_block
+
+
+class BlockDrafter(Drafter):
+    """Drafts a block with one forward pass of a DSpark or DFlash model.
+
+    embedding, head: [V, d] of the target, used in place; only the head's rows of a truncated vocabulary are copied.
+    gamma: tokens per block, at most what the model was trained for, which is the default.
+    """
+
+    def __init__(
+        self, model: BlockModel, *, embedding: torch.Tensor, head: torch.Tensor, gamma: int | None = None
+    ) -> None:
+        config = model.config
+        if tuple(embedding.shape) != (config.vocab_size, config.hidden_size) or head.shape[1] != config.hidden_size:
+            raise CheckpointError(
+                f"the drafter needs a target with embedding [{config.vocab_size}, {config.hidden_size}]; "
+                f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
+            )
+        if gamma is not None and not 1 <= gamma <= config.gamma:
+            raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
+        self.model = model.requires_grad_(False).eval()
+        self.gamma = gamma or config.gamma
+        self.target_layers = config.target_layers
+        self.dtype, self.device = model.fc.weight.dtype, model.fc.weight.device
+        self.embedding = embedding
+        self.vocab = model.vocab if config.draft_vocab_size else None
+        rows = head if self.vocab is None else head[self.vocab.to(head.device)]
+        self.head = rows[: config.logit_size].to(self.dtype)
+        self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        embedding: torch.Tensor,
+        head: torch.Tensor,
+        target_config: Any,
+        gamma: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> BlockDrafter:
+        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit.
+
+        target_config: the target's Hugging Face (text) config; embedding, head: its weights [V, d], without padding.
+        """
+        model = checkpoint.load(folder, dtype=dtype, device=embedding.device)
+        checkpoint.check_target(model.config, checkpoint.target_identity(target_config, embedding))
+        return cls(model, embedding=embedding, head=head, gamma=gamma)
+
+    def allocate(self, slots: int) -> None:
+        config = self.model.config
+        shape = (slots, config.num_kv_heads, config.head_dim)
+        self.pools = [
+            (
+                torch.zeros(shape, dtype=self.dtype, device=self.device),
+                torch.zeros(shape, dtype=self.dtype, device=self.device),
+            )
+            for _ in range(config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def observe(self, features: Features) -> None:
+        if features.hidden is None:
+            raise ValueError(f"a block drafter needs the outputs of target layers {list(self.target_layers)}")
+        if len(features.slots) == 0:
+            return
+        states = self.model.context_kv(features.hidden.to(self.dtype), features.positions)
+        for (keys, values), (k, v) in zip(self.pools, states, strict=True):
+            keys[features.slots] = k
+            values[features.slots] = v
+
+    @torch.inference_mode()
+    def propose(self, batch: DraftBatch) -> Draft:
+        config, requests = self.model.config, len(batch.anchors)
+        queries = self.gamma + config.first_row
+        ids = batch.anchors.new_full((requests, queries), config.mask_token_id)
+        ids[:, 0] = batch.anchors
+        positions = batch.seq_lens[:, None] + torch.arange(queries, device=self.device)
+        slots = batch.page_table[batch.rows[:, None], positions].flatten().long()
+        flat = FlatBatch(
+            qo_indptr=torch.arange(requests + 1, dtype=torch.int32, device=self.device) * queries,
+            kv_lens=(batch.seq_lens + queries).to(torch.int32),
+            rows=batch.rows,
+            page_table=batch.page_table,
+        )
+        scale = config.head_dim**-0.5
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = self.pools[layer]
+            keys[slots] = k
+            values[slots] = v
+            return flat_attention(q, keys, values, flat, scale=scale, causal=False)
+
+        embedded = self.embedding[ids.flatten()].to(self.dtype)
+        hidden = self.model(embedded, positions.flatten(), attend).view(requests, queries, -1)[:, config.first_row :]
+        tokens, probs, confidence = sample_block(
+            hidden @ self.head.T,
+            hidden,
+            anchors=batch.anchors,
+            temperatures=batch.temperatures,
+            uniforms=batch.uniforms,
+            vocab=self.vocab,
+            markov=self.model.markov_head,
+            confidence=self.model.confidence_head,
+        )
+        return Draft(
+            tokens=tokens,
+            lens=torch.full((requests,), self.gamma, dtype=torch.int64, device=self.device),
+            confidence=confidence,
+            probs=probs,
+            vocab=None if probs is None else self.vocab,
+        )

@@ -1,0 +1,91 @@
+"""DSpark's sequential and confidence heads (section 3.1, equations 4 to 6; section 3.2.1, equation 7).
+
+Every sequential head turns the previous token into a latent of r numbers, and the latent into a bias over the draft
+vocabulary through W2. Heads differ only in the latent, so `step` is what a block is sampled with and `latents` what
+it is trained with (teacher forcing).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .config import BlockConfig
+
+
+class MarkovHead(nn.Module):
+    """B(x_{k-1}, .) = W1[x_{k-1}] W2."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.rank = config.markov_rank
+        self.w1 = nn.Embedding(config.vocab_size, config.markov_rank)
+        self.w2 = nn.Linear(config.markov_rank, config.logit_size, bias=False)
+        nn.init.normal_(self.w1.weight, std=0.02)
+        nn.init.normal_(self.w2.weight, std=0.02)
+
+    def start(self, hidden: torch.Tensor) -> torch.Tensor:
+        """State before the first position, [R, r], for hidden states [R, gamma, d]."""
+        return hidden.new_zeros(hidden.shape[0], self.rank)
+
+    def step(
+        self, state: torch.Tensor, previous: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(next state, latent [R, r]) of one position from W1[x_{k-1}] [R, r] and h_k [R, d]."""
+        return state, previous
+
+    def latents(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Latents [N, gamma, r] for known previous tokens [N, gamma] and hidden states [N, gamma, d]."""
+        previous = self.w1(tokens)
+        state, out = self.start(hidden), []
+        for k in range(tokens.shape[1]):
+            state, latent = self.step(state, previous[:, k], hidden[:, k])
+            out.append(latent)
+        return torch.stack(out, 1)
+
+
+class GatedHead(MarkovHead):
+    """The Markov head with its latent gated by sigmoid(W [h_k ; W1[x_{k-1}]])."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config)
+        self.gate_proj = nn.Linear(config.hidden_size + self.rank, self.rank)
+
+    def step(
+        self, state: torch.Tensor, previous: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return state, previous * torch.sigmoid(self.gate_proj(torch.cat([hidden, previous], -1)))
+
+
+class RnnHead(MarkovHead):
+    """A gated recurrent state over the block's prefix (equation 6)."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config)
+        self.joint_proj = nn.Linear(2 * self.rank + config.hidden_size, 3 * self.rank)
+
+    def step(
+        self, state: torch.Tensor, previous: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, candidate, output = self.joint_proj(torch.cat([state, previous, hidden], -1)).chunk(3, -1)
+        gate = torch.sigmoid(gate)
+        return gate * state + (1 - gate) * torch.tanh(candidate), torch.tanh(output)
+
+
+SEQUENTIAL_HEADS = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
+
+
+class ConfidenceHead(nn.Module):
+    """c_k = sigmoid(w [h_k ; W1[x_{k-1}]])."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.with_markov = config.confidence_with_markov
+        self.proj = nn.Linear(config.hidden_size + (config.markov_rank if self.with_markov else 0), 1)
+        nn.init.zeros_(self.proj.weight)
+        nn.init.zeros_(self.proj.bias)
+
+    def forward(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Logits of c_k, [..., ] for hidden [..., d] and W1[x_{k-1}] [..., r]."""
+        inputs = torch.cat([hidden, previous.to(hidden.dtype)], -1) if self.with_markov else hidden
+        return self.proj(inputs).squeeze(-1)

@@ -1,0 +1,84 @@
+"""Qwen3-shaped draft layers with fused projections (DFlash; DSpark, equations 2 and 3)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .config import BlockConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class Rotary(nn.Module):
+    """Rotary position table of `positions` rows, halves rotated against each other (neox style)."""
+
+    table: torch.Tensor
+
+    def __init__(self, head_dim: int, theta: float, positions: int) -> None:
+        super().__init__()
+        inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
+        table = torch.cat([angles.cos(), angles.cos(), -angles.sin(), angles.sin()], -1)
+        self.register_buffer("table", table, persistent=False)
+
+    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, signed sin), each [N, 1, D], of positions [N]."""
+        cos, sin = self.table[positions].unsqueeze(1).chunk(2, -1)
+        return cos, sin
+
+
+def rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Apply `Rotary.rows` to x [N, H, D]."""
+    cos, sin = rope
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+class DraftLayer(nn.Module):
+    """One decoder layer; attention itself is the caller's, since training and serving hold keys differently."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        size, dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, dim
+        self.input_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.qkv = nn.Linear(size, (self.heads + 2 * self.kv_heads) * dim, bias=False)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps)
+        self.o_proj = nn.Linear(self.heads * dim, size, bias=False)
+        self.post_attention_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.gate_up = nn.Linear(size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, size, bias=False)
+
+    def context_kv(
+        self, context: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [N, Hkv, D] of projected target features [N, d]; these skip the input norm."""
+        kv = F.linear(context, self.qkv.weight[self.heads * self.dim :])
+        k, v = kv.view(-1, 2, self.kv_heads, self.dim).unbind(1)
+        return rotate(self.k_norm(k), rope), v
+
+    def block_qkv(
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [N, Hq, D], k and v [N, Hkv, D] of block inputs x [N, d]."""
+        qkv = self.qkv(self.input_layernorm(x)).view(-1, self.heads + 2 * self.kv_heads, self.dim)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
+
+    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Layer output [N, d] from its input and the attention output [N, Hq, D]."""
+        x = x + self.o_proj(attended.reshape(x.shape[0], -1))
+        gate, up = self.gate_up(self.post_attention_layernorm(x)).chunk(2, -1)
+        return x + self.down_proj(F.silu(gate) * up)

@@ -1,0 +1,61 @@
+"""The block drafter's network: DFlash's backbone, and DSpark's heads on top of it.
+
+Embedding and language-model head are the target's, frozen, and never part of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .config import BlockConfig
+from .heads import SEQUENTIAL_HEADS, ConfidenceHead
+from .layers import DraftLayer, RMSNorm, Rotary
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, q [N, Hq, D], k [N, Hkv, D], v [N, Hkv, D]) of block inputs -> attention output [N, Hq, D] over the
+block's own keys and its request's context."""
+
+
+class BlockModel(nn.Module):
+    """Backbone and heads.
+
+    vocab: [V'] int64, the target's token of each logit column; strictly increasing.
+    """
+
+    vocab: torch.Tensor
+
+    def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        size = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layers) * size, size, bias=False)
+        self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.max_positions)
+        self.markov_head = SEQUENTIAL_HEADS[config.markov_head](config) if config.markov_rank else None
+        self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
+        ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
+        self.register_buffer("vocab", ids, persistent=False)
+
+    def context_kv(self, features: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values [N, Hkv, D] per layer of target features [N, m*d] at positions [N] (equations 2, 3)."""
+        context = self.hidden_norm(self.fc(features))
+        rope = self.rotary.rows(positions)
+        return [layer.context_kv(context, rope) for layer in self.layers]
+
+    def block_inputs(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Token ids [R, queries]: each anchor [R] followed by masks."""
+        ids = anchors.new_full((anchors.shape[0], self.config.queries), self.config.mask_token_id)
+        ids[:, 0] = anchors
+        return ids
+
+    def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Normed hidden states [N, d] of block inputs [N, d] at positions [N]."""
+        x, rope = embedded, self.rotary.rows(positions)
+        for i, layer in enumerate(self.layers):
+            x = layer.finish(x, attend(i, *layer.block_qkv(x, rope)))
+        return self.norm(x)

@@ -1,0 +1,142 @@
+"""Random anchors and their blocks (DSpark, section 3.3), packed without padding.
+
+A step takes some sequences whole, projects their context features once, and cuts many blocks from each. Blocks of a
+sequence are sorted by anchor and attended in tiles, each against no more context than its last anchor needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..block.config import BlockConfig
+from .loss import Labels
+from .store import FeatureStore, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Blocks first..last of a step, which see context rows start..start + length, each up to its own anchor."""
+
+    first: int
+    last: int
+    start: int
+    length: int
+    hidden: torch.Tensor
+    """[blocks, length] bool, True where a block must not look (positions at or beyond its anchor)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step: A blocks of `size` predictions over C context rows.
+
+    features, positions: [C, m*d], [C]; anchors: [A] token ids; anchor_positions: [A].
+    tokens: [A, size + 1] anchor and true continuation (0 beyond the end); valid: [A, size].
+    labels: of the valid positions, in row order.
+    """
+
+    features: torch.Tensor
+    positions: torch.Tensor
+    anchors: torch.Tensor
+    anchor_positions: torch.Tensor
+    tokens: torch.Tensor
+    valid: torch.Tensor
+    labels: Labels
+    tiles: list[Tile]
+
+
+def position_weights(size: int, gamma: int) -> torch.Tensor:
+    """w_k = exp(-(k - 1) / gamma), [size]."""
+    return torch.exp(-torch.arange(size, dtype=torch.float32) / gamma)
+
+
+class BatchMaker:
+    """Cuts steps from sequences for one drafter shape.
+
+    columns: [V] int64, the draft column of every target token, -1 where the draft vocabulary lacks it.
+    """
+
+    def __init__(self, config: BlockConfig, vocab: torch.Tensor, *, device: torch.device, tile: int = 64) -> None:
+        self.config, self.tile, self.device = config, tile, device
+        self.columns = torch.full((config.vocab_size,), -1, dtype=torch.int64)
+        self.columns[vocab.cpu()] = torch.arange(len(vocab))
+
+    def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> Step:
+        """Blocks of `size` predictions behind the given anchor positions of each sequence."""
+        features, positions, ids, places, tokens, valid, tops, probs, tiles = ([] for _ in range(9))
+        row = first = 0
+        for s, at in zip(sequences, anchors, strict=True):
+            at = at.sort().values
+            context = int(at[-1])
+            features.append(s.features[:context])
+            positions.append(torch.arange(context))
+            reach = at[:, None] + torch.arange(size + 1)
+            inside = reach < len(s.tokens)
+            block = s.tokens[reach.clamp_max(len(s.tokens) - 1)] * inside
+            answer = (reach[:, 1:] - s.prompt)[inside[:, 1:]]
+            ids.append(block[:, 0])
+            places.append(at)
+            tokens.append(block)
+            valid.append(inside[:, 1:])
+            tops.append(s.top_ids[answer])
+            probs.append(s.top_probs[answer])
+            for piece in at.split(self.tile):
+                length = int(piece[-1])
+                hidden = torch.arange(length) >= piece[:, None]
+                tiles.append(Tile(first, first + len(piece), row, length, hidden.to(self.device)))
+                first += len(piece)
+            row += context
+        block_tokens, keep = torch.cat(tokens), torch.cat(valid)
+        weights = position_weights(size, self.config.gamma).expand(len(keep), -1)[keep]
+        labels = Labels(
+            token=self.columns[block_tokens[:, 1:][keep]].to(self.device),
+            top=self.columns[torch.cat(tops)].to(self.device),
+            probs=torch.cat(probs).to(self.device),
+            weight=weights.to(self.device),
+        )
+        return Step(
+            features=torch.cat(features).to(self.device),
+            positions=torch.cat(positions).to(self.device),
+            anchors=torch.cat(ids).to(self.device),
+            anchor_positions=torch.cat(places).to(self.device),
+            tokens=block_tokens.to(self.device),
+            valid=keep.to(self.device),
+            labels=labels,
+            tiles=tiles,
+        )
+
+
+def anchor_range(s: Sequence) -> tuple[int, int]:
+    """Positions that can be an anchor, first and one past the last: answer tokens with a token behind them."""
+    return s.prompt, len(s.tokens) - 1
+
+
+def random_steps(
+    store: FeatureStore,
+    numbers: list[int],
+    maker: BatchMaker,
+    *,
+    sequences: int,
+    anchors: int,
+    size: int,
+    seed: int,
+    step: int,
+) -> Iterator[Step]:
+    """Endless steps from step number `step` on, of `sequences` sequences with up to `anchors` random anchors each.
+
+    Step i depends on (seed, i) alone, so a resumed run sees the same data as one that was never interrupted.
+    """
+    per_epoch = max(1, len(numbers) // sequences)
+    while True:
+        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed * 7 + step // per_epoch))
+        at = (step % per_epoch) * sequences
+        chosen = [store[numbers[i]] for i in order[at : at + sequences].tolist()]
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        places = []
+        for s in chosen:
+            low, high = anchor_range(s)
+            places.append(low + torch.randperm(high - low, generator=generator)[:anchors])
+        yield maker.cut(chosen, places, size)
+        step += 1

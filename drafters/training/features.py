@@ -1,0 +1,82 @@
+"""Stage 2: one target pass over every answer, keeping layer outputs and the likeliest tokens.
+
+Storing the top K tokens with their probabilities once replaces a full-vocabulary product per drafted position and
+epoch, which cost more than the whole drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from tqdm import tqdm
+
+from .prompts import Sample
+from .store import FeatureStore, Sequence
+from .target import Target
+
+
+@torch.inference_mode()
+def sequence_features(
+    target: Target, batch: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
+) -> list[Sequence]:
+    """Features of (tokens, prompt length) pairs, padded on the right and run together.
+
+    The distribution of answer token i comes from position i - 1, so logits are computed from the last prompt token on.
+    """
+    width = max(len(ids) for ids, _ in batch)
+    padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
+    out: dict[int, torch.Tensor] = {}
+    decoder = target.model.model
+    hooks = [
+        decoder.layers[i].register_forward_hook(
+            lambda _m, _a, result, i=i: out.__setitem__(i, result[0] if isinstance(result, tuple) else result)
+        )
+        for i in set(layers)
+    ]
+    try:
+        final = decoder(input_ids=padded, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    features = torch.cat([out[i] for i in layers], -1)
+    sequences = []
+    for row, (ids, prompt) in enumerate(batch):
+        logits = final[row, prompt - 1 : len(ids) - 1] @ target.head.T
+        values, top_ids = logits.topk(top, -1)
+        probs = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()
+        sequences.append(Sequence(padded[row, : len(ids)], prompt, features[row, : len(ids)], top_ids, probs))
+    return sequences
+
+
+def build_store(
+    target: Target,
+    samples: Iterable[Sample],
+    store: FeatureStore,
+    *,
+    layers: tuple[int, ...],
+    top: int,
+    max_tokens: int = 1024,
+    batch_tokens: int = 4096,
+) -> None:
+    """Add every answered sample to `store`, skipping those a former run already added."""
+    done = len(store)
+    usable: list[tuple[list[int], int, Sample]] = []
+    for sample in samples:
+        prompt = target.chat_ids(list(sample.turns))
+        ids = (prompt + list(sample.response_ids))[:max_tokens]
+        if len(ids) >= len(prompt) + 2:
+            usable.append((ids, len(prompt), sample))
+    progress = tqdm(total=sum(len(ids) for ids, _, _ in usable), desc="features", unit="tok", unit_scale=True)
+    progress.update(sum(len(ids) for ids, _, _ in usable[:done]))
+    pending: list[tuple[list[int], int, Sample]] = []
+    for item in [*usable[done:], None]:
+        if item is None or (pending and (len(pending) + 1) * max(len(x[0]) for x in [*pending, item]) > batch_tokens):
+            made = sequence_features(target, [(ids, prompt) for ids, prompt, _ in pending], layers, top)
+            for sequence, (ids, _, sample) in zip(made, pending, strict=True):
+                store.append(sequence, temperature=sample.temperature, source=sample.source)
+                progress.update(len(ids))
+            pending = []
+        if item is not None:
+            pending.append(item)
+    progress.close()

@@ -1,0 +1,189 @@
+"""Stage 3: the training loop, resumable after a kill."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ..block.model import BlockModel
+from .batches import BatchMaker, Step, random_steps
+from .forward import Frozen, hidden_states
+from .loss import confidence_loss, draft_loss
+from .optimise import Optimiser, learning_rate
+from .store import FeatureStore
+from .validate import acceptance
+
+COLUMNS = ("step", "anchors", "seconds", "loss", "ce", "tv", "confidence", "accept", "first", "norm", "rate", "tau")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a training run is made of.
+
+    short_block, short_fraction: the first share of the steps trains blocks of `short_block` predictions, which shows
+        the drafter more than twice as many anchors in the same time; 0 turns it off.
+    alpha_ce, alpha_tv, alpha_conf: equation 12. The cross entropy starts at `alpha_ce_start` and reaches `alpha_ce`
+        after `alpha_ce_steps`: total variation alone has almost no gradient while the draft distribution is flat.
+    """
+
+    steps: int
+    sequences: int = 4
+    anchors: int = 64
+    lr: float = 1.5e-3
+    weight_decay: float = 0.01
+    warmup: int = 100
+    decay: float = 0.3
+    short_block: int = 3
+    short_fraction: float = 0.5
+    alpha_ce: float = 0.1
+    alpha_ce_start: float = 1.0
+    alpha_ce_steps: int = 500
+    alpha_tv: float = 0.9
+    alpha_conf: float = 1.0
+    seed: int = 0
+    validate_every: int = 500
+    save_seconds: float = 120.0
+
+    def block(self, step: int, gamma: int) -> int:
+        """Predictions per block at a step."""
+        short = self.short_block and step < self.short_fraction * self.steps
+        return min(self.short_block, gamma) if short else gamma
+
+    def cross_entropy(self, step: int) -> float:
+        """alpha_ce at a step."""
+        done = min(1.0, step / max(1, self.alpha_ce_steps))
+        return self.alpha_ce_start + (self.alpha_ce - self.alpha_ce_start) * done
+
+
+def train_step(
+    model: BlockModel, frozen: Frozen, step: Step, *, alpha_ce: float, alpha_tv: float, alpha_conf: float
+) -> dict[str, float]:
+    """Forward and backward of one step; the losses are means over the weighted positions."""
+    size = step.valid.shape[1]
+    hidden = hidden_states(model, frozen, step, size)
+    head = model.markov_head
+    latent = head.latents(step.tokens[:, :-1], hidden)[step.valid] if head else None
+    kept = hidden[step.valid]
+    labels, total = step.labels, step.labels.weight.sum()
+    loss, parts, accept, correct = draft_loss(
+        kept, latent, frozen.head, head.w2.weight if head else None, labels, alpha_ce=alpha_ce, alpha_tv=alpha_tv
+    )
+    conf = torch.zeros((), device=loss.device)
+    if model.confidence_head is not None:
+        previous = head.w1(step.tokens[:, :-1])[step.valid] if head else kept
+        conf = confidence_loss(model.confidence_head(kept, previous), accept, labels.weight)
+    ((loss + alpha_conf * conf) / total).backward()
+    first = torch.zeros_like(step.valid)
+    first[:, 0] = True
+    return {
+        "loss": float((loss + alpha_conf * conf) / total),
+        "ce": float(parts[0] / total),
+        "tv": float(parts[1] / total),
+        "confidence": float(conf / total),
+        "accept": float(accept.mean()),
+        "first": float(correct[first[step.valid]].float().mean()),
+    }
+
+
+class Run:
+    """State of a training run in `folder`: checkpoint.pt, losses.csv."""
+
+    def __init__(self, folder: Path, model: BlockModel, frozen: Frozen, recipe: Recipe) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.model, self.frozen, self.recipe = folder, model, frozen, recipe
+        self.optimiser = Optimiser(model, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        self.step, self.anchors, self.seconds = 0, 0, 0.0
+        self.checkpoint, self.csv = folder / "checkpoint.pt", folder / "losses.csv"
+
+    def save(self, path: Path | None = None) -> None:
+        """Write the checkpoint, replacing the old one only when complete."""
+        path = path or self.checkpoint
+        state = {"optimiser": self.optimiser.state_dict(), "step": self.step, "anchors": self.anchors}
+        temporary = path.with_suffix(".tmp")
+        torch.save({**state, "seconds": self.seconds, "config": self.model.config.to_json()}, temporary)
+        os.replace(temporary, path)
+
+    def resume(self) -> bool:
+        """Go on from the checkpoint if there is one; rows of the CSV beyond it are dropped."""
+        if not self.checkpoint.exists():
+            return False
+        state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        if state["config"] != self.model.config.to_json():
+            raise ValueError(f"{self.checkpoint} is of a drafter of another shape; use another --out")
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.anchors, self.seconds = state["step"], state["anchors"], state["seconds"]
+        if self.csv.exists():
+            rows = list(csv.reader(self.csv.open(encoding="utf-8")))
+            kept = rows[:1] + [r for r in rows[1:] if int(r[0]) <= self.step]
+            with self.csv.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(kept)
+        return True
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append one row to losses.csv."""
+        new = not self.csv.exists()
+        with self.csv.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if new:
+                writer.writerow(COLUMNS)
+            writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in (row.get(c, "") for c in COLUMNS)])
+
+    def train(self, store: FeatureStore, held_out: list[int], *, every: int = 20, keep_before_decay: bool = True) -> None:
+        """Train up to `recipe.steps`, logging means over `every` steps."""
+        recipe, config = self.recipe, self.model.config
+        maker = BatchMaker(config, self.model.vocab, device=self.frozen.head.device)
+        numbers = [i for i in range(len(store)) if i not in set(held_out)]
+        if not numbers:
+            raise ValueError("no training sequences: give more prompts, or a smaller --validation")
+        decay_start = int(recipe.steps * (1 - recipe.decay))
+        batches, size, sums, saved = None, 0, {}, time.monotonic()
+        progress = tqdm(total=recipe.steps, initial=self.step, desc=f"train {config.kind}", unit="step")
+        while self.step < recipe.steps:
+            began = time.monotonic()
+            if batches is None or size != recipe.block(self.step, config.gamma):
+                size = recipe.block(self.step, config.gamma)
+                batches = random_steps(
+                    store, numbers, maker, sequences=recipe.sequences, anchors=recipe.anchors, size=size,
+                    seed=recipe.seed, step=self.step,
+                )  # fmt: skip
+            batch = next(batches)
+            row = train_step(
+                self.model, self.frozen, batch, alpha_ce=recipe.cross_entropy(self.step),
+                alpha_tv=recipe.alpha_tv, alpha_conf=recipe.alpha_conf,
+            )  # fmt: skip
+            rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay=recipe.decay)
+            row["norm"] = self.optimiser.step(rate)
+            self.step += 1
+            self.anchors += len(batch.anchors)
+            self.seconds += time.monotonic() - began
+            for key, value in row.items():
+                sums[key] = sums.get(key, 0.0) + value / every
+            progress.update()
+            validate = self.step % recipe.validate_every == 0 or self.step == recipe.steps
+            if self.step % every == 0:
+                means = {**sums, "step": self.step, "anchors": self.anchors, "seconds": self.seconds, "rate": rate}
+                progress.set_postfix_str(f"first {sums['first']:.3f} accept {sums['accept']:.3f}")
+                if validate and held_out:
+                    means["tau"] = self.validate(store, held_out)
+                self.log(means)
+                sums = {}
+            if keep_before_decay and self.step == decay_start:
+                self.save(self.folder / "before-decay.pt")
+            if time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
+                self.save()
+                saved = time.monotonic()
+        progress.close()
+
+    def validate(self, store: FeatureStore, held_out: list[int]) -> float:
+        """tau on held-out greedy answers."""
+        maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
+        found = acceptance(self.model, self.frozen, maker, (store[i] for i in held_out))
+        tqdm.write(f"step {self.step}: tau {found.accepted_length:.3f} " + " ".join(f"{c:.2f}" for c in found.conditional))
+        return found.accepted_length

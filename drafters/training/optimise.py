@@ -1,0 +1,60 @@
+"""AdamW on float32 masters of a low-precision model, and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Optimiser:
+    """AdamW whose state and weights are float32 whatever the model's dtype.
+
+    A bfloat16 model computes with rounded copies of the masters; a float32 model is its own master.
+    """
+
+    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float, clip: float = 1.0) -> None:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.masters = [p.detach().float().requires_grad_() if p.dtype != torch.float32 else p for p in self.parameters]
+        matrices = [m for m in self.masters if m.ndim > 1]
+        others = [m for m in self.masters if m.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+        self.lr, self.clip = lr, clip
+
+    def step(self, scale: float) -> float:
+        """One update at learning rate lr * scale; returns the gradient norm before clipping."""
+        for p, master in zip(self.parameters, self.masters, strict=True):
+            if master is not p:
+                master.grad = None if p.grad is None else p.grad.float()
+        norm = nn.utils.clip_grad_norm_(self.masters, self.clip)
+        for group in self.adam.param_groups:
+            group["lr"] = self.lr * scale
+        self.adam.step()
+        with torch.no_grad():
+            for p, master in zip(self.parameters, self.masters, strict=True):
+                if master is not p:
+                    p.copy_(master)
+                p.grad = None
+        return float(norm)
+
+    def state_dict(self) -> dict:
+        """Masters and AdamW state."""
+        return {"masters": [m.detach() for m in self.masters], "adam": self.adam.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore, rounding the masters into the model."""
+        with torch.no_grad():
+            for p, master, saved in zip(self.parameters, self.masters, state["masters"], strict=True):
+                master.copy_(saved)
+                p.copy_(saved)
+        self.adam.load_state_dict(state["adam"])
+
+
+def learning_rate(step: int, steps: int, *, warmup: int, decay: float) -> float:
+    """Share of the peak rate: linear warm-up, constant, then linear to 0 over the last `decay` of the run.
+
+    The constant middle lets a run be lengthened: resume from before its decay with a larger `steps`.
+    """
+    rise = min(1.0, (step + 1) / max(1, warmup))
+    tail = max(1.0, decay * steps)
+    return rise * min(1.0, max(0.0, (steps - step) / tail))

@@ -1,0 +1,81 @@
+"""Prompt and answer files: one JSON object a line, checked line by line.
+
+A line holds `turns` (list of strings: user, assistant, user, …) or `prompt` (a string). A line that also holds
+`response_ids` is an answer of the target and is used as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class BadLine(ValueError):
+    """A line of a data file that cannot be used; says file, line number and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt, and the target's answer where it is known.
+
+    finish: "eos" when the answer ended by itself, "limit" when it was cut.
+    """
+
+    turns: tuple[str, ...]
+    source: str = ""
+    temperature: float = 0.0
+    response_ids: tuple[int, ...] = field(default=())
+    finish: str = ""
+
+    def to_json(self) -> str:
+        """One line of an answers file."""
+        return json.dumps(
+            {
+                "turns": list(self.turns),
+                "response_ids": list(self.response_ids),
+                "source": self.source,
+                "temperature": self.temperature,
+                "finish": self.finish,
+            },
+            ensure_ascii=False,
+        )
+
+
+def parse_line(text: str, where: str) -> Sample:
+    """Parse one line; `where` (file:line) goes into the error message."""
+    try:
+        row: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadLine(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(row, dict):
+        raise BadLine(f"{where}: expected a JSON object, got {type(row).__name__}")
+    turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
+        raise BadLine(f"{where}: expected `turns`, a list of non-empty strings, or `prompt`, a string")
+    ids = row.get("response_ids", [])
+    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        raise BadLine(f"{where}: `response_ids` must be a list of token ids")
+    temperature = row.get("temperature", 0.0)
+    if not isinstance(temperature, int | float) or temperature < 0:
+        raise BadLine(f"{where}: `temperature` must be a number of at least 0, got {temperature!r}")
+    return Sample(
+        turns=tuple(turns),
+        source=str(row.get("source", "")),
+        temperature=float(temperature),
+        response_ids=tuple(ids),
+        finish=str(row.get("finish", "")),
+    )
+
+
+def read_samples(path: str | Path) -> Iterator[Sample]:
+    """All samples of a JSONL file; blank lines are skipped, the first bad line raises `BadLine`."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"prompts file {path} does not exist")
+    with path.open(encoding="utf-8") as lines:
+        for number, text in enumerate(lines, 1):
+            if text.strip():
+                yield parse_line(text, f"{path}:{number}")

@@ -1,0 +1,142 @@
+"""Training sequences on disk: tokens, target features and the target's likeliest tokens, memory-mapped.
+
+Four flat binary files grow together; `index.jsonl` has one line per finished sequence, written last, so a killed
+run leaves at most bytes that the next run cuts off. Reading touches only the sequences of a step.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one sequence stands: token rows start..start+length, answer rows top..top+(length - prompt)."""
+
+    start: int
+    length: int
+    prompt: int
+    top: int
+    temperature: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One sequence of S tokens whose first `prompt` are the prompt.
+
+    tokens: [S] int64; features: [S, m*d] bfloat16.
+    top_ids, top_probs: [S - prompt, K]; row i is the target's distribution of token prompt + i given those before it.
+    """
+
+    tokens: torch.Tensor
+    prompt: int
+    features: torch.Tensor
+    top_ids: torch.Tensor
+    top_probs: torch.Tensor
+
+
+class FeatureStore:
+    """Append-only store of sequences; `width` = m*d feature columns, `top` = K likeliest tokens kept."""
+
+    def __init__(self, folder: str | Path, *, width: int, top: int, meta: dict[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.columns = {
+            "tokens": (np.dtype(np.int32), 1),
+            "features": (np.dtype(np.int16), width),
+            "top_ids": (np.dtype(np.int32), top),
+            "top_probs": (np.dtype(np.float16), top),
+        }
+        wanted = {"width": width, "top": top, **meta}
+        path = self.folder / "meta.json"
+        if path.exists():
+            found = json.loads(path.read_text())
+            differ = [k for k in wanted if found.get(k) != wanted[k]]
+            if differ:
+                what = ", ".join(f"{k} {found.get(k)} instead of {wanted[k]}" for k in differ)
+                raise ValueError(f"{folder} holds features made with {what}; use another --out or delete it")
+        else:
+            path.write_text(json.dumps(wanted))
+        self.index = self.folder / "index.jsonl"
+        self.entries: list[Entry] = []
+        if self.index.exists():
+            self.entries = [Entry(**json.loads(line)) for line in self.index.read_text().splitlines() if line]
+        self._cut()
+        self.maps: dict[str, np.memmap] = {}
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Token rows and answer rows stored."""
+        if not self.entries:
+            return 0, 0
+        last = self.entries[-1]
+        return last.start + last.length, last.top + last.length - last.prompt
+
+    def _cut(self) -> None:
+        rows, top = self.rows
+        for name, (dtype, width) in self.columns.items():
+            path = self.folder / f"{name}.bin"
+            path.touch()
+            size = (top if name.startswith("top") else rows) * width * dtype.itemsize
+            if path.stat().st_size < size:
+                raise ValueError(f"{path} is shorter than its index says; delete {self.folder} and start again")
+            with path.open("r+b") as file:
+                file.truncate(size)
+
+    def append(self, sequence: Sequence, *, temperature: float, source: str) -> None:
+        """Add one sequence."""
+        rows, top = self.rows
+        arrays = {
+            "tokens": sequence.tokens.to(torch.int32).cpu().numpy(),
+            "features": sequence.features.to(torch.bfloat16).view(torch.int16).cpu().numpy(),
+            "top_ids": sequence.top_ids.to(torch.int32).cpu().numpy(),
+            "top_probs": sequence.top_probs.to(torch.float16).cpu().numpy(),
+        }
+        for name, array in arrays.items():
+            with (self.folder / f"{name}.bin").open("ab") as file:
+                file.write(np.ascontiguousarray(array).tobytes())
+        entry = Entry(rows, len(sequence.tokens), sequence.prompt, top, temperature, source)
+        with self.index.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(entry)) + "\n")
+        self.entries.append(entry)
+        self.maps.clear()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        dtype, width = self.columns[name]
+        if name not in self.maps:
+            self.maps[name] = np.memmap(self.folder / f"{name}.bin", dtype=dtype, mode="r").reshape(-1, width)
+        return torch.from_numpy(np.array(self.maps[name][start:stop]))
+
+    def __getitem__(self, number: int) -> Sequence:
+        e = self.entries[number]
+        stop, top_stop = e.start + e.length, e.top + e.length - e.prompt
+        return Sequence(
+            tokens=self._read("tokens", e.start, stop)[:, 0].long(),
+            prompt=e.prompt,
+            features=self._read("features", e.start, stop).view(torch.bfloat16),
+            top_ids=self._read("top_ids", e.top, top_stop).long(),
+            top_probs=self._read("top_probs", e.top, top_stop).float(),
+        )
+
+    def token_counts(self, vocab_size: int) -> np.ndarray:
+        """[V] how often each token stands in an answer, plus its target probability summed over answer rows.
+
+        Both matter for the draft vocabulary: what was drawn, and what else the target thought likely.
+        """
+        counts = np.zeros(vocab_size)
+        for number in range(len(self)):
+            s = self[number]
+            counts += np.bincount(s.tokens[s.prompt :].numpy(), minlength=vocab_size)
+            ids, probs = s.top_ids.numpy().ravel(), s.top_probs.numpy().ravel()
+            counts += np.bincount(ids, weights=probs, minlength=vocab_size)
+        return counts

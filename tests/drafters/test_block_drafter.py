@@ -1,0 +1,186 @@
+"""BlockDrafter against the training forward, and the promises of the drafter contract."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tiny_drafters import CONFIGS, TINY, make_drafter, make_model
+
+from outrider.drafters.base import DraftBatch, Features
+from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError
+from outrider.drafters.training.batches import BatchMaker
+from outrider.drafters.training.forward import Frozen, hidden_states
+from outrider.drafters.training.store import Sequence
+from outrider.drafters.training.validate import greedy_tokens
+
+LENGTHS = (9, 30, 1)
+
+
+def page_table(rows: int = 4, context: int = 48, slots: int = 256, seed: int = 5) -> torch.Tensor:
+    order = torch.randperm(slots, generator=torch.Generator().manual_seed(seed))
+    return order[: rows * context].view(rows, context).to(torch.int32)
+
+
+def features(config: BlockConfig, length: int, seed: int) -> torch.Tensor:
+    width = len(config.target_layers) * config.hidden_size
+    return torch.randn(length, width, generator=torch.Generator().manual_seed(seed))
+
+
+def observe(drafter: BlockDrafter, table: torch.Tensor, row: int, hidden: torch.Tensor, start: int, stop: int) -> None:
+    positions = torch.arange(start, stop)
+    slots = table[row, start:stop].long()
+    drafter.observe(Features(hidden[start:stop], torch.zeros_like(positions), positions, slots))
+
+
+def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0, seed: int = 1) -> DraftBatch:
+    generator = torch.Generator().manual_seed(seed)
+    return DraftBatch(
+        anchors=torch.tensor([3 + r for r in rows]),
+        seq_lens=torch.tensor(lengths),
+        page_table=table,
+        rows=torch.tensor(rows),
+        temperatures=torch.full((len(rows),), temperature),
+        uniforms=torch.rand(4, 4, generator=generator)[rows],
+    )
+
+
+def prepared(config: BlockConfig) -> tuple[BlockDrafter, torch.Tensor]:
+    drafter, table = make_drafter(config), page_table()
+    for row, length in enumerate(LENGTHS):
+        observe(drafter, table, row, features(config, length, row), 0, length)
+    return drafter, table
+
+
+def test_drafts_what_the_training_forward_predicts(config: BlockConfig) -> None:
+    drafter, table = prepared(config)
+    draft = drafter.propose(batch(table, [0, 1, 2], list(LENGTHS)))
+    maker = BatchMaker(config, drafter.model.vocab, device=torch.device("cpu"))
+    frozen = Frozen(drafter.embedding, drafter.head)
+    for row, length in enumerate(LENGTHS):
+        tokens = torch.zeros(length + config.gamma + 1, dtype=torch.int64)
+        tokens[length] = 3 + row
+        none = torch.zeros(config.gamma + 1, 2)
+        whole = torch.cat([features(config, length, row), torch.zeros(config.gamma + 1, features(config, 1, 0).shape[1])])
+        sequence = Sequence(tokens, length, whole, none.long(), none)
+        step = maker.cut([sequence], [torch.tensor([length])], config.gamma)
+        hidden = hidden_states(drafter.model, frozen, step, config.gamma)
+        assert torch.equal(draft.tokens[row], greedy_tokens(drafter.model, frozen, hidden, step.anchors)[0])
+
+
+def test_state_of_chunks_equals_state_of_one_pass(config: BlockConfig) -> None:
+    once, table = prepared(config)
+    chunked = make_drafter(config)
+    for row, length in enumerate(LENGTHS):
+        hidden = features(config, length, row)
+        for start in range(0, length, 4):
+            stop = min(start + 4, length)
+            observe(chunked, table, row, hidden, start, stop)
+            chunked.propose(batch(table, [row], [stop]))  # must leave no trace
+    for row, length in enumerate(LENGTHS):
+        slots = table[row, :length].long()
+        for one, other in zip(once.pools, chunked.pools, strict=True):
+            for a, b in zip(one, other, strict=True):
+                torch.testing.assert_close(a[slots], b[slots])
+
+
+def test_block_state_is_replaced_by_features(config: BlockConfig) -> None:
+    """After a step that verified nothing, then one that kept tokens, the draft is that of a fresh prefill."""
+    drafter, table = prepared(config)
+    hidden = torch.cat([features(config, 9, 0), features(config, 6, 77)])
+    for length in (9, 10, 14):
+        drafter.propose(batch(table, [0], [length]))
+        observe(drafter, table, 0, hidden, length, min(length + (1 if length == 9 else 4), 15))
+    fresh = make_drafter(config)
+    observe(fresh, table, 0, hidden, 0, 15)
+    left, right = (d.propose(batch(table, [0], [15])) for d in (drafter, fresh))
+    assert torch.equal(left.tokens, right.tokens)
+    torch.testing.assert_close(left.confidence, right.confidence)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_batch_equals_singles(config: BlockConfig, temperature: float) -> None:
+    drafter, table = prepared(config)
+    together = drafter.propose(batch(table, [2, 0, 1], [1, 9, 30], temperature))
+    for i, (row, length) in enumerate([(2, 1), (0, 9), (1, 30)]):
+        alone = drafter.propose(batch(table, [row], [length], temperature))
+        assert torch.equal(together.tokens[i], alone.tokens[0])
+        torch.testing.assert_close(together.confidence[i], alone.confidence[0])
+        if temperature:
+            torch.testing.assert_close(together.probs[i], alone.probs[0])
+
+
+def test_shared_prefix_needs_no_second_observe() -> None:
+    drafter, table = prepared(TINY)
+    table[3, :9] = table[0, :9]
+    one, other = drafter.propose(batch(table, [0], [9])), batch(table, [3], [9])
+    other = dataclasses.replace(other, anchors=torch.tensor([3]))
+    assert torch.equal(one.tokens, drafter.propose(other).tokens)
+
+
+def test_draft_honours_the_contract(config: BlockConfig) -> None:
+    drafter, table = prepared(config)
+    draft = drafter.propose(batch(table, [0, 1], [9, 30], 1.0))
+    assert draft.tokens.shape == draft.confidence.shape == (2, config.gamma)
+    assert draft.lens.tolist() == [config.gamma] * 2
+    assert draft.probs.shape == (2, config.gamma, config.logit_size)
+    torch.testing.assert_close(draft.probs.sum(-1), torch.ones(2, config.gamma))
+    assert ((draft.confidence > 0) & (draft.confidence < 1)).all()
+    if config.draft_vocab_size:
+        assert (draft.vocab.diff() > 0).all()
+        assert torch.isin(draft.tokens, draft.vocab).all()
+    else:
+        assert draft.vocab is None
+    assert drafter.propose(batch(table, [0], [9])).probs is None
+
+
+@pytest.mark.parametrize("kind", ["dspark", "rnn", "dflash"])
+def test_confidence_does_not_see_its_own_token(kind: str) -> None:
+    drafter, table = prepared(CONFIGS[kind])
+    base = batch(table, [0, 1, 2], list(LENGTHS), 1.5)
+    seen = drafter.propose(base)
+    for k in range(4):
+        changed = base.uniforms.clone()
+        changed[:, k:] = (changed[:, k:] + 0.5) % 1
+        other = drafter.propose(dataclasses.replace(base, uniforms=changed))
+        assert not torch.equal(seen.tokens[:, k], other.tokens[:, k])
+        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
+        assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
+
+
+def test_tokens_follow_q_exactly() -> None:
+    """A grid of uniforms at position k must hit every token in proportion to q_k, given the prefix."""
+    drafter, table = prepared(CONFIGS["truncated"])
+    n = 4000
+    grid = (torch.arange(n) + 0.5) / n
+    for k in range(4):
+        uniforms = torch.full((n, 4), 0.37)
+        uniforms[:, k] = grid
+        many = DraftBatch(
+            anchors=torch.full((n,), 3),
+            seq_lens=torch.full((n,), 9),
+            page_table=table,
+            rows=torch.zeros(n, dtype=torch.int64),
+            temperatures=torch.full((n,), 0.9),
+            uniforms=uniforms,
+        )
+        draft = drafter.propose(many)
+        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
+        counts = torch.bincount(columns, minlength=len(draft.vocab)) / n
+        torch.testing.assert_close(counts, draft.probs[0, k], atol=1.01 / n, rtol=0)
+
+
+def test_smaller_gamma_and_refusals() -> None:
+    model = make_model(TINY)
+    shared = torch.randn(TINY.vocab_size, TINY.hidden_size)
+    assert BlockDrafter(model, embedding=shared, head=shared, gamma=2).gamma == 2
+    with pytest.raises(CheckpointError, match=r"1\.\.4.*got 5"):
+        BlockDrafter(model, embedding=shared, head=shared, gamma=5)
+    with pytest.raises(CheckpointError, match=r"\[96, 32\].*\[96, 16\]"):
+        BlockDrafter(model, embedding=shared[:, :16], head=shared)
+    drafter = BlockDrafter(model, embedding=shared, head=shared)
+    drafter.allocate(8)
+    nothing = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"\[1, 3, 4\]"):
+        drafter.observe(Features(None, nothing, nothing, nothing))

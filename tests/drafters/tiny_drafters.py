@@ -1,0 +1,52 @@
+"""Tiny random drafters and a tiny target."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
+
+TINY = BlockConfig(
+    kind="dspark",
+    gamma=4,
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    num_target_layers=6,
+    target_layers=(1, 3, 4),
+    mask_token_id=7,
+    rope_theta=10000.0,
+    max_positions=256,
+    markov_rank=8,
+    confidence_head=True,
+)
+TRUNCATED = dataclasses.replace(TINY, draft_vocab_size=40)
+RNN = dataclasses.replace(TRUNCATED, markov_head="rnn")
+GATED = dataclasses.replace(TINY, markov_head="gated")
+DFLASH = dataclasses.replace(TINY, kind="dflash", markov_rank=0, confidence_head=False)
+CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "dflash": DFLASH}
+
+
+def make_model(config: BlockConfig, seed: int = 0) -> BlockModel:
+    """A model whose every weight, norms and confidence included, is random and large enough to matter."""
+    torch.manual_seed(seed)
+    vocab = torch.randperm(config.vocab_size)[: config.logit_size].sort().values
+    model = BlockModel(config, vocab)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, mean=1.0 if p.ndim == 1 else 0.0, std=0.3)
+    return model.requires_grad_(False)
+
+
+def make_drafter(config: BlockConfig, seed: int = 0, slots: int = 256) -> BlockDrafter:
+    model = make_model(config, seed)
+    embedding = torch.randn(config.vocab_size, config.hidden_size)
+    head = torch.randn(config.vocab_size, config.hidden_size) * 0.5
+    drafter = BlockDrafter(model, embedding=embedding, head=head)
+    drafter.allocate(slots)
+    return drafter
