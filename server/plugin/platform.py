@@ -40,3 +40,8 @@ class OutriderCpuPlatform(CpuSRTPlatform):
 
     def get_device(self, local_rank: int = 0) -> Any:
         return torch.device("cpu")
+
+    def get_dispatch_key_name(self) -> str:
+        from outrider.server.plugin.fused_ops import DISPATCH_KEY
+
+        return DISPATCH_KEY

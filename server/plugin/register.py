@@ -12,6 +12,7 @@ def register() -> None:
     if not torch.cuda.is_available():
         _register_cpu_attention()
         _replace_triton_helpers()
+        _register_cpu_kernels()
 
 
 def _register_algorithm() -> None:
@@ -36,6 +37,12 @@ def _register_cpu_attention() -> None:
         from outrider.server.plugin.attention import FlatAttentionBackend
 
         return FlatAttentionBackend(runner)
+
+
+def _register_cpu_kernels() -> None:
+    from outrider.server.plugin import fused_ops
+
+    fused_ops.register()
 
 
 def _replace_triton_helpers() -> None:

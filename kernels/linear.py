@@ -1,0 +1,78 @@
+"""Matrix products whose rows do not depend on each other, and fast ones for the few rows of a decode step.
+
+`packed_linear` reads a weight once per step, from panels laid out for the processor; its sum over the depth has one
+order whatever the number of rows, so verifying a token among others gives the bits that decoding it alone gives.
+torch's own float32 product does not (see MEASURED.md); `invariant_linear` makes it, by padding the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels import native
+
+PANEL = 64
+"""Outputs of a packed panel; as in csrc/kernels.h."""
+ROW_BLOCK = 16
+"""Rows are padded to a multiple of this, for which torch's float32 products were found to be row-independent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight [outputs, depth] in panels, or as it was where there are no compiled kernels.
+
+    panels: flat, only `packed_linear` understands it; None without compiled kernels.
+    plain: [outputs, depth], kept only where `panels` is None.
+    bias: [outputs] or None; float32 and padded to whole panels beside `panels`.
+    """
+
+    outputs: int
+    depth: int
+    panels: torch.Tensor | None
+    plain: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
+    """Prepare a weight [outputs, depth] (and bias [outputs]) once; the original may then be freed."""
+    if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ValueError(
+            f"expected weight [outputs, depth] and bias [outputs], got {tuple(weight.shape)} and "
+            f"{None if bias is None else tuple(bias.shape)}"
+        )
+    outputs, depth = weight.shape
+    if depth % 2 or not native.fits(weight):
+        return PackedWeight(outputs, depth, None, weight, bias)
+    padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, -outputs % PANEL))
+    return PackedWeight(outputs, depth, torch.ops.outrider.pack_linear(weight.contiguous()), None, padded)
+
+
+def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    """x [..., depth] times the packed weight, transposed, plus its bias: [..., outputs] in x's type."""
+    if x.shape[-1] != weight.depth:
+        raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
+    if weight.panels is None:
+        assert weight.plain is not None
+        return invariant_linear(x, weight.plain, weight.bias)
+    return torch.ops.outrider.packed_linear(x.contiguous(), weight.panels, weight.bias, weight.outputs)
+
+
+def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """torch's linear with the rows of float32 x padded to whole blocks: a row's bits do not depend on the others.
+
+    x: [..., depth]. weight: [outputs, depth]. bias: [outputs] or None. Other types go to torch as they are.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        return torch.nn.functional.linear(x, weight, bias)
+    flat = x.reshape(-1, x.shape[-1])
+    padded = torch.nn.functional.pad(flat, (0, 0, 0, -flat.shape[0] % ROW_BLOCK))
+    out = torch.nn.functional.linear(padded, weight, bias)[: flat.shape[0]]
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def reference_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """What both mean, in float64."""
+    out = x.double() @ weight.double().T
+    return (out if bias is None else out + bias.double()).to(x.dtype)
