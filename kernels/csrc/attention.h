@@ -2,62 +2,13 @@
 // Every chunk gives a partial softmax; partials are merged in the order of the positions, whoever computed them, and
 // a row's sums never mix with another's: the result of a query depends neither on its batch nor on the threads.
 #pragma once
-#include <algorithm>
-
 #include "kernels.h"
-#include "simd.h"
+#include "product.h"
 
 namespace ISA {
 
 constexpr float MASKED = -1e30f;
-constexpr int64_t STEP = W * BLOCKS;
-
-// out[r][0:width] = sum_i x[r][i] * packed[i][0:width] for `R` rows.
-template <int R, bool PAIRS>
-inline void product(const float* x, int64_t x_stride, const float* packed, int64_t stride, int64_t depth,
-                    int64_t width, float* out, int64_t out_stride) {
-  int64_t column = 0;
-  for (; column + STEP <= width; column += STEP) {
-    Vec sums[R][BLOCKS] = {};
-    for (int64_t i = 0; i < depth; ++i) {
-      Vec right[BLOCKS];
-#pragma GCC unroll 4
-      for (int b = 0; b < BLOCKS; ++b) right[b] = load(packed + i * stride + column + b * W);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const Vec left = splat_bits(x[r * x_stride + i]);
-#pragma GCC unroll 4
-        for (int b = 0; b < BLOCKS; ++b) sums[r][b] = dot<PAIRS>(sums[r][b], left, right[b]);
-      }
-    }
-    for (int r = 0; r < R; ++r)
-      for (int b = 0; b < BLOCKS; ++b) store(out + r * out_stride + column + b * W, sums[r][b]);
-  }
-  for (; column < width; column += W) {
-    Vec sums[R] = {};
-    for (int64_t i = 0; i < depth; ++i) {
-      const Vec right = load(packed + i * stride + column);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[r] = dot<PAIRS>(sums[r], splat_bits(x[r * x_stride + i]), right);
-    }
-    for (int r = 0; r < R; ++r) store(out + r * out_stride + column, sums[r]);
-  }
-}
-
-template <bool PAIRS>
-inline void product(int64_t rows, const float* x, int64_t x_stride, const float* packed, int64_t stride,
-                    int64_t depth, int64_t width, float* out, int64_t out_stride) {
-  for (int64_t r = 0; r < rows; r += ROWS) {
-    const float* from = x + r * x_stride;
-    float* to = out + r * out_stride;
-    switch (std::min<int64_t>(ROWS, rows - r)) {
-      case 1: product<1, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride); break;
-      case 2: product<2, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride); break;
-      case 3: product<3, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride); break;
-      default: product<4, PAIRS>(from, x_stride, packed, stride, depth, width, to, out_stride);
-    }
-  }
-}
+constexpr const float* NONE = nullptr;
 
 // What one thread works with.
 struct Scratch {
@@ -97,15 +48,17 @@ class TileWorker {
     pack(start, keys);
     const int64_t width = (keys + W - 1) / W * W;
     float* weights = s.weights.data();
-    if (pairs) product<true>(rows, s.queries.data(), depth, s.keys.data(), CHUNK, depth, width, weights, CHUNK);
-    else product<false>(rows, s.queries.data(), depth, s.keys.data(), CHUNK, depth, width, weights, CHUNK);
+    const float *queries = s.queries.data(), *packed = s.keys.data();
+    if (pairs) product<true>(rows, queries, depth, packed, CHUNK, depth, width, NONE, weights, CHUNK);
+    else product<false>(rows, queries, depth, packed, CHUNK, depth, width, NONE, weights, CHUNK);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t position = t->first_position + r / group;
       const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
       const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
       soften(weights + r * CHUNK, low, high, width, out + r * state_stride + a.value_dim);
     }
-    product<false>(rows, weights, CHUNK, s.values.data(), a.value_dim, keys, a.value_dim, out, state_stride);
+    product<false>(rows, weights, CHUNK, s.values.data(), a.value_dim, keys, a.value_dim, NONE, out,
+                   state_stride);
   }
 
   void reset(float* state) const {

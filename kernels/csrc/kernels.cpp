@@ -1,6 +1,7 @@
 // Compiled once per instruction set, with -DISA=<namespace> and that set's flags.
 #include "attention.h"
 #include "elementwise.h"
+#include "linear.h"
 
 namespace ISA {
 
@@ -10,6 +11,8 @@ extern const Kernels kernels = {
     {norm<float>, norm<bf16>},
     {silu_mul<float>, silu_mul<bf16>},
     {rope<float>, rope<bf16>},
+    {pack<float>, pack<bf16>},
+    {linear<float>, linear<bf16>},
 };
 
 }  // namespace ISA

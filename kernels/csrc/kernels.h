@@ -36,6 +36,15 @@ struct RopeArgs {
   bool wide_cache;  // cos_sin is float32, otherwise of q's type
 };
 
+constexpr int64_t PANEL = 64;  // outputs of a packed panel
+
+struct LinearArgs {
+  const void *x, *packed;
+  const float* bias;  // null, or one per output, padded to whole panels
+  void* out;
+  int64_t x_stride, rows, row_group, depth, outputs, panels;
+};
+
 template <typename... A>
 using Function = void (*)(A...);
 
@@ -47,6 +56,8 @@ struct Kernels {
   Function<const void*, void*, const void*, void*, int64_t, float, int64_t, int64_t> norm[2];
   Function<const void*, void*, int64_t, int64_t, int64_t> silu_mul[2];
   Function<const RopeArgs&, int64_t, int64_t> rope[2];
+  Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack[2];
+  Function<const LinearArgs&, std::atomic<int64_t>&> linear[2];
 };
 
 namespace scalar {

@@ -112,7 +112,7 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
   return out;
 }
 
-constexpr int64_t GRAIN = 8192;  // numbers a thread should at least get
+constexpr int64_t GRAIN = 65536;  // numbers a thread should at least get: waking one costs as much as 20,000
 
 int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
 
@@ -187,6 +187,36 @@ void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& posi
                    [&](int64_t begin, int64_t end) { kernels().rope[type](a, begin, end); });
 }
 
+// weight [outputs, depth] -> panels, a flat tensor of the same type that only packed_linear understands.
+Tensor pack_linear(const Tensor& weight) {
+  const int type = type_of(weight, "weight");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.size(1) % 2 == 0,
+              "weight must be dense [outputs, even depth], got ", weight.sizes());
+  const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL;
+  Tensor packed = at::empty({panels * PANEL * weight.size(1)}, weight.options());
+  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
+    kernels().pack[type](weight.data_ptr(), packed.data_ptr(), weight.size(0), weight.size(1), begin, end);
+  });
+  return packed;
+}
+
+Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
+  const int type = type_of(x, "x");
+  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
+  TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == x.scalar_type() && packed.numel() == panels * PANEL * depth,
+              "x must be dense and match the packed weight in type and depth");
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
+              "bias must be dense float32, padded to a multiple of ", PANEL);
+  auto sizes = x.sizes().vec();
+  sizes.back() = outputs;
+  Tensor out = at::empty(sizes, x.options());
+  const LinearArgs a{x.data_ptr(), packed.data_ptr(), bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(),
+                     depth, x.numel() / depth, 96, depth, outputs, panels};
+  std::atomic<int64_t> next{0};
+  on_every_thread(panels * ((a.rows + a.row_group - 1) / a.row_group), [&] { kernels().linear[type](a, next); });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(outrider, m) {
@@ -197,6 +227,8 @@ TORCH_LIBRARY(outrider, m) {
   m.def("silu_mul(Tensor x) -> Tensor");
   m.def("rope(Tensor(a!) q, Tensor(b!) k, Tensor? v, Tensor positions, Tensor cos_sin, Tensor(c!)? k_pool, "
         "Tensor(d!)? v_pool, Tensor? slots) -> ()");
+  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {
@@ -204,4 +236,6 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("rms_norm", rms_norm);
   m.impl("silu_mul", silu_mul);
   m.impl("rope", rope);
+  m.impl("pack_linear", pack_linear);
+  m.impl("packed_linear", packed_linear);
 }

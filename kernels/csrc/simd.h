@@ -12,13 +12,12 @@
 namespace ISA {
 
 #if defined(__AVX512F__)
-constexpr int W = 16, BLOCKS = 4;  // lanes of a vector; vectors of one register tile
+constexpr int W = 16, BLOCKS = 4, ROWS = 6;  // lanes of a vector; vectors and rows of a register tile
 #elif defined(__AVX2__)
-constexpr int W = 8, BLOCKS = 2;
+constexpr int W = 8, BLOCKS = 2, ROWS = 4;
 #else
-constexpr int W = 4, BLOCKS = 2;
+constexpr int W = 4, BLOCKS = 2, ROWS = 4;
 #endif
-constexpr int ROWS = 4;  // rows of a register tile
 
 using Vec = float __attribute__((vector_size(W * 4)));
 using IntVec = int32_t __attribute__((vector_size(W * 4)));
@@ -42,7 +41,7 @@ inline Vec load(const bf16* p) {
 }
 inline void store(bf16* p, Vec x) {
 #if defined(__AVX512BF16__)
-  reinterpret_cast<__m256bh&>(*p) = _mm512_cvtneps_pbh(x);
+  *reinterpret_cast<Half*>(p) = reinterpret_cast<Half>(_mm512_cvtneps_pbh(x));
 #else
   const IntVec bits = reinterpret_cast<IntVec>(x);
   const IntVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest even

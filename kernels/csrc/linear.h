@@ -1,0 +1,57 @@
+// y = x W^T + bias with W packed once into panels of PANEL output columns, so that a step reads every weight once, in
+// order. Few rows: memory-bound. The sum over the depth has one order for any number of rows: batch-invariant.
+#pragma once
+#include "kernels.h"
+#include "product.h"
+
+namespace ISA {
+
+// Panel p holds outputs p * PANEL ...; [depth][PANEL] numbers, or pairs of bf16 where the processor multiplies those.
+template <typename T>
+void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
+  const T* from = static_cast<const T*>(weight);
+  T* to = static_cast<T*>(panels) + begin * PANEL * depth;
+  constexpr int64_t GROUP = HAS_PAIRS && sizeof(T) == 2 ? 2 : 1;
+  for (int64_t panel = begin; panel < end; ++panel)
+    for (int64_t i = 0; i < depth; i += GROUP)
+      for (int64_t c = panel * PANEL; c < (panel + 1) * PANEL; ++c)
+        for (int64_t g = 0; g < GROUP; ++g) *to++ = c < outputs ? from[c * depth + i + g] : T{};
+}
+
+template <typename T>
+void linear(const LinearArgs& a, std::atomic<int64_t>& next) {
+  constexpr bool PAIRS = HAS_PAIRS && sizeof(T) == 2;
+  static thread_local std::vector<float> widened;
+  static thread_local std::vector<T> edge;
+  const int64_t depth = PAIRS ? a.depth / 2 : a.depth, groups = (a.rows + a.row_group - 1) / a.row_group;
+  for (int64_t item; (item = next++) < a.panels * groups;) {
+    const int64_t column = item / groups * PANEL, row = item % groups * a.row_group;
+    const int64_t rows = std::min(a.row_group, a.rows - row), width = std::min(PANEL, a.outputs - column);
+    const T* from = static_cast<const T*>(a.x) + row * a.x_stride;
+    const float* x = reinterpret_cast<const float*>(from);
+    int64_t x_stride = PAIRS ? a.x_stride / 2 : a.x_stride;
+    if (sizeof(T) == 2 && !PAIRS) {
+      widened.resize(rows * depth);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < depth; ++i) widened[r * depth + i] = scalar(from[r * a.x_stride + i]);
+      x = widened.data();
+      x_stride = depth;
+    }
+    T* out = static_cast<T*>(a.out) + row * a.outputs + column;
+    int64_t out_stride = a.outputs;
+    const bool narrow = width % W != 0;  // the last outputs do not fill a vector
+    if (narrow) {
+      edge.resize(rows * PANEL);
+      out = edge.data();
+      out_stride = PANEL;
+    }
+    using Panel = std::conditional_t<PAIRS, float, T>;
+    const Panel* panel = reinterpret_cast<const Panel*>(static_cast<const T*>(a.packed) + column * a.depth);
+    const float* bias = a.bias ? a.bias + column : nullptr;
+    product<PAIRS>(rows, x, x_stride, panel, PANEL, depth, (width + W - 1) / W * W, bias, out, out_stride);
+    for (int64_t r = 0; narrow && r < rows; ++r)
+      std::memcpy(static_cast<T*>(a.out) + (row + r) * a.outputs + column, out + r * PANEL, width * sizeof(T));
+  }
+}
+
+}  // namespace ISA
