@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -25,8 +25,13 @@ from outrider.server.settings import Settings
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
-def build(settings: Settings, engine: Engine, lifecycle: Lifecycle, on_start: Callable[[], Awaitable[None]]) -> FastAPI:
-    """on_start runs in the event loop, before the first request is taken."""
+def build(
+    settings: Settings,
+    engine: Engine,
+    lifecycle: Lifecycle,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+) -> FastAPI:
+    """lifespan is entered before the first request is taken, and left after the last."""
     manager = engine.tokenizer_manager
     created = int(time.time())
     limits = validation.Limits(
@@ -39,11 +44,6 @@ def build(settings: Settings, engine: Engine, lifecycle: Lifecycle, on_start: Ca
     chat = completions.ChatHandler(manager, engine.template_manager)
     text = completions.TextHandler(manager, engine.template_manager)
     metrics = HttpMetrics()
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await on_start()
-        yield
 
     app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     api_errors.install(app)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass
 from http import HTTPStatus
 from multiprocessing.process import BaseProcess
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.parser.template_manager import TemplateManager
 
-# Grace for the scheduler to leave by itself (it frees GPU memory) before it is killed.
-SCHEDULER_EXIT_SECONDS = 10.0
+# Grace for the scheduler to free what it holds (GPU memory) before it is killed.
+EXIT_SECONDS = 10.0
 
 
 class EngineDied(Exception):
@@ -73,20 +74,20 @@ class Engine:
         """Tell the scheduler to give up everything."""
         self.tokenizer_manager.abort_request(abort_all=True)
 
-    def stop(self) -> None:
-        """End the processes, politely first; returns when they are gone."""
-        if not self.dead_processes():
-            try:
-                from sglang.srt.managers.io_struct import ShutdownReq
+    def ask_to_exit(self) -> None:
+        """Ask the scheduler to free what it holds and leave; called in the event loop that talks to it."""
+        try:
+            from sglang.srt.managers.io_struct import ShutdownReq
+        except ImportError:  # older SGLang knows no polite way
+            return
+        self.tokenizer_manager._dispatch_to_scheduler(ShutdownReq())
 
-                self.tokenizer_manager._dispatch_to_scheduler(ShutdownReq())
-            except ImportError:  # older SGLang knows no polite way
-                pass
-            else:
-                deadline = time.monotonic() + SCHEDULER_EXIT_SECONDS
-                for name, process in self.processes.items():
-                    if name.startswith("scheduler"):
-                        process.join(max(0.0, deadline - time.monotonic()))
+    def stop(self, grace: float) -> None:
+        """Wait for the scheduler to leave, then end what is left; returns when all processes are gone."""
+        deadline = time.monotonic() + grace
+        for name, process in self.processes.items():
+            if name.startswith("scheduler"):
+                process.join(max(0.0, deadline - time.monotonic()))
         _kill_children()
 
 
@@ -107,11 +108,8 @@ def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
 
 
 def _start(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path) -> Engine:
-    from sglang.srt.plugins import load_plugins
-
     _quieten(settings)
-    load_plugins()
-    _require_plugin(settings)
+    _load_plugin()
 
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
@@ -154,24 +152,38 @@ def _set_environment(settings: Settings) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _require_plugin(settings: Settings) -> None:
-    """SGLang logs a plugin that fails to load and goes on without it; we do not."""
+def _load_plugin() -> None:
+    """SGLang logs a plugin that fails and goes on without it; a server of ours must not."""
+    from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from outrider.server.sglang_args import ALGORITHM
 
-    if settings.drafter != "off":
-        try:
-            SpeculativeAlgorithm.from_string(ALGORITHM)
-        except (KeyError, ValueError):
-            raise UserError(
-                "SGLang did not load Outrider's plugin; reinstall Outrider (its entry points are missing), "
-                "or unset SGLANG_PLUGINS and SGLANG_PLATFORM"
-            ) from None
+    failures: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            failures.append(repr(record.exc_info[1]))
+        return not record.exc_info
+
+    plugins_logger = logging.getLogger("sglang.srt.plugins")
+    plugins_logger.addFilter(note)
+    load_plugins()
+    plugins_logger.removeFilter(note)
+    try:
+        SpeculativeAlgorithm.from_string(ALGORITHM)
+    except (KeyError, ValueError):
+        failures.append("its entry points are missing, or SGLANG_PLUGINS or SGLANG_PLATFORM exclude it")
+    if failures:
+        raise UserError(f"SGLang could not load Outrider's plugin: {failures[0]}; reinstall Outrider")
 
 
 def _quieten(settings: Settings) -> None:
+    """SGLang warns of much that is meant so here (no GPU, no CUDA graphs); info and debug show it."""
     logging.basicConfig(level=settings.log_level.upper())
+    if settings.log_level not in ("debug", "info"):
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for the processes that are started
     logging.getLogger("sglang.srt.entrypoints.engine").addFilter(
         lambda record: not record.getMessage().startswith("Using custom SIGQUIT handler")
     )

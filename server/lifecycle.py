@@ -7,8 +7,9 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from enum import Enum
+from typing import Any
 
 import uvicorn
 
@@ -38,6 +39,7 @@ class Lifecycle:
         self.in_flight = 0
         self.server: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
 
     @property
     def healthy(self) -> bool:
@@ -58,7 +60,14 @@ class Lifecycle:
             loop.add_signal_handler(number, self._on_stop_signal)
         # A process of the engine that catches its own failure reports it so.
         loop.add_signal_handler(signal.SIGQUIT, self.fail, "the engine reported a failure")
-        self._run(self._watch())
+        self._watcher = self._run(self._watch())
+
+    def end(self) -> None:
+        """The last request is answered: let the engine go, and no longer mind that it does."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self.healthy:
+            self.engine.ask_to_exit()
 
     def up(self) -> None:
         if self.state is State.STARTING:
@@ -103,8 +112,7 @@ class Lifecycle:
 
     async def _watch(self) -> None:
         names = await self.engine.wait_for_death()
-        if self.state is not State.DRAINING or self.in_flight:
-            self.fail(f"{' and '.join(names)} died")
+        self.fail(f"{' and '.join(names)} died")
 
     async def _linger(self) -> None:
         await asyncio.sleep(LINGER_SECONDS)
@@ -114,8 +122,9 @@ class Lifecycle:
         if self.server is not None:
             self.server.should_exit = True
 
-    def _run(self, coroutine) -> None:
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # The loop keeps only weak references to tasks.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

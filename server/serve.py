@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ from outrider.server.errors import UserError
 from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, LOG_LEVELS, Settings
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from outrider.server.engine import Engine
     from outrider.server.lifecycle import Lifecycle
 
@@ -91,10 +93,13 @@ def run(args: argparse.Namespace) -> int:
     from outrider.server import engine as engines
 
     engine = engines.start(settings, model, plan)
+    grace = 0.0
     try:
-        return _serve(settings, engine, listener)
+        exit_code = _serve(settings, engine, listener)
+        grace = engines.EXIT_SECONDS if exit_code == 0 else 0.0
+        return exit_code
     finally:
-        engine.stop()
+        engine.stop(grace)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -125,9 +130,13 @@ def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
 
     lifecycle = Lifecycle(engine, settings.drain_seconds)
 
-    async def on_start() -> None:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await _start_engine_loop(engine, lifecycle, settings)
-        _announce(settings, engine)
+        if lifecycle.accepting:
+            _announce(settings, engine)
+        yield
+        lifecycle.end()
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -137,7 +146,7 @@ def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
 
     server = Server(
         uvicorn.Config(
-            app.build(settings, engine, lifecycle, on_start),
+            app.build(settings, engine, lifecycle, lifespan),
             log_level=settings.log_level,
             access_log=settings.log_level in ("debug", "info"),
             loop="uvloop",

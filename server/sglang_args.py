@@ -77,7 +77,8 @@ def build(settings: Settings, model: Model, memory: MemoryPlan) -> ServerArgs:
         "context_length": context,
         "max_total_tokens": memory.max_total_tokens,
         "disable_radix_cache": settings.disable_radix_cache,
-        "log_level": settings.log_level,
+        # SGLang warns of much that is meant so here (no GPU, no CUDA graphs); info and debug show it.
+        "log_level": "error" if settings.log_level == "warning" else settings.log_level,
         "enable_metrics": True,
         "enable_cache_report": True,
     }
