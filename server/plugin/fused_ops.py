@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from outrider.kernels import fused
-from outrider.kernels.linear import linear
+from outrider.kernels.linear import PackedWeight, pack, packed_linear
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
@@ -24,20 +25,36 @@ def register() -> None:
     for op, forward in ((RMSNorm, _rms_norm), (SiluAndMul, _silu_and_mul), (RotaryEmbedding, _rope)):
         BaseFusedOp.register_oot_forward(op, forward, DISPATCH_KEY)
     # Matrix products are no operator of that dispatch.
-    UnquantizedLinearMethod.apply = _linear
-    head = LogitsProcessor._compute_lm_head
+    UnquantizedLinearMethod.process_weights_after_loading = _pack_layer
+    UnquantizedLinearMethod.apply = _apply_linear
+    LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head)
+
+
+def _pack_layer(self: Any, layer: Any) -> None:
+    """Lay a linear layer's weight out for our kernel, once it is loaded; the original is freed."""
+    layer.packed = pack(layer.weight.data)
+    if layer.packed.panels is not None:
+        layer.weight.data = layer.weight.data.new_empty(0)
+
+
+def _apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    out = packed_linear(x, layer.packed)
+    return out if bias is None else out.add_(bias)
+
+
+def _lm_head_with_fallback(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too."""
 
     def compute_lm_head(self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None) -> torch.Tensor:
         plain = type(lm_head).__name__ in ("ParallelLMHead", "VocabParallelEmbedding") and not self.use_fp32_lm_head
-        if plain and bias is None and lm_head.weight.dtype == hidden.dtype:
-            return linear(hidden, lm_head.weight)
-        return head(self, hidden, lm_head, bias)
+        if not plain or bias is not None or lm_head.weight.dtype != hidden.dtype:
+            return original(self, hidden, lm_head, bias)
+        packed: PackedWeight | None = getattr(lm_head, "packed", None)
+        if packed is None:
+            packed = lm_head.packed = pack(lm_head.weight.data)
+        return packed_linear(hidden, packed)
 
-    LogitsProcessor._compute_lm_head = compute_lm_head
-
-
-def _linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return linear(x, layer.weight, bias)
+    return compute_lm_head
 
 
 def _rms_norm(
