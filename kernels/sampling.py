@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kernels import native
+
 HEAD = 1024
 """Candidates looked at before a row is sorted completely; nearly every filtered row keeps fewer."""
 BLOCK = 256
@@ -39,6 +41,21 @@ def target_probs(
     [B, V] float32, each row sums to 1 up to rounding; an excluded token has exactly 0.
     """
     _check_rules(logits, temperatures, top_ks, top_ps, min_ps)
+    if logits.stride(1) == 1 and native.fits(logits):
+        top_ks = None if top_ks is None else top_ks.long().contiguous()
+        rules = [None if rule is None else rule.float().contiguous() for rule in (top_ps, min_ps)]
+        return torch.ops.outrider.target_probs(logits, temperatures.float().contiguous(), top_ks, *rules)
+    return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
+
+
+def torch_target_probs(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor | None = None,
+    top_ps: torch.Tensor | None = None,
+    min_ps: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`target_probs` without compiled kernels, on any device: no loop over rows, seldom a complete sort."""
     greedy = temperatures <= 0
     probs = torch.softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
     cut = torch.zeros_like(greedy)
@@ -133,6 +150,13 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """
     if weights.dim() != 2 or uniforms.shape != weights.shape[:1]:
         raise ValueError(f"expected weights [B, V] and uniforms [B], got {weights.shape} and {uniforms.shape}")
+    if weights.dtype == torch.float32 and weights.is_contiguous() and native.fits(weights):
+        return torch.ops.outrider.inverse_cdf(weights, uniforms.float().contiguous())
+    return torch_inverse_cdf(weights, uniforms)
+
+
+def torch_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """`inverse_cdf` without compiled kernels, on any device."""
     width = min(BLOCK, weights.shape[1])
     blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % width))
     blocks = blocks.view(weights.shape[0], -1, width)

@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "sampling.h"
 
 namespace ISA {
 
@@ -13,6 +14,8 @@ extern const Kernels kernels = {
     {rope<float>, rope<bf16>},
     {pack<float>, pack<bf16>},
     {linear<float>, linear<bf16>},
+    {target_probs<float>, target_probs<bf16>},
+    inverse_cdf,
 };
 
 }  // namespace ISA

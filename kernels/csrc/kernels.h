@@ -45,6 +45,15 @@ struct LinearArgs {
   int64_t x_stride, rows, row_group, depth, outputs, panels;
 };
 
+struct ProbsArgs {
+  const void* logits;
+  float* out;
+  const float* temperatures;
+  const int64_t* top_ks;
+  const float *top_ps, *min_ps;  // these three may be null: off
+  int64_t rows, vocab, stride;
+};
+
 template <typename... A>
 using Function = void (*)(A...);
 
@@ -58,6 +67,8 @@ struct Kernels {
   Function<const RopeArgs&, int64_t, int64_t> rope[2];
   Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack[2];
   Function<const LinearArgs&, std::atomic<int64_t>&> linear[2];
+  Function<const ProbsArgs&, std::atomic<int64_t>&> target_probs[2];
+  Function<const float*, const float*, int64_t*, int64_t, int64_t, int64_t> inverse_cdf;
 };
 
 namespace scalar {

@@ -217,6 +217,34 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   return out;
 }
 
+Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std::optional<Tensor>& top_ks,
+                    const std::optional<Tensor>& top_ps, const std::optional<Tensor>& min_ps) {
+  const int type = type_of(logits, "logits");
+  TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.size(1) < INT32_MAX, "logits must be [rows, vocab]");
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  for (const auto& rule : {std::make_optional(temperatures), top_ks, top_ps, min_ps})
+    TORCH_CHECK(!rule || (rule->is_contiguous() && rule->numel() == rows), "every rule needs one value per row");
+  Tensor out = at::empty({rows, vocab}, logits.options().dtype(at::kFloat));
+  const ProbsArgs a{logits.data_ptr(), out.data_ptr<float>(), temperatures.data_ptr<float>(),
+                    top_ks ? top_ks->data_ptr<int64_t>() : nullptr, top_ps ? top_ps->data_ptr<float>() : nullptr,
+                    min_ps ? min_ps->data_ptr<float>() : nullptr, rows, vocab, logits.stride(0)};
+  std::atomic<int64_t> next{0};
+  on_every_thread(rows, [&] { kernels().target_probs[type](a, next); });
+  return out;
+}
+
+Tensor inverse_cdf(const Tensor& weights, const Tensor& uniforms) {
+  TORCH_CHECK(weights.dim() == 2 && weights.is_contiguous() && weights.size(1) > 0 && uniforms.is_contiguous() &&
+                  uniforms.sizes() == weights.sizes().slice(0, 1),
+              "expected dense weights [rows, vocab] and uniforms [rows]");
+  Tensor out = at::empty({weights.size(0)}, weights.options().dtype(at::kLong));
+  at::parallel_for(0, weights.size(0), grain(weights.size(1)), [&](int64_t begin, int64_t end) {
+    kernels().inverse_cdf(weights.data_ptr<float>(), uniforms.data_ptr<float>(), out.data_ptr<int64_t>(),
+                          weights.size(1), begin, end);
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(outrider, m) {
@@ -229,6 +257,8 @@ TORCH_LIBRARY(outrider, m) {
         "Tensor(d!)? v_pool, Tensor? slots) -> ()");
   m.def("pack_linear(Tensor weight) -> Tensor");
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+  m.def("target_probs(Tensor logits, Tensor temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps) -> Tensor");
+  m.def("inverse_cdf(Tensor weights, Tensor uniforms) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {
@@ -238,4 +268,6 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("rope", rope);
   m.impl("pack_linear", pack_linear);
   m.impl("packed_linear", packed_linear);
+  m.impl("target_probs", target_probs);
+  m.impl("inverse_cdf", inverse_cdf);
 }
