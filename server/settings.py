@@ -9,6 +9,7 @@ from outrider.server.errors import UserError
 from outrider.server.plugin_config import PluginConfig
 
 DRAFTERS = ("ngram", "off")
+MEASURING_DRAFTER = "fixed"  # not for users: steps of an exact shape, see bench_steps.py
 DTYPES = ("auto", "bfloat16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -52,7 +53,7 @@ class Settings:
     sglang_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self._require_one_of("drafter", DRAFTERS)
+        self._require_one_of("drafter", (*DRAFTERS, MEASURING_DRAFTER))
         self._require_one_of("dtype", DTYPES)
         self._require_one_of("device", DEVICES)
         self._require_one_of("log_level", LOG_LEVELS)

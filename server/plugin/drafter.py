@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.server.plugin_config import PluginConfig
 
@@ -15,4 +16,6 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
         return None
     if config.drafter == "ngram":
         return NgramDrafter(config.gamma)
+    if config.drafter == "fixed":
+        return FixedDrafter(config.gamma)
     raise ValueError(f"unknown drafter {config.drafter!r}; known: ngram, off")

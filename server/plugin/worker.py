@@ -54,7 +54,7 @@ class SpeculativeWorker(BaseSpecWorker):
         slots = runner.token_to_kv_pool.size + runner.token_to_kv_pool.page_size  # slot 0.. of the padding page
         self.device = runner.device
         self.history = SlotTokens(slots, self.device)
-        self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.device)
+        self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
         self.drafter: Drafter | None = load_drafter(self.config, runner)
         if self.drafter is not None:
             self.drafter.allocate(slots)
@@ -180,8 +180,8 @@ class SpeculativeWorker(BaseSpecWorker):
     ) -> Draft:
         """Drafts for every request; those that switched speculation off get length 0."""
         gamma = self.width - 1
-        enabled = self.requests.enabled[rows]
-        if self.drafter is None or not bool(enabled.any()):
+        limits = self.requests.limits[rows]
+        if self.drafter is None or not bool(limits.any()):
             shape = (len(rows), gamma)
             return Draft(
                 tokens=torch.zeros(shape, dtype=torch.int64, device=self.device),
@@ -200,7 +200,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 uniforms=uniforms(seeds, seq_lens, gamma, Purpose.DRAFT),
             )
         )
-        return Draft(draft.tokens, draft.lens * enabled, draft.confidence, draft.probs, draft.vocab)
+        return Draft(draft.tokens, torch.minimum(draft.lens, limits), draft.confidence, draft.probs, draft.vocab)
 
     def _verify(self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor) -> GenerationBatchResult:
         batch.forward_mode = ForwardMode.TARGET_VERIFY
