@@ -1,0 +1,207 @@
+"""What cannot be served is refused with a 4xx in OpenAI's format that says what was wrong."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from running import Server
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**fields: object) -> dict[str, object]:
+    return {"messages": HELLO, "max_tokens": 4} | fields
+
+
+def text(**fields: object) -> dict[str, object]:
+    return {"prompt": "Hello", "max_tokens": 4} | fields
+
+
+def schema(content: object) -> dict[str, object]:
+    return chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": content}})
+
+
+# id: (route, body, param, a part of the message)
+CASES: dict[str, tuple[str, object, str | None, str]] = {
+    "not an object": (CHAT, [1], None, "an array"),
+    "unknown field": (CHAT, chat(temprature=1), "temprature", "did you mean 'temperature'"),
+    "unknown field in a message": (
+        CHAT,
+        chat(messages=[{"role": "user", "content": "x", "contnt": "y"}]),
+        "messages[0].contnt",
+        "did you mean 'content'",
+    ),
+    "unknown field in speculation": (CHAT, chat(speculation={"enable": True}), "speculation.enable", "enable"),
+    "unknown field in stream_options": (
+        CHAT,
+        chat(stream=True, stream_options={"includ_usage": True}),
+        "stream_options.includ_usage",
+        "include_usage",
+    ),
+    "field of OpenAI's we lack": (CHAT, chat(store=True), "store", "does not support"),
+    "code in a request": (CHAT, chat(custom_logit_processor="x"), "custom_logit_processor", "does not support"),
+    "parameters past our own": (CHAT, chat(custom_params={"a": 1}), "custom_params", "speculation"),
+    "stalling pattern": (CHAT, chat(stop_regex="(a+)+$"), "stop_regex", "does not support"),
+    "adapter": (CHAT, chat(lora_path="x"), "lora_path", "does not support"),
+    "disaggregation": (TEXT, text(bootstrap_host="10.0.0.1"), "bootstrap_host", "does not support"),
+    "no messages": (CHAT, {"max_tokens": 4}, "messages", "required"),
+    "empty messages": (CHAT, chat(messages=[]), "messages", "empty"),
+    "messages of a wrong type": (CHAT, chat(messages="hi"), "messages", "array"),
+    "message of a wrong type": (CHAT, chat(messages=["hi"]), "messages[0]", "object"),
+    "unknown role": (CHAT, chat(messages=[{"role": "boss", "content": "x"}]), "messages[0].role", "user"),
+    "no content": (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content", "required"),
+    "content of a wrong type": (CHAT, chat(messages=[{"role": "user", "content": 3}]), "messages[0].content", "string"),
+    "image": (
+        CHAT,
+        chat(
+            messages=[
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}
+            ]
+        ),
+        "messages[0].content[0]",
+        "text only",
+    ),
+    "temperature as a string": (CHAT, chat(temperature="hot"), "temperature", "number"),
+    "number as a string": (CHAT, chat(max_tokens="5"), "max_tokens", "integer"),
+    "boolean as a number": (CHAT, chat(stream=1), "stream", "boolean"),
+    "negative temperature": (CHAT, chat(temperature=-1), None, "temperature"),
+    "top_p of zero": (CHAT, chat(top_p=0), None, "top_p"),
+    "penalty out of range": (CHAT, chat(presence_penalty=9), None, "presence_penalty"),
+    "n of zero": (CHAT, chat(n=0), "n", "from 1 to 16"),
+    "n too large": (CHAT, chat(n=100_000), "n", "from 1 to 16"),
+    "too many choices": (TEXT, text(prompt=["a"] * 10, n=2), "prompt", "20 choices"),
+    "max_tokens of zero": (CHAT, chat(max_tokens=0), "max_tokens", "from 1"),
+    "max_tokens beyond the context": (CHAT, chat(max_tokens=5000), "max_tokens", "4095"),
+    "max_tokens too many after the prompt": (CHAT, chat(max_tokens=4090), None, "context length"),
+    "prompt beyond the context": (CHAT, chat(messages=[{"role": "user", "content": "no " * 5000}]), None, "context"),
+    "prompt beyond the context, streamed": (TEXT, text(prompt="no " * 5000, stream=True), None, "context"),
+    "no prompt": (TEXT, {"max_tokens": 4}, "prompt", "required"),
+    "empty prompt": (TEXT, text(prompt=""), "prompt", "empty"),
+    "empty prompt among others": (TEXT, text(prompt=["a", ""]), "prompt", "empty"),
+    "token id beyond the vocabulary": (TEXT, text(prompt=[1, 10_000_000]), "prompt", "token ids"),
+    "negative token id": (TEXT, text(prompt=[-1]), "prompt", "token ids"),
+    "best_of": (TEXT, text(best_of=3), "best_of", "does not support"),
+    "suffix": (TEXT, text(suffix="x"), "suffix", "does not support"),
+    "echo with logprobs": (TEXT, text(echo=True, logprobs=1), "echo", "logprobs"),
+    "top_logprobs alone": (CHAT, chat(top_logprobs=2), "top_logprobs", "logprobs=true"),
+    "top_logprobs too many": (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "from 0 to 20"),
+    "empty stop": (CHAT, chat(stop=["a", ""]), "stop", "empty"),
+    "too many stops": (CHAT, chat(stop=["a"] * 33), "stop", "32"),
+    "bias of an unknown token": (CHAT, chat(logit_bias={"999999": 1}), "logit_bias", "token ids"),
+    "bias of no token": (CHAT, chat(logit_bias={"the": 1}), "logit_bias", "token ids"),
+    "bias too large": (CHAT, chat(logit_bias={"5": 1e9}), "logit_bias", "-100 to 100"),
+    "seed as a fraction": (CHAT, chat(seed=1.5), "seed", "integer"),
+    "seed too large": (CHAT, chat(seed=2**63), None, "seed"),
+    "stream_options without stream": (CHAT, chat(stream_options={"include_usage": True}), "stream_options", "stream"),
+    "unknown format": (CHAT, chat(response_format={"type": "yaml"}), "response_format.type", "json_schema"),
+    "schema missing": (
+        CHAT,
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "x"}}),
+        "response_format.json_schema.schema",
+        "required",
+    ),
+    "schema with an unknown type": (CHAT, schema({"type": "banana"}), "response_format.json_schema.schema", "banana"),
+    "schema we cannot hold": (
+        CHAT,
+        schema({"type": "array", "uniqueItems": True}),
+        "response_format.json_schema.schema",
+        "uniqueItems",
+    ),
+    "schema with a loose reference": (
+        CHAT,
+        schema({"$ref": "#/$defs/nothing"}),
+        "response_format.json_schema.schema",
+        "nothing",
+    ),
+    "schema too large": (
+        CHAT,
+        schema({"enum": ["x" * 100] * 1000}),
+        "response_format.json_schema.schema",
+        "larger than",
+    ),
+    "invalid regex": (CHAT, chat(regex="(["), "regex", "not valid"),
+    "invalid grammar": (CHAT, chat(ebnf="root ::= ("), "ebnf", "not valid"),
+    "two grammars": (CHAT, chat(ebnf='root ::= "a"', regex="a"), "ebnf", "exclude each other"),
+    "tools without a parser": (
+        CHAT,
+        chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),
+        "tools",
+        "--tool-call-parser",
+    ),
+    "template from outside": (CHAT, chat(chat_template_kwargs={"chat_template": "{{ 1 }}"}), None, "chat_template"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_request_is_refused_with_the_reason(server: Server, name: str) -> None:
+    route, body, param, message = CASES[name]
+    response = httpx.post(server.url + route, json=body, timeout=30)
+    assert_error(response, 400, param=param, message=message)
+
+
+def assert_error(response: httpx.Response, status: int, *, param: str | None = None, message: str = "") -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert message in error["message"]
+    assert "\n" not in error["message"]
+    assert "pydantic" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"messages": NaN}', "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"prompt": "\xff\xfe"}', "not valid UTF-8 at byte 12"),
+        (b'{"prompt": "\\ud800"}', "not valid JSON"),
+    ],
+    ids=["empty", "cut off", "NaN", "deep", "UTF-8", "surrogate"],
+)
+def test_body_that_is_not_json(server: Server, data: bytes, message: str) -> None:
+    response = httpx.post(server.url + TEXT, content=data, headers={"Content-Type": "application/json"})
+    assert_error(response, 400, message=message)
+
+
+def test_wrong_content_type(server: Server) -> None:
+    response = httpx.post(server.url + CHAT, data={"prompt": "Hello"})
+    assert_error(response, 415, message="application/json")
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "streamed"])
+def test_body_beyond_ten_megabytes(server: Server, declared: bool) -> None:
+    body = json.dumps(text(prompt="x" * (10 * 2**20 + 1))).encode()
+    content = body if declared else iter([body[start : start + 65536] for start in range(0, len(body), 65536)])
+    with httpx.Client() as http:
+        response = http.post(server.url + TEXT, content=content, headers={"Content-Type": "application/json"})
+    assert_error(response, 413, message="larger than")
+
+
+def test_body_just_below_ten_megabytes_is_read(server: Server) -> None:
+    body = json.dumps(text(prompt="", user="x" * (10 * 2**20 - 200)))
+    response = httpx.post(server.url + TEXT, content=body, headers={"Content-Type": "application/json"}, timeout=30)
+    assert_error(response, 400, param="prompt", message="empty")
+
+
+def test_unknown_model(server: Server) -> None:
+    assert_error(
+        httpx.post(server.url + CHAT, json=chat(model="gpt-9")), 404, param="model", message="'gpt-9' is not served"
+    )
+    assert_error(httpx.get(server.url + "/v1/models/gpt-9"), 404, param="model", message="gpt-9")
+
+
+def test_unknown_route_and_method(server: Server) -> None:
+    assert_error(httpx.post(server.url + "/v1/embeddings", json={}), 404, message="/v1/embeddings")
+    assert_error(httpx.get(server.url + CHAT), 405, message="GET")
+
+
+def test_null_means_not_given(server: Server) -> None:
+    response = httpx.post(server.url + CHAT, json=chat(temperature=None, stop=None, store=None), timeout=60)
+    assert response.status_code == 200, response.text

@@ -1,0 +1,80 @@
+"""Routes beside OpenAI's: health, readiness, metrics; and who can reach the server."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+
+import httpx
+import openai
+import psutil
+from running import Server
+
+
+def test_health_and_ready(server: Server) -> None:
+    assert httpx.get(server.url + "/health").json() == {"status": "ok", "dead_processes": []}
+    assert httpx.get(server.url + "/ready").json() == {"status": "up"}
+
+
+def test_health_generates_nothing(server: Server) -> None:
+    def generated() -> float:
+        return metric(server, "sglang:prompt_tokens_total")
+
+    before = generated()
+    for _ in range(5):
+        assert server.status("/health") == 200
+    assert generated() == before
+
+
+def test_metrics_count_requests(server: Server, client: openai.OpenAI, model: str) -> None:
+    name = 'outrider_http_requests_total{path="/v1/completions",status="200"}'
+    before = metric(server, name)
+    client.completions.create(model=model, prompt="Hello", max_tokens=2)
+    assert metric(server, name) == before + 1
+
+
+def test_paths_that_clients_invent_make_no_series(server: Server) -> None:
+    httpx.get(server.url + "/v1/made-up")
+    assert "made-up" not in httpx.get(server.url + "/metrics").text
+
+
+def test_nothing_listens_beyond_localhost(server: Server) -> None:
+    processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    listening = [
+        connection.laddr
+        for process in processes
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert server.port in {address.port for address in listening}
+    assert all(address.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for address in listening), listening
+
+
+def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
+    request = {"model": model, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=request | {"stream": True}, timeout=60) as response:
+        next(response.iter_lines())
+        wait_until(lambda: metric(server, "sglang:num_running_reqs") >= 1, 30)
+    # A request that is not streamed, too: its client gives up waiting.
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(server.url + "/v1/completions", json=request, timeout=1)
+    wait_until(lambda: metric(server, "sglang:num_running_reqs") == 0, 60)
+    # All slots are usable again: a request that needs nearly all of them is served.
+    answer = httpx.post(
+        server.url + "/v1/completions", json={"model": model, "prompt": "no " * 3500, "max_tokens": 1}, timeout=120
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def metric(server: Server, name: str) -> float:
+    """Sum of a metric's samples; 0 where there is none yet. A name without labels matches all labels."""
+    pattern = re.compile(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)", re.MULTILINE)
+    return sum(float(value) for value in pattern.findall(httpx.get(server.url + "/metrics").text))
+
+
+def wait_until(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)

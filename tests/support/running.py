@@ -1,0 +1,94 @@
+"""A real server for tests: `outrider serve` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+OUTRIDER = Path(sys.executable).with_name("outrider")
+# Far more than a start takes: machines that run tests are busy.
+START_SECONDS = 180
+
+
+class Server:
+    """A started `outrider serve`."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [OUTRIDER, "serve", "--port", str(self.port), *flags],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> Server:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                pytest.fail(f"the server ended with {self.process.returncode}:\n{self.output()}")
+            if self.status("/ready") == 200:
+                return self
+            time.sleep(0.2)
+        self.kill()
+        pytest.fail(f"the server was not ready after {START_SECONDS} s:\n{self.output()}")
+
+    def status(self, path: str) -> int | None:
+        """Status of a GET; None where nothing answers."""
+        try:
+            return httpx.get(self.url + path, timeout=5).status_code
+        except httpx.TransportError:
+            return None
+
+    def client(self, **options: object) -> openai.OpenAI:
+        return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0} | options)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The engine's processes, by the part of their title after 'sglang::'."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        titles = {child: " ".join(child.cmdline()) for child in found}
+        return {title.partition("::")[2].split()[0]: child for child, title in titles.items() if "sglang::" in title}
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def stop(self) -> int:
+        """Exit code after SIGTERM."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End the server and whatever it started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(20)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Environment for a started command: never ask the hub."""
+    return os.environ | {"HF_HUB_OFFLINE": "1"} | changes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
