@@ -23,7 +23,7 @@ class TileWorker {
       : a(args), s(scratch), group(args.q_heads / args.kv_heads), state_stride(args.value_dim + 2),
         pairs(HAS_PAIRS && sizeof(T) == 2 && args.head_dim % (2 * W) == 0),
         depth(pairs ? args.head_dim / 2 : args.head_dim) {
-    s.keys.resize(a.head_dim * CHUNK);
+    s.keys.resize(a.head_dim * STEP);
     s.values.resize(CHUNK * a.value_dim);
   }
 
@@ -45,20 +45,32 @@ class TileWorker {
   // The partial softmax of one chunk, [rows][state_stride].
   void partial(int64_t chunk, float* out) {
     const int64_t start = chunk * CHUNK, keys = std::min(CHUNK, t->end - start);
-    pack(start, keys);
+    const int32_t* slots = a.page_table + a.rows[t->request] * a.page_stride + start;
     const int64_t width = (keys + W - 1) / W * W;
     float* weights = s.weights.data();
-    const float *queries = s.queries.data(), *packed = s.keys.data();
-    if (pairs) product<true>(rows, queries, depth, packed, CHUNK, depth, width, NONE, weights, CHUNK);
-    else product<false>(rows, queries, depth, packed, CHUNK, depth, width, NONE, weights, CHUNK);
+    for (int64_t j = 0; j < keys; j += STEP) {
+      const int64_t some = std::min(STEP, width - j);
+      pack_keys(slots, j, keys);
+      const float* queries = s.queries.data();
+      const auto packed = [this](int64_t i) { return s.keys.data() + i * STEP; };
+      if (pairs) product<true>(rows, queries, depth, packed, depth, some, NONE, weights + j, CHUNK);
+      else product<false>(rows, queries, depth, packed, depth, some, NONE, weights + j, CHUNK);
+    }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t position = t->first_position + r / group;
       const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
       const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
       soften(weights + r * CHUNK, low, high, width, out + r * state_stride + a.value_dim);
     }
-    product<false>(rows, weights, CHUNK, s.values.data(), a.value_dim, keys, a.value_dim, NONE, out,
-                   state_stride);
+    const int64_t dim = a.value_dim;
+    if (rows <= ROWS) {  // each value is used once: not worth a copy
+      const auto in_pool = [this, slots](int64_t i) { return value(slots[i]); };
+      product<false>(rows, weights, CHUNK, in_pool, keys, dim, NONE, out, state_stride);
+    } else {
+      pack_values(slots, keys);
+      const auto packed = [this, dim](int64_t i) { return s.values.data() + i * dim; };
+      product<false>(rows, weights, CHUNK, packed, keys, dim, NONE, out, state_stride);
+    }
   }
 
   void reset(float* state) const {
@@ -89,13 +101,27 @@ class TileWorker {
   int64_t rows = 0;
 
  private:
-  // Keys transposed (as pairs of bf16 where the processor multiplies those) and values as float32.
-  void pack(int64_t start, int64_t keys) {
-    const int32_t* slots = a.page_table + a.rows[t->request] * a.page_stride + start;
-    for (int64_t j = 0; j < keys; j += W) {
+  const T* key(int32_t slot) const { return static_cast<const T*>(a.k_pool) + slot * a.k_stride + kv_head * a.head_dim; }
+  const T* value(int32_t slot) const {
+    return static_cast<const T*>(a.v_pool) + slot * a.v_stride + kv_head * a.value_dim;
+  }
+
+  // Slots are scattered over the pool: what is needed soon is asked for early.
+  static void prefetch(const T* from, int64_t numbers) {
+    const char* line = reinterpret_cast<const char*>(from);
+    for (int64_t byte = 0; byte < int64_t(numbers * sizeof(T)); byte += 64) __builtin_prefetch(line + byte, 0, 2);
+  }
+
+  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those.
+  void pack_keys(const int32_t* slots, int64_t first, int64_t keys) {
+    for (int64_t j = first; j < std::min(keys, first + STEP); j += W) {
       const T* from[W];
-      for (int64_t i = 0; i < W; ++i)  // lanes beyond the last key repeat it, and are masked later
-        from[i] = static_cast<const T*>(a.k_pool) + slots[std::min(j + i, keys - 1)] * a.k_stride + kv_head * a.head_dim;
+      for (int64_t i = 0; i < W; ++i) {
+        const int64_t at = std::min(j + i, keys - 1);  // lanes beyond the last key repeat it, and are masked later
+        from[i] = key(slots[at]);
+        prefetch(value(slots[at]), a.value_dim);
+        if (at + 2 * W < keys) prefetch(key(slots[at + 2 * W]), a.head_dim);
+      }
       for (int64_t d = 0; d < depth; d += W) {
         Vec block[W];
 #pragma GCC unroll 16
@@ -103,13 +129,14 @@ class TileWorker {
           block[i] = pairs ? load(reinterpret_cast<const float*>(from[i]) + d) : load(from[i] + d);
         transpose(block);
 #pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) store(s.keys.data() + (d + i) * CHUNK + j, block[i]);
+        for (int i = 0; i < W; ++i) store(s.keys.data() + (d + i) * STEP + j - first, block[i]);
       }
     }
-    for (int64_t j = 0; j < keys; ++j) {
-      const T* from = static_cast<const T*>(a.v_pool) + slots[j] * a.v_stride + kv_head * a.value_dim;
-      for (int64_t d = 0; d < a.value_dim; d += W) store(s.values.data() + j * a.value_dim + d, load(from + d));
-    }
+  }
+
+  void pack_values(const int32_t* slots, int64_t keys) {
+    for (int64_t j = 0; j < keys; ++j)
+      for (int64_t d = 0; d < a.value_dim; d += W) store(s.values.data() + j * a.value_dim + d, load(value(slots[j]) + d));
   }
 
   // Scores of one row to weights; positions outside [low, high) get 0. Writes the largest score and the sum.

@@ -9,56 +9,56 @@ namespace ISA {
 
 constexpr int64_t STEP = W * BLOCKS;  // columns of a register tile
 
-// out[r][c] = bias[c] + sum_i x[r][i] * packed[i][c] for R rows and `width` columns, a multiple of W.
-// PAIRS: x and packed hold two bf16 per lane, neighbours in depth.
-template <int R, int B, bool PAIRS, typename P, typename O>
-inline void tile(const float* x, int64_t x_stride, const P* packed, int64_t stride, int64_t depth,
-                 const float* bias, O* out, int64_t out_stride) {
+// out[r][c] = bias[c] + sum_i x[r][i] * right(i)[c] for R rows and `width` columns, a multiple of W.
+// PAIRS: x and right hold two bf16 per lane, neighbours in depth.
+template <int R, int B, bool PAIRS, typename F, typename O>
+inline void tile(const float* x, int64_t x_stride, const F& right, int64_t column, int64_t depth, const float* bias,
+                 O* out, int64_t out_stride) {
   Vec sums[R][B];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + b * W) : Vec{};
+    for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + column + b * W) : Vec{};
   for (int64_t i = 0; i < depth; ++i) {
-    Vec right[B];
+    const auto* from = right(i) + column;
+    Vec packed[B];
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) right[b] = load(packed + i * stride + b * W);
+    for (int b = 0; b < B; ++b) packed[b] = load(from + b * W);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const Vec left = splat_bits(x[r * x_stride + i]);
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) sums[r][b] = dot<PAIRS>(sums[r][b], left, right[b]);
+      for (int b = 0; b < B; ++b) sums[r][b] = dot<PAIRS>(sums[r][b], left, packed[b]);
     }
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, sums[r][b]);
+    for (int b = 0; b < B; ++b) store(out + r * out_stride + column + b * W, sums[r][b]);
 }
 
-template <int R, bool PAIRS, typename P, typename O>
-inline void strip(const float* x, int64_t x_stride, const P* packed, int64_t stride, int64_t depth, int64_t width,
-                  const float* bias, O* out, int64_t out_stride) {
+template <int R, bool PAIRS, typename F, typename O>
+inline void strip(const float* x, int64_t x_stride, const F& right, int64_t depth, int64_t width, const float* bias,
+                  O* out, int64_t out_stride) {
   int64_t c = 0;
-  for (; c + STEP <= width; c += STEP)
-    tile<R, BLOCKS, PAIRS>(x, x_stride, packed + c, stride, depth, bias ? bias + c : bias, out + c, out_stride);
-  for (; c < width; c += W)
-    tile<R, 1, PAIRS>(x, x_stride, packed + c, stride, depth, bias ? bias + c : bias, out + c, out_stride);
+  for (; c + STEP <= width; c += STEP) tile<R, BLOCKS, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
+  for (; c < width; c += W) tile<R, 1, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
 }
 
-template <bool PAIRS, typename P, typename O>
-inline void product(int64_t rows, const float* x, int64_t x_stride, const P* packed, int64_t stride, int64_t depth,
-                    int64_t width, const float* bias, O* out, int64_t out_stride) {
+// right(i): where row i of the right-hand side begins.
+template <bool PAIRS, typename F, typename O>
+inline void product(int64_t rows, const float* x, int64_t x_stride, const F& right, int64_t depth, int64_t width,
+                    const float* bias, O* out, int64_t out_stride) {
   for (int64_t r = 0; r < rows; r += ROWS) {
     const float* from = x + r * x_stride;
     O* to = out + r * out_stride;
     switch (std::min<int64_t>(ROWS, rows - r)) {
-      case 1: strip<1, PAIRS>(from, x_stride, packed, stride, depth, width, bias, to, out_stride); break;
-      case 2: strip<2, PAIRS>(from, x_stride, packed, stride, depth, width, bias, to, out_stride); break;
-      case 3: strip<3, PAIRS>(from, x_stride, packed, stride, depth, width, bias, to, out_stride); break;
-      case 4: strip<4, PAIRS>(from, x_stride, packed, stride, depth, width, bias, to, out_stride); break;
-      case 5: strip<5, PAIRS>(from, x_stride, packed, stride, depth, width, bias, to, out_stride); break;
-      default: strip<ROWS, PAIRS>(from, x_stride, packed, stride, depth, width, bias, to, out_stride);
+      case 1: strip<1, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
+      case 2: strip<2, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
+      case 3: strip<3, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
+      case 4: strip<4, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
+      case 5: strip<5, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
+      default: strip<ROWS, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride);
     }
   }
 }

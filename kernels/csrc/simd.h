@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -37,7 +37,14 @@ inline Vec splat_bits(const float& x) {
 inline Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
 inline void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
 inline Vec load(const bf16* p) {
-  return reinterpret_cast<Vec>(__builtin_convertvector(*reinterpret_cast<const Half*>(p), IntVec) << 16);
+#if defined(__AVX512F__)
+  const auto wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  const auto wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  const auto wide = __builtin_convertvector(*reinterpret_cast<const Half*>(p), IntVec);
+#endif
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(wide) << 16);
 }
 inline void store(bf16* p, Vec x) {
 #if defined(__AVX512BF16__)
