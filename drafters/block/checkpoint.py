@@ -21,7 +21,7 @@ from .model import BlockModel
 WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.", "lm_head.", "rotary_emb.")
 """Prefixes of tensors that belong to the target or are recomputed."""
-HEADS = {"markov_head.w1.weight": "markov_head.markov_w1.weight", "markov_head.w2.weight": "markov_head.markov_w2.weight"}
+HEADS = {f"markov_head.{w}.weight": f"markov_head.markov_{w}.weight" for w in ("w1", "w2")}
 
 
 def target_identity(config: Any, embedding: torch.Tensor) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def load_plain(model: BlockModel, tensors: dict[str, torch.Tensor]) -> None:
             found = found[model.vocab]
         if found.shape != value.shape:
             raise CheckpointError(
-                f"{' + '.join(names)} is {list(found.shape)} in the checkpoint, its config.json means {list(value.shape)}"
+                f"{' + '.join(names)}: {list(found.shape)} in the checkpoint, {list(value.shape)} by its config.json"
             )
         state[name] = found
     if tensors:
@@ -128,7 +128,8 @@ def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def save_plain(model: BlockModel, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a folder that stock SGLang loads; it drafts over the whole vocabulary there."""
-    tensors = {n: v.to(torch.float32 if n.startswith("confidence_head.") else dtype) for n, v in to_plain(model).items()}
+    tensors = to_plain(model)
+    tensors = {n: v.to(torch.float32 if n.startswith("confidence_head.") else dtype) for n, v in tensors.items()}
     config = model.config.to_json()
     config["outrider"]["draft_vocab_size"] = None
     _write(folder, tensors, config)

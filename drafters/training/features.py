@@ -71,7 +71,8 @@ def build_store(
     progress.update(sum(len(ids) for ids, _, _ in usable[:done]))
     pending: list[tuple[list[int], int, Sample]] = []
     for item in [*usable[done:], None]:
-        if item is None or (pending and (len(pending) + 1) * max(len(x[0]) for x in [*pending, item]) > batch_tokens):
+        full = item is None or (len(pending) + 1) * max(len(x[0]) for x in [*pending, item]) > batch_tokens
+        if pending and full:
             made = sequence_features(target, [(ids, prompt) for ids, prompt, _ in pending], layers, top)
             for sequence, (ids, _, sample) in zip(made, pending, strict=True):
                 store.append(sequence, temperature=sample.temperature, source=sample.source)

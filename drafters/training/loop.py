@@ -27,8 +27,9 @@ COLUMNS = ("step", "anchors", "seconds", "loss", "ce", "tv", "confidence", "acce
 class Recipe:
     """What a training run is made of.
 
-    short_block, short_fraction: the first share of the steps trains blocks of `short_block` predictions, which shows
-        the drafter more than twice as many anchors in the same time; 0 turns it off.
+    short_block, short_steps: the first steps train blocks of `short_block` predictions, which shows the drafter more
+        than twice as many anchors in the same time.
+    decay_steps: the last steps, over which the learning rate falls to 0.
     alpha_ce, alpha_tv, alpha_conf: equation 12. The cross entropy starts at `alpha_ce_start` and reaches `alpha_ce`
         after `alpha_ce_steps`: total variation alone has almost no gradient while the draft distribution is flat.
     """
@@ -39,9 +40,9 @@ class Recipe:
     lr: float = 1.5e-3
     weight_decay: float = 0.01
     warmup: int = 100
-    decay: float = 0.3
+    decay_steps: int = 500
     short_block: int = 3
-    short_fraction: float = 0.5
+    short_steps: int = 0
     alpha_ce: float = 0.1
     alpha_ce_start: float = 1.0
     alpha_ce_steps: int = 500
@@ -53,8 +54,7 @@ class Recipe:
 
     def block(self, step: int, gamma: int) -> int:
         """Predictions per block at a step."""
-        short = self.short_block and step < self.short_fraction * self.steps
-        return min(self.short_block, gamma) if short else gamma
+        return min(self.short_block, gamma) if step < self.short_steps else gamma
 
     def cross_entropy(self, step: int) -> float:
         """alpha_ce at a step."""
@@ -72,7 +72,7 @@ def train_step(
     latent = head.latents(step.tokens[:, :-1], hidden)[step.valid] if head else None
     kept = hidden[step.valid]
     labels, total = step.labels, step.labels.weight.sum()
-    loss, parts, accept, correct = draft_loss(
+    loss, parts, accept = draft_loss(
         kept, latent, frozen.head, head.w2.weight if head else None, labels, alpha_ce=alpha_ce, alpha_tv=alpha_tv
     )
     conf = torch.zeros((), device=loss.device)
@@ -83,12 +83,12 @@ def train_step(
     first = torch.zeros_like(step.valid)
     first[:, 0] = True
     return {
-        "loss": float((loss + alpha_conf * conf) / total),
+        "loss": float((loss + alpha_conf * conf).detach() / total),
         "ce": float(parts[0] / total),
         "tv": float(parts[1] / total),
-        "confidence": float(conf / total),
+        "confidence": float(conf.detach() / total),
         "accept": float(accept.mean()),
-        "first": float(correct[first[step.valid]].float().mean()),
+        "first": float(accept[first[step.valid]].mean()),
     }
 
 
@@ -135,14 +135,14 @@ class Run:
                 writer.writerow(COLUMNS)
             writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in (row.get(c, "") for c in COLUMNS)])
 
-    def train(self, store: FeatureStore, held_out: list[int], *, every: int = 20, keep_before_decay: bool = True) -> None:
-        """Train up to `recipe.steps`, logging means over `every` steps."""
+    def train(self, store: FeatureStore, held_out: list[int], *, every: int = 20, keep: bool = True) -> None:
+        """Train up to `recipe.steps`, logging means over `every` steps; `keep` a checkpoint from before the decay."""
         recipe, config = self.recipe, self.model.config
         maker = BatchMaker(config, self.model.vocab, device=self.frozen.head.device)
         numbers = [i for i in range(len(store)) if i not in set(held_out)]
         if not numbers:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
-        decay_start = int(recipe.steps * (1 - recipe.decay))
+        decay_start = recipe.steps - recipe.decay_steps
         batches, size, sums, saved = None, 0, {}, time.monotonic()
         progress = tqdm(total=recipe.steps, initial=self.step, desc=f"train {config.kind}", unit="step")
         while self.step < recipe.steps:
@@ -158,7 +158,7 @@ class Run:
                 self.model, self.frozen, batch, alpha_ce=recipe.cross_entropy(self.step),
                 alpha_tv=recipe.alpha_tv, alpha_conf=recipe.alpha_conf,
             )  # fmt: skip
-            rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay=recipe.decay)
+            rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
             row["norm"] = self.optimiser.step(rate)
             self.step += 1
             self.anchors += len(batch.anchors)
@@ -174,7 +174,7 @@ class Run:
                     means["tau"] = self.validate(store, held_out)
                 self.log(means)
                 sums = {}
-            if keep_before_decay and self.step == decay_start:
+            if keep and self.step == decay_start:
                 self.save(self.folder / "before-decay.pt")
             if time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
                 self.save()
@@ -185,5 +185,6 @@ class Run:
         """tau on held-out greedy answers."""
         maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
         found = acceptance(self.model, self.frozen, maker, (store[i] for i in held_out))
-        tqdm.write(f"step {self.step}: tau {found.accepted_length:.3f} " + " ".join(f"{c:.2f}" for c in found.conditional))
+        shown = " ".join(f"{c:.2f}" for c in found.conditional)
+        tqdm.write(f"step {self.step}: tau {found.accepted_length:.3f}, by position {shown}")
         return found.accepted_length

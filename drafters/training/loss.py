@@ -33,7 +33,6 @@ class _FusedLoss(torch.autograd.Function):
     def forward(ctx, hidden, latent, head, w2, labels, alpha_ce, alpha_tv, chunk):  # type: ignore[no-untyped-def]
         total = torch.zeros(2, device=hidden.device)
         accept = torch.empty(hidden.shape[0], device=hidden.device)
-        correct = torch.empty(hidden.shape[0], dtype=torch.bool, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
         grad_latent = None if latent is None else torch.empty_like(latent)
         grad_w2 = None if latent is None else torch.zeros(w2.shape, device=w2.device)
@@ -52,7 +51,6 @@ class _FusedLoss(torch.autograd.Function):
             p_top = (z.gather(1, top.clamp_min(0)) - lse).float().exp() * (top >= 0)
             kept = torch.minimum(p_top, target).sum(-1)
             accept[rows] = kept
-            correct[rows] = known & (z.argmax(-1) == token)
             ce_weight = alpha_ce * weight * known
             total[0] -= (weight * known * log_p).sum()
             total[1] += (2 * weight * (1 - kept)).sum()
@@ -66,8 +64,8 @@ class _FusedLoss(torch.autograd.Function):
                 grad_latent[rows] = z @ w2
                 grad_w2 += z.T @ latent[rows]
         ctx.grads = (grad_hidden, grad_latent, None if grad_w2 is None else grad_w2.to(w2.dtype))
-        ctx.mark_non_differentiable(accept, correct)
-        return alpha_ce * total[0] + alpha_tv * total[1], total, accept, correct
+        ctx.mark_non_differentiable(total, accept)
+        return alpha_ce * total[0] + alpha_tv * total[1], total, accept
 
     @staticmethod
     def backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]
@@ -85,11 +83,11 @@ def draft_loss(
     alpha_ce: float,
     alpha_tv: float,
     chunk: int = 512,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """alpha_ce * L_ce + alpha_tv * L_tv, summed over N positions.
 
     hidden: [N, d]; latent: [N, r] of the sequential head or None; head: [V', d], frozen; w2: [V', r].
-    Returns (loss, [L_ce, L_tv], c* [N] of equation 8, whether the true token has the largest logit [N]).
+    Returns (loss, [L_ce, L_tv], c* [N] of equation 8).
     """
     return _FusedLoss.apply(hidden, latent, head, w2, labels, alpha_ce, alpha_tv, chunk)
 

@@ -50,11 +50,10 @@ class Optimiser:
         self.adam.load_state_dict(state["adam"])
 
 
-def learning_rate(step: int, steps: int, *, warmup: int, decay: float) -> float:
-    """Share of the peak rate: linear warm-up, constant, then linear to 0 over the last `decay` of the run.
+def learning_rate(step: int, steps: int, *, warmup: int, decay_steps: int) -> float:
+    """Share of the peak rate: linear warm-up, constant, then linear to 0 over the last `decay_steps`.
 
     The constant middle lets a run be lengthened: resume from before its decay with a larger `steps`.
     """
     rise = min(1.0, (step + 1) / max(1, warmup))
-    tail = max(1.0, decay * steps)
-    return rise * min(1.0, max(0.0, (steps - step) / tail))
+    return rise * min(1.0, max(0.0, (steps - step) / max(1, decay_steps)))

@@ -34,8 +34,8 @@ def observe(drafter: BlockDrafter, table: torch.Tensor, row: int, hidden: torch.
     drafter.observe(Features(hidden[start:stop], torch.zeros_like(positions), positions, slots))
 
 
-def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0, seed: int = 1) -> DraftBatch:
-    generator = torch.Generator().manual_seed(seed)
+def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
+    generator = torch.Generator().manual_seed(1)
     return DraftBatch(
         anchors=torch.tensor([3 + r for r in rows]),
         seq_lens=torch.tensor(lengths),
@@ -62,7 +62,8 @@ def test_drafts_what_the_training_forward_predicts(config: BlockConfig) -> None:
         tokens = torch.zeros(length + config.gamma + 1, dtype=torch.int64)
         tokens[length] = 3 + row
         none = torch.zeros(config.gamma + 1, 2)
-        whole = torch.cat([features(config, length, row), torch.zeros(config.gamma + 1, features(config, 1, 0).shape[1])])
+        hidden = features(config, length, row)
+        whole = torch.cat([hidden, hidden.new_zeros(config.gamma + 1, hidden.shape[1])])
         sequence = Sequence(tokens, length, whole, none.long(), none)
         step = maker.cut([sequence], [torch.tensor([length])], config.gamma)
         hidden = hidden_states(drafter.model, frozen, step, config.gamma)

@@ -1,0 +1,233 @@
+"""`outrider train dspark|dflash` and `outrider export`: arguments and the stages behind them.
+
+OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt, losses.csv
+and losses.png belong to one; OUT/drafter is the finished checkpoint folder. The same command resumes a killed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from ..block import checkpoint
+from ..block.config import BlockConfig
+from ..block.model import BlockModel
+from .features import build_store
+from .forward import Frozen
+from .loop import Recipe, Run
+from .plot import plot_losses
+from .prompts import Sample, read_samples
+from .start import start_from_target
+from .store import FeatureStore
+from .synthesise import answer, write_prompts
+from .target import Target, keep_freed_memory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `outrider train`."""
+    add = parser.add_argument
+    add("kind", choices=["dspark", "dflash"], help="drafter to train")
+    add("--target", required=True, help="Hugging Face folder or name of the target model")
+    add("--prompts", nargs="*", default=[], metavar="FILE", help="JSONL files of prompts, or of answered prompts")
+    add("--out", required=True, type=Path, help="folder of this run; an interrupted run in it is resumed")
+    add("--data", type=Path, help="folder of answers and features to share between runs (default: OUT)")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
+    add("--seed", type=int, default=0)
+    data = parser.add_argument_group("answers and features")
+    data.add_argument("--self-prompts", type=int, default=0, help="prompts the target writes itself")
+    data.add_argument("--openings", nargs="*", default=[""], help="how those begin; '' leaves them free")
+    data.add_argument("--temperatures", nargs="*", type=float, default=[0.0, 0.0, 0.7, 1.0], help="of the answers")
+    data.add_argument("--answer-tokens", type=int, default=256)
+    data.add_argument("--batch", type=int, default=64, help="answers written together")
+    data.add_argument("--max-tokens", type=int, default=1024, help="longest training sequence")
+    data.add_argument("--top", type=int, default=32, help="likeliest target tokens kept per position")
+    data.add_argument("--validation", type=int, default=24, help="greedy answers held out to measure tau")
+    shape = parser.add_argument_group("drafter")
+    shape.add_argument("--gamma", type=int, default=7)
+    shape.add_argument("--draft-layers", type=int, default=2)
+    shape.add_argument("--target-layers", nargs="*", type=int, help="layers read (default: five, evenly spread)")
+    shape.add_argument("--draft-vocab", type=int, default=8192, help="tokens it can propose; 0 for all")
+    shape.add_argument("--rank", type=int, default=64, help="rank of the sequential head (dspark)")
+    shape.add_argument("--markov-head", choices=["vanilla", "gated", "rnn"], default="vanilla")
+    shape.add_argument("--mask-token", type=int, help="token id of the mask (default: unknown, else padding)")
+    shape.add_argument("--start", choices=["target", "fresh"], default="target", help="draft layers' first weights")
+    recipe = parser.add_argument_group("recipe")
+    recipe.add_argument("--steps", type=int, default=20000)
+    recipe.add_argument("--sequences", type=int, default=4, help="sequences per step")
+    recipe.add_argument("--anchors", type=int, default=64, help="most anchors per sequence and step")
+    recipe.add_argument("--lr", type=float, default=1.0e-3)
+    recipe.add_argument("--warmup", type=int, default=100)
+    recipe.add_argument("--decay-steps", type=int, default=6000, help="last steps, over which the rate falls to 0")
+    recipe.add_argument("--short-block", type=int, default=3, help="block length of the first --short-steps steps")
+    recipe.add_argument("--short-steps", type=int, default=10000)
+    recipe.add_argument("--validate-every", type=int, default=500)
+    recipe.add_argument("--save-seconds", type=float, default=120.0)
+
+
+def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
+    """`wanted` layer ids spread evenly from the second to the second last (fewer on shallow targets)."""
+    wanted = min(wanted, max(1, count - 1))
+    first, last = min(1, count - 1), max(0, count - 2)
+    return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
+
+
+def gather_samples(args: argparse.Namespace, target: Target, data: Path) -> list[Sample]:
+    """Stage 1: answered samples, from files and written by the target."""
+    given = [s for path in args.prompts for s in read_samples(path)]
+    answered = [s for s in given if s.response_ids]
+    open_prompts = [s for s in given if not s.response_ids]
+    own = data / "self-prompts.jsonl"
+    if args.self_prompts and not own.exists():
+        written = write_prompts(target, args.openings, args.self_prompts, seed=args.seed, batch_size=args.batch)
+        own.write_text("".join(s.to_json() + "\n" for s in written), encoding="utf-8")
+    if own.exists():
+        open_prompts += read_samples(own)
+    answers = data / "answers.jsonl"
+    if open_prompts:
+        answer(
+            target, open_prompts, answers, temperatures=args.temperatures, max_new_tokens=args.answer_tokens,
+            seed=args.seed, batch_size=args.batch,
+        )  # fmt: skip
+    samples = answered + (list(read_samples(answers)) if answers.exists() else [])
+    if not samples:
+        raise ValueError("nothing to train on: give --prompts FILE… or --self-prompts N")
+    return samples
+
+
+def held_out_numbers(store: FeatureStore, count: int) -> list[int]:
+    """The first `count` greedy answers, which training leaves alone; adding answers does not change them."""
+    greedy = [i for i, e in enumerate(store.entries) if e.temperature == 0]
+    return greedy[: min(count, len(greedy) // 4)]
+
+
+def make_config(args: argparse.Namespace, target: Target, layers: tuple[int, ...]) -> BlockConfig:
+    """Shape of the drafter: the target's layer shape, our depth, vocabulary and heads."""
+    theirs, tokenizer = target.config, target.tokenizer
+    mask = args.mask_token
+    if mask is None:
+        mask = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else tokenizer.pad_token_id
+    heads, dspark = theirs.num_attention_heads, args.kind == "dspark"
+    rope = getattr(theirs, "rope_parameters", None) or {}
+    vocab = args.draft_vocab if 0 < args.draft_vocab < theirs.vocab_size else None
+    return BlockConfig(
+        kind=args.kind,
+        gamma=args.gamma,
+        vocab_size=theirs.vocab_size,
+        hidden_size=theirs.hidden_size,
+        intermediate_size=theirs.intermediate_size,
+        num_layers=args.draft_layers,
+        num_heads=heads,
+        num_kv_heads=theirs.num_key_value_heads,
+        head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // heads,
+        num_target_layers=theirs.num_hidden_layers,
+        target_layers=layers,
+        mask_token_id=int(mask or 0),
+        rms_norm_eps=theirs.rms_norm_eps,
+        rope_theta=float(rope.get("rope_theta", getattr(theirs, "rope_theta", 1e4))),
+        max_positions=theirs.max_position_embeddings,
+        markov_rank=args.rank if dspark else 0,
+        markov_head=args.markov_head,
+        confidence_head=dspark,
+        draft_vocab_size=vocab,
+        target=checkpoint.target_identity(theirs, target.embedding),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run every stage of `outrider train`; returns the exit status."""
+    keep_freed_memory()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    data = args.data or args.out
+    args.out.mkdir(parents=True, exist_ok=True)
+    data.mkdir(parents=True, exist_ok=True)
+    dtype = getattr(torch, args.dtype)
+    target = Target.load(args.target, device=args.device, dtype=dtype)
+    layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
+    samples = gather_samples(args, target, data)
+    meta = {"layers": list(layers), "target": checkpoint.target_identity(target.config, target.embedding)["embedding"]}
+    store = FeatureStore(data / "features", width=len(layers) * target.config.hidden_size, top=args.top, meta=meta)
+    build_store(target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens)
+    config = make_config(args, target, layers)
+    vocab = draft_vocabulary(store, config, args.out / "vocab.json")
+    torch.manual_seed(args.seed)
+    model = BlockModel(config, vocab)
+    if args.start == "target":
+        start_from_target(model, target, store[0].tokens)
+    model = model.to(device=args.device, dtype=dtype)
+    frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
+    recipe = Recipe(
+        steps=args.steps, sequences=args.sequences, anchors=args.anchors, lr=args.lr, warmup=args.warmup,
+        decay_steps=args.decay_steps, short_block=args.short_block, short_steps=args.short_steps, seed=args.seed,
+        validate_every=args.validate_every, save_seconds=args.save_seconds,
+    )  # fmt: skip
+    training = Run(args.out, model, frozen, recipe)
+    if training.resume():
+        print(f"resuming {args.out} at step {training.step}")
+    held_out = held_out_numbers(store, args.validation)
+    training.train(store, held_out)
+    checkpoint.save_compact(model, args.out / "drafter")
+    facts = {
+        "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
+        "anchors": training.anchors, "seconds": round(training.seconds),
+    }  # fmt: skip
+    (args.out / "drafter" / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    if not plot_losses(training.csv, args.out / "losses.png"):
+        print("matplotlib is not installed: no losses.png, the numbers are in losses.csv")
+    print(f"drafter written to {args.out / 'drafter'}")
+    return 0
+
+
+def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> torch.Tensor | None:
+    """The most frequent tokens of the answers, ascending; None for the whole vocabulary.
+
+    Kept in `path`, since a run that is resumed with more answers must go on with the tokens it began with.
+    """
+    if not config.draft_vocab_size:
+        return None
+    if not path.exists():
+        counts = torch.from_numpy(store.token_counts(config.vocab_size))
+        path.write_text(json.dumps(counts.topk(config.draft_vocab_size).indices.sort().values.tolist()))
+    return torch.tensor(json.loads(path.read_text()))
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `outrider export`."""
+    parser.add_argument("drafter", type=Path, help="drafter folder, in any storage")
+    parser.add_argument("--out", required=True, type=Path, help="folder to write")
+    parser.add_argument(
+        "--storage",
+        choices=["bf16", "int8"],
+        default="bf16",
+        help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters",
+    )
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write a drafter in another storage; returns the exit status."""
+    model = checkpoint.load(args.drafter, dtype=torch.float32)
+    if args.storage == "int8":
+        checkpoint.save_compact(model, args.out)
+    else:
+        checkpoint.save_plain(model, args.out)
+    print(f"wrote {args.out} ({checkpoint.stored_bytes(args.out) / 1e6:.1f} MB)")
+    return 0
+
+
+def main() -> int:
+    """`python -m outrider.drafters.training.cli train|export …`"""
+    parser = argparse.ArgumentParser(prog="outrider")
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_arguments(commands.add_parser("train", help="train a block drafter"))
+    add_export_arguments(commands.add_parser("export", help="write a drafter in another storage"))
+    args = parser.parse_args()
+    return run(args) if args.command == "train" else export(args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,57 @@
+"""Starting weights: draft layers copied from the target's last ones."""
+
+from __future__ import annotations
+
+import torch
+
+from ..block.model import BlockModel
+from .target import Target
+
+
+@torch.no_grad()
+def start_from_target(model: BlockModel, target: Target, tokens: torch.Tensor) -> None:
+    """Copy the target's last layers into the draft layers, in order; heads and embeddings are shared anyway.
+
+    `fc` becomes the identity on the last feature and `hidden_norm` the norm that the first copied layer reads through.
+    The draft layers norm queries and keys, which a Llama-shaped target does not: their norms get the mean size of the
+    target's own queries and keys, measured on `tokens` [S].
+    """
+    config, size = model.config, model.config.hidden_size
+    theirs = list(target.model.model.layers)[-config.num_layers :]
+    attention = theirs[0].self_attn
+    shapes = {
+        "hidden size": (theirs[0].mlp.down_proj.out_features, size),
+        "intermediate size": (theirs[0].mlp.down_proj.in_features, config.intermediate_size),
+        "query width": (attention.q_proj.out_features, config.num_heads * config.head_dim),
+        "key width": (attention.k_proj.out_features, config.num_kv_heads * config.head_dim),
+    }
+    differ = [f"{name} {there} against {here}" for name, (there, here) in shapes.items() if there != here]
+    if differ:
+        raise ValueError(f"draft layers cannot start from the target's: {', '.join(differ)}; use --start fresh")
+    sizes: dict[tuple[int, str], float] = {}
+    hooks = []
+    for i, layer in enumerate(theirs):
+        for name in ("q", "k"):
+            hooks.append(
+                getattr(layer.self_attn, f"{name}_proj").register_forward_hook(
+                    lambda _m, _a, out, key=(i, name): sizes.__setitem__(
+                        key, float(out.float().unflatten(-1, (-1, config.head_dim)).square().mean(-1).sqrt().mean())
+                    )
+                )
+            )
+    target.model(input_ids=tokens[None].to(target.device), use_cache=False, logits_to_keep=1)
+    for hook in hooks:
+        hook.remove()
+    for i, (ours, layer) in enumerate(zip(model.layers, theirs, strict=True)):
+        ours.input_layernorm.weight.copy_(layer.input_layernorm.weight)
+        ours.post_attention_layernorm.weight.copy_(layer.post_attention_layernorm.weight)
+        ours.qkv.weight.copy_(torch.cat([getattr(layer.self_attn, f"{p}_proj").weight for p in "qkv"]))
+        ours.o_proj.weight.copy_(layer.self_attn.o_proj.weight)
+        ours.gate_up.weight.copy_(torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]))
+        ours.down_proj.weight.copy_(layer.mlp.down_proj.weight)
+        ours.q_norm.weight.fill_(sizes[i, "q"])
+        ours.k_norm.weight.fill_(sizes[i, "k"])
+    model.norm.weight.copy_(target.model.model.norm.weight)
+    model.hidden_norm.weight.copy_(theirs[0].input_layernorm.weight)
+    model.fc.weight.normal_(std=0.002)
+    model.fc.weight[:, -size:] += torch.eye(size, device=model.fc.weight.device, dtype=model.fc.weight.dtype)

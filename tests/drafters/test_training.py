@@ -1,0 +1,250 @@
+"""The training stages at tiny size: losses, data files, the whole command, a kill in the middle."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_drafters import TINY
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outrider.drafters.block import BlockDrafter, load
+from outrider.drafters.training import cli
+from outrider.drafters.training.batches import BatchMaker, random_steps
+from outrider.drafters.training.loss import Labels, draft_loss
+from outrider.drafters.training.optimise import learning_rate
+from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
+from outrider.drafters.training.store import FeatureStore, Sequence
+from outrider.drafters.training.target import Target, decode
+from outrider.drafters.training.validate import walk
+
+WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(91))]
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+            initializer_range=0.3,
+        )
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.pad_token = "</s>"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s> {{ m.role }} {{ m.content }} </s> {% endfor %}"
+        "{% if add_generation_prompt %}<s> assistant {% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    fixed = ["dspark", "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
+    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--rank", "8"]
+    recipe = ["--steps", "60", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
+    recipe += ["--decay-steps", "20", "--short-steps", "20", "--threads", "1"]
+    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "20", "--device", "cpu", *more])
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
+    return path
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load(folder, dtype=torch.float32).state_dict()
+
+
+def test_train_learns_survives_a_kill_and_drafts(
+    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = arguments(target_folder, prompts, tmp_path / "whole", "--temperatures", "0", "0.5", "--self-prompts", "4")
+    assert cli.run(whole) == 0
+    rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
+    assert float(rows[-1]["loss"]) < 0.8 * float(rows[0]["loss"])
+    assert rows[-1]["tau"]
+
+    class Killed(Exception):
+        pass
+
+    from outrider.drafters.training import loop
+
+    real, calls = loop.train_step, []
+
+    def mortal(*args: object, **kwargs: object) -> dict[str, float]:
+        calls.append(None)
+        if len(calls) == 35:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "train_step", mortal)
+    again = arguments(
+        target_folder, prompts, tmp_path / "again", "--temperatures", "0", "0.5", "--data", str(tmp_path / "whole"),
+        "--save-seconds", "0",
+    )  # fmt: skip
+    with pytest.raises(Killed):
+        cli.run(again)
+    assert cli.run(again) == 0
+    left, right = weights(tmp_path / "whole" / "drafter"), weights(tmp_path / "again" / "drafter")
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=1e-4, rtol=1e-3)
+
+    target = Target.load(str(target_folder), dtype=torch.float32)
+    drafter = BlockDrafter.load(
+        tmp_path / "whole" / "drafter", embedding=target.embedding, head=target.head, target_config=target.config,
+        dtype=torch.float32,
+    )  # fmt: skip
+    assert drafter.gamma == 4
+
+
+def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    args = arguments(target_folder, prompts, tmp_path / "out", "--temperatures", "0", "--start", "fresh", "--steps", "20")
+    args.kind = "dflash"
+    assert cli.run(args) == 0
+    assert load(tmp_path / "out" / "drafter").config.kind == "dflash"
+
+
+def test_batched_answers_equal_single_ones(target_folder: Path) -> None:
+    target = Target.load(str(target_folder), dtype=torch.float32)
+    prompts = [[1, 3, 10], [1, 3, 20, 21, 22, 23, 24], [5], [9, 8, 7, 6]]
+    options = {"max_new_tokens": 12, "stop_ids": {2, 30, 31, 32, 33, 34, 35}, "seed": 0}
+    together = {row: (ids, end) for row, ids, end in decode(target, prompts, [0.0] * 4, **options)}
+    assert len(together) == 4
+    for row, prompt in enumerate(prompts):
+        ((_, ids, end),) = decode(target, [prompt], [0.0], **options)
+        assert together[row] == (ids, end)
+        whole = torch.tensor([prompt])
+        for token in ids:
+            best = target.model(input_ids=whole).logits[0, -1].argmax()
+            assert int(best) == token
+            whole = torch.cat([whole, best.view(1, 1)], 1)
+
+
+def labels(n: int, columns: int, k: int) -> Labels:
+    token = torch.randint(-1, columns, (n,))
+    top = torch.stack([torch.randperm(columns)[:k] for _ in range(n)])
+    top[0, 1] = -1
+    return Labels(token, top, torch.rand(n, k).softmax(-1) * 0.9, torch.rand(n))
+
+
+def reference_loss(z: torch.Tensor, labels: Labels, alpha_ce: float, alpha_tv: float) -> torch.Tensor:
+    """Equations 9 and 10 over dense distributions."""
+    p = z.softmax(-1)
+    target = torch.zeros_like(p)
+    known = labels.top >= 0
+    target.scatter_add_(1, labels.top.clamp_min(0), labels.probs * known)
+    outside = 1 - target.sum(-1)
+    tv = (p - target).abs().sum(-1) + outside
+    ce = -p.log().gather(1, labels.token.clamp_min(0)[:, None])[:, 0] * (labels.token >= 0)
+    return (labels.weight * (alpha_ce * ce + alpha_tv * tv)).sum()
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_fused_loss_equals_autograd(sequential: bool) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(23, 16, requires_grad=True)
+    latent = torch.randn(23, 5, requires_grad=True) if sequential else None
+    head, w2 = torch.randn(40, 16), torch.randn(40, 5, requires_grad=True) if sequential else None
+    want = labels(23, 40, 6)
+    inputs = [x for x in (hidden, latent, w2) if x is not None]
+    z = hidden @ head.T + (latent @ w2.T if sequential else 0)
+    expected = reference_loss(z, want, 0.3, 0.9)
+    loss, _, accept = draft_loss(hidden, latent, head, w2, want, alpha_ce=0.3, alpha_tv=0.9, chunk=7)
+    torch.testing.assert_close(loss, expected)
+    for a, b in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    assert ((accept >= 0) & (accept <= 1)).all()
+
+
+def test_walk_counts_cycles_and_positions() -> None:
+    # token 0 accepts two and a bonus, token 3 none and a bonus, token 4 would accept more than is left
+    found = walk([2, 9, 9, 0, 4, 9], 6, 4)
+    assert found.cycles == 3
+    assert found.accepted_length == 2.0
+    assert found.tried == (3, 2, 1, 0)
+    assert found.kept == (2, 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected a JSON object, got list"),
+        ('{"turns": []}', "expected `turns`"),
+        ('{"turns": ["a"], "response_ids": [1, "x"]}', "`response_ids`"),
+        ('{"turns": ["a"], "temperature": -1}', "`temperature`"),
+    ],
+)
+def test_bad_lines_say_file_line_and_reason(line: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "fine"}\n\n' + line + "\n")
+    with pytest.raises(BadLine, match=f"prompts.jsonl:3: .*{reason}"):
+        list(read_samples(path))
+    assert parse_line('{"prompt": "fine"}', "x").turns == ("fine",)
+
+
+def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
+    answer = length - prompt
+    return Sequence(
+        torch.arange(length), prompt, torch.randn(length, width).bfloat16(),
+        torch.randint(0, 96, (answer, 3)), torch.rand(answer, 3).half().float(),
+    )  # fmt: skip
+
+
+def test_store_keeps_what_it_was_given_and_drops_half_written_rows(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": [1]})
+    written = [make_sequence(9, 4), make_sequence(6, 2)]
+    for s in written:
+        store.append(s, temperature=0.0, source="x")
+    with (tmp_path / "f" / "features.bin").open("ab") as file:
+        file.write(b"killed here")
+    again = FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": [1]})
+    again.append(make_sequence(5, 2), temperature=0.0, source="x")
+    for i, s in enumerate(written):
+        for name in ("tokens", "features", "top_ids", "top_probs"):
+            assert torch.equal(getattr(again[i], name), getattr(s, name))
+    with pytest.raises(ValueError, match=r"layers \[1\] instead of \[2\]"):
+        FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": [2]})
+
+
+def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path / "f", width=96, top=3, meta={})
+    for length in (9, 12, 20, 8):
+        store.append(make_sequence(length, 4, 96), temperature=0.0, source="x")
+    maker = BatchMaker(TINY, torch.arange(96), device=torch.device("cpu"), tile=3)
+    options = {"sequences": 2, "anchors": 5, "size": 4, "seed": 1}
+    first = random_steps(store, [0, 1, 2, 3], maker, step=0, **options)
+    later = random_steps(store, [0, 1, 2, 3], maker, step=1, **options)
+    next(first)
+    one, other = next(first), next(later)
+    assert torch.equal(one.tokens, other.tokens)
+    # a block holds the tokens behind its anchor, and a tile hides everything from the anchor on
+    assert torch.equal(one.tokens[:, 0], one.anchor_positions)
+    for tile in one.tiles:
+        seen = (~tile.hidden).sum(-1)
+        assert torch.equal(seen, one.anchor_positions[tile.first : tile.last])
+
+
+def test_learning_rate_rises_holds_and_falls() -> None:
+    rates = [learning_rate(i, 100, warmup=10, decay_steps=20) for i in range(101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[10] == rates[79] == 1.0
+    assert rates[90] == pytest.approx(0.5)
+    assert rates[100] == 0.0
