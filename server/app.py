@@ -50,7 +50,7 @@ def build(
 
     async def complete(kind: Kind, handler: Any, raw: Request) -> Response:
         if not lifecycle.accepting:
-            raise ApiError(f"the server is {lifecycle.state.value}; try again", status=503, code="unavailable")
+            raise ApiError(f"the server is {lifecycle.state.value}; try another", status=503, code="unavailable")
         data = await parsing.read_body(raw, settings.max_body_bytes)
         request = parsing.parse(kind, data)
         validation.check(request, limits)

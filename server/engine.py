@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.server.errors import UserError
 from outrider.server.memory import MemoryPlan
@@ -25,6 +26,8 @@ from outrider.server.settings import Settings
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.parser.template_manager import TemplateManager
+
+logger = logging.getLogger(__name__)
 
 # Grace for the scheduler to free what it holds (GPU memory) before it is killed.
 EXIT_SECONDS = 10.0
@@ -43,6 +46,7 @@ class Engine:
     processes: dict[str, BaseProcess]
     max_total_tokens: int
     context_length: int
+    run_dir: Path
 
     def dead_processes(self) -> list[str]:
         return [name for name, process in self.processes.items() if not process.is_alive()]
@@ -89,6 +93,7 @@ class Engine:
             if name.startswith("scheduler"):
                 process.join(max(0.0, deadline - time.monotonic()))
         _kill_children()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
 def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
@@ -96,21 +101,20 @@ def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
 
     Raises UserError with the reason in one line when the engine cannot start.
     """
-    _set_environment(settings)
-    run_dir = Path(tempfile.mkdtemp(prefix="outrider-"))
+    run_dir = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
     try:
-        return _start(settings, model, memory, run_dir)
-    except (SystemExit, KeyboardInterrupt):
-        _kill_children()
-        raise
-    finally:
+        _set_environment(settings, run_dir)
+        _quieten(settings)
+        _load_plugin()
+        return _launch(settings, model, memory, run_dir)
+    except BaseException:
+        if "sglang" in sys.modules:
+            _kill_children()
         shutil.rmtree(run_dir, ignore_errors=True)
+        raise
 
 
-def _start(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path) -> Engine:
-    _quieten(settings)
-    _load_plugin()
-
+def _launch(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path) -> Engine:
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
     from outrider.server import sglang_args
@@ -120,6 +124,7 @@ def _start(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path) 
     arguments.custom_sigquit_handler = _on_sigquit
     report = StartupReport(run_dir / "failure")
     verbose = settings.log_level == "debug"
+    tempfile.tempdir = str(run_dir)  # where SGLang puts the sockets between its processes
     try:
         manager, templates, _, scheduler, watchdog, *_ = SubprocessLauncher._launch_subprocesses(
             arguments,
@@ -128,25 +133,36 @@ def _start(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path) 
             functools.partial(run_detokenizer, report, os.getpid(), verbose),
         )
     except Exception as error:
-        _kill_children()
         if verbose:
-            logging.getLogger(__name__).exception("the engine could not start")
+            logger.exception("the engine could not start")
         reason = report.read() or f"{type(error).__name__}: {sglang_args.first_line(error)}"
         hint = "" if verbose else " (--log-level debug shows more)"
         raise UserError(f"the engine could not start: {reason}{hint}") from None
+    finally:
+        tempfile.tempdir = None
     report.started()
     # Engine.wait_for_death does the watching, at once instead of every second.
     watchdog.stop()
-    processes = dict(zip(watchdog._names, watchdog._processes, strict=True))
-    info: dict[str, Any] = scheduler.scheduler_infos[0]
-    return Engine(manager, templates, processes, int(info["max_total_num_tokens"]), int(manager.context_len))
+    return Engine(
+        tokenizer_manager=manager,
+        template_manager=templates,
+        processes=dict(zip(watchdog._names, watchdog._processes, strict=True)),
+        max_total_tokens=int(scheduler.scheduler_infos[0]["max_total_num_tokens"]),
+        context_length=int(manager.context_len),
+        run_dir=run_dir,
+    )
 
 
-def _set_environment(settings: Settings) -> None:
+def _set_environment(settings: Settings, run_dir: Path) -> None:
     settings.plugin_config.to_env()
     # The entry points' names, so that another plugin on this machine is not loaded by accident.
     os.environ.setdefault("SGLANG_PLUGINS", "outrider")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # torch's rendezvous would otherwise be a TCP server without a password, open on every network interface.
+    os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{run_dir}/rendezvous")
+    metrics = run_dir / "metrics"
+    metrics.mkdir()
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     if settings.resolved_device == "cpu":
         # Nothing of ours needs a GPU then, and libraries stop looking for one.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

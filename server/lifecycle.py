@@ -24,9 +24,9 @@ LINGER_SECONDS = 3.0
 
 class State(Enum):
     STARTING = "starting"
-    UP = "up"
-    DRAINING = "draining"
-    FAILED = "failed"
+    UP = "ready"
+    DRAINING = "stopping"
+    FAILED = "failing"
 
 
 class Lifecycle:

@@ -28,3 +28,9 @@ def client(server: Server) -> openai.OpenAI:
 def model(client: openai.OpenAI) -> str:
     """Name of the served model."""
     return client.models.list().data[0].id
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive", action="store_true", help="all prompts one at a time as well, which takes long on a CPU"
+    )

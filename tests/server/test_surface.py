@@ -14,7 +14,7 @@ from running import Server
 
 def test_health_and_ready(server: Server) -> None:
     assert httpx.get(server.url + "/health").json() == {"status": "ok", "dead_processes": []}
-    assert httpx.get(server.url + "/ready").json() == {"status": "up"}
+    assert httpx.get(server.url + "/ready").json() == {"status": "ready"}
 
 
 def test_health_generates_nothing(server: Server) -> None:
@@ -53,13 +53,24 @@ def test_nothing_listens_beyond_localhost(server: Server) -> None:
 
 def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
     request = {"model": model, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
+
+    def steps() -> float:
+        return metric(server, "outrider_decode_steps_total")
+
+    def idle() -> bool:
+        before = steps()
+        time.sleep(2)
+        return steps() == before
+
     with httpx.stream("POST", server.url + "/v1/completions", json=request | {"stream": True}, timeout=60) as response:
         next(response.iter_lines())
-        wait_until(lambda: metric(server, "sglang:num_running_reqs") >= 1, 30)
+        before = steps()
+        wait_until(lambda: steps() > before, 30)
+    wait_until(idle, 30)
     # A request that is not streamed, too: its client gives up waiting.
     with contextlib.suppress(httpx.ReadTimeout):
         httpx.post(server.url + "/v1/completions", json=request, timeout=1)
-    wait_until(lambda: metric(server, "sglang:num_running_reqs") == 0, 60)
+    wait_until(idle, 30)
     # All slots are usable again: a request that needs nearly all of them is served.
     answer = httpx.post(
         server.url + "/v1/completions", json={"model": model, "prompt": "no " * 3500, "max_tokens": 1}, timeout=120
