@@ -33,8 +33,8 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-            initializer_range=0.3,
+            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1,
+            eos_token_id=2, initializer_range=0.3,
         )
     )  # fmt: skip
     model.save_pretrained(folder)
@@ -115,7 +115,7 @@ def test_train_learns_survives_a_kill_and_drafts(
 
 
 def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    args = arguments(target_folder, prompts, tmp_path / "out", "--temperatures", "0", "--start", "fresh", "--steps", "20")
+    args = arguments(target_folder, prompts, tmp_path / "out", "--start", "fresh", "--steps", "20")
     args.kind = "dflash"
     assert cli.run(args) == 0
     assert load(tmp_path / "out" / "drafter").config.kind == "dflash"

@@ -29,7 +29,7 @@ TINY = BlockConfig(
 TRUNCATED = dataclasses.replace(TINY, draft_vocab_size=40)
 RNN = dataclasses.replace(TRUNCATED, markov_head="rnn")
 GATED = dataclasses.replace(TINY, markov_head="gated")
-DFLASH = dataclasses.replace(TINY, kind="dflash", markov_rank=0, confidence_head=False)
+DFLASH = dataclasses.replace(TINY, kind="dflash", markov_rank=0, confidence_head=False, confidence_with_markov=False)
 CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "dflash": DFLASH}
 
 

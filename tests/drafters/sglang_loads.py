@@ -1,0 +1,51 @@
+"""Load drafter folders with SGLang's own classes; prints a JSON list of what each holds afterwards.
+
+A program of its own, since SGLang's configuration is global to a process: sglang_loads.py TARGET FOLDER…
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from sglang.srt.models.dflash import DFlashDraftModel
+from sglang.srt.models.dspark import Qwen3DSparkModel
+from sglang.srt.runtime_context import get_parallel, publish
+from sglang.srt.server_args import ServerArgs
+from transformers import AutoConfig
+
+
+def digest(value: torch.Tensor) -> str:
+    return hashlib.sha256(value.detach().float().contiguous().numpy().tobytes()).hexdigest()
+
+
+def main() -> None:
+    target, *folders = sys.argv[1:]
+    publish(ServerArgs(model_path=target, device="cpu"), role="scheduler")
+    found = []
+    with get_parallel().override(tp_rank=0):
+        for folder in folders:
+            config = AutoConfig.from_pretrained(folder)
+            classes = {"Qwen3DSparkModel": Qwen3DSparkModel, "DFlashDraftModel": DFlashDraftModel}
+            model = classes[config.architectures[0]](config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(float("nan"))  # whatever the checkpoint does not fill stays visible
+            model.load_weights(iter(load_file(Path(folder) / "model.safetensors").items()))
+            found.append(
+                {
+                    "block_size": model.block_size,
+                    "layers": model.num_context_features,
+                    "unfilled": [n for n, p in model.named_parameters() if p.isnan().any()],
+                    "digests": {n: digest(p) for n, p in model.named_parameters()},
+                }
+            )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Checkpoint folders: both storages, refusals, and agreement with SGLang's own loaders."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_drafters import CONFIGS, DFLASH, TINY, TRUNCATED, make_model
+from transformers import LlamaConfig
+
+from outrider.drafters.block import (
+    BlockConfig,
+    BlockDrafter,
+    BlockModel,
+    CheckpointError,
+    check_target,
+    load,
+    save_compact,
+    save_plain,
+    target_identity,
+)
+from outrider.drafters.block.checkpoint import WEIGHTS, plain_name
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_plain_folder_round_trips(config: BlockConfig, tmp_path: Path) -> None:
+    model = make_model(config)
+    save_plain(model, tmp_path, torch.float32)
+    again = load(tmp_path, dtype=torch.float32)
+    assert again.config == dataclasses.replace(config, draft_vocab_size=None)
+    for name, value in again.state_dict().items():
+        mine = model.state_dict()[name]
+        assert torch.equal(value[model.vocab] if name == "markov_head.w2.weight" else value, mine), name
+
+
+def test_compact_folder_keeps_one_part_in_254(config: BlockConfig, tmp_path: Path) -> None:
+    model = make_model(config)
+    save_compact(model, tmp_path)
+    again = load(tmp_path, dtype=torch.float32)
+    assert again.config == config
+    assert torch.equal(again.vocab, model.vocab)
+    for name, value in again.state_dict().items():
+        mine = model.state_dict()[name].float()
+        limit = mine.abs().amax(-1, keepdim=True) / (254 if mine.ndim == 2 and mine.shape[0] > 1 else 128)
+        assert ((value - mine).abs() <= limit * 1.001).all(), name
+
+
+def test_public_folders_load(tmp_path: Path) -> None:
+    """Prefixed names, shared weights inside, settings in `dflash_config`, as public checkpoints have them."""
+    model = make_model(DFLASH)
+    save_plain(model, tmp_path)
+    tensors = {f"model.{n}": v for n, v in load_file(tmp_path / WEIGHTS).items()}
+    shared = {"lm_head.weight": torch.zeros(2, 2), "model.embed_tokens.weight": torch.zeros(2, 2)}
+    save_file({**tensors, **shared}, tmp_path / WEIGHTS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("outrider", "target_layer_ids", "mask_token_id"):
+        del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = load(tmp_path)
+    assert again.config.target_layers == DFLASH.target_layers
+    assert again.config.gamma == DFLASH.gamma
+    assert torch.equal(again.fc.weight, model.fc.weight.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3.*not a block drafter"),
+        ({"target_layer_ids": [1, 3, 6]}, r"\[1, 3, 6\] must lie in 0\.\.5"),
+        ({"block_size": None}, "no 'block_size'"),
+        ({"mask_token_id": 96}, "mask_token_id 96 is outside"),
+        ({"markov_head_type": "lstm"}, "lstm.*vanilla, gated, rnn"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"is_causal": True}, "is_causal"),
+        ({"hidden_size": 48}, r"fc.weight: \[32, 96\] in the checkpoint, \[48, 144\] by its config"),
+        ({"num_hidden_layers": 3}, "lacks layers.2"),
+        ({"num_hidden_layers": 1}, "does not know: layers.1"),
+    ],
+)
+def test_unfit_folders_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    save_plain(make_model(TINY), tmp_path)
+    rewrite(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def target_config(**changes: object) -> SimpleNamespace:
+    shape = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 6, "vocab_size": 96}
+    return SimpleNamespace(**(shape | changes))
+
+
+def test_wrong_target_is_refused_by_what_differs(tmp_path: Path) -> None:
+    embedding = torch.randn(96, 32)
+    identity = target_identity(target_config(), embedding)
+    save_compact(make_model(dataclasses.replace(TRUNCATED, target=identity)), tmp_path)
+    shared = {"embedding": embedding, "head": embedding, "dtype": torch.float32}
+    drafter = BlockDrafter.load(tmp_path, target_config=target_config(), **shared)
+    assert drafter.model.config.target == identity
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 8, the drafter was trained for 6"):
+        BlockDrafter.load(tmp_path, target_config=target_config(num_hidden_layers=8), **shared)
+    other = torch.randn(96, 32)
+    with pytest.raises(CheckpointError, match="embedding is .*, the drafter was trained for"):
+        BlockDrafter.load(tmp_path, embedding=other, head=other, target_config=target_config())
+    with pytest.raises(CheckpointError, match="hidden_size is 64.*vocab_size is 100"):
+        check_target(TINY, {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 6})
+
+
+def test_identity_does_not_depend_on_dtype() -> None:
+    embedding = torch.randn(96, 32).bfloat16()
+    assert target_identity(target_config(), embedding) == target_identity(target_config(), embedding.float())
+
+
+def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
+    """Every parameter of SGLang's classes is filled by our export, with our numbers."""
+    pytest.importorskip("sglang")
+    target = tmp_path / "target"
+    LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=2,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(target)  # fmt: skip
+    kinds = ["dspark", "truncated", "rnn", "gated", "dflash"]
+    models = [make_model(CONFIGS[kind]) for kind in kinds]
+    for kind, model in zip(kinds, models, strict=True):
+        save_plain(model, tmp_path / kind, torch.float32)
+    program = Path(__file__).with_name("sglang_loads.py")
+    folders = [str(tmp_path / kind) for kind in kinds]
+    done = subprocess.run(
+        [sys.executable, program, target, *folders], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "SGLANG_RAGGED_VERIFY_MODE": "compact"},  # the mode that reads the confidence head
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for kind, model, found in zip(kinds, models, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert found["unfilled"] == [], kind
+        assert found["block_size"] == model.config.queries
+        assert found["layers"] == len(model.config.target_layers)
+        ours = load(tmp_path / kind, dtype=torch.float32).state_dict()
+        renamed = {sglang_name(name): digest(value) for name, value in ours.items()}
+        assert found["digests"] == renamed, kind
+
+
+def sglang_name(name: str) -> str:
+    for part in ("qkv", "gate_up"):
+        name = name.replace(f".{part}.", f".{part}_proj.")
+    return plain_name(name.replace(".qkv_proj.", ".self_attn.qkv_proj.").replace(".gate_up_proj.", ".mlp.gate_up_proj."))
+
+
+def digest(value: torch.Tensor) -> str:
+    return hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
+
+
+def test_logits_of_a_full_vocabulary_model() -> None:
+    model = BlockModel(TINY)
+    assert torch.equal(model.vocab, torch.arange(96))
