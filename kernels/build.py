@@ -25,7 +25,7 @@ INSTRUCTION_SETS = {
     "scalar": (),
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _WIDE,
-    "avx512bf16": (*_WIDE, "-mavx512bf16"),
+    "avx512bf16": (*_WIDE, "-mavx512bf16", "-mavx512vnni"),
 }
 
 

@@ -1,6 +1,7 @@
 // Compiled once per instruction set, with -DISA=<namespace> and that set's flags.
 #include "attention.h"
 #include "elementwise.h"
+#include "int8.h"
 #include "linear.h"
 #include "sampling.h"
 
@@ -14,6 +15,9 @@ extern const Kernels kernels = {
     {rope<float>, rope<bf16>},
     {pack<float>, pack<bf16>},
     {linear<float>, linear<bf16>},
+    {pack_int8<float>, pack_int8<bf16>},
+    {quantize<float>, quantize<bf16>},
+    {int8_linear<float>, int8_linear<bf16>},
     {target_probs<float>, target_probs<bf16>},
     inverse_cdf,
 };

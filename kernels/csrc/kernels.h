@@ -45,6 +45,18 @@ struct LinearArgs {
   int64_t x_stride, rows, row_group, depth, outputs, panels;
 };
 
+constexpr int64_t GROUP = 64;  // neighbours in depth that share a scale
+
+struct Int8Args {
+  const int8_t* x;
+  const float* x_scales;
+  const int32_t* sums;
+  const uint8_t* codes;
+  const float *scales, *bias;  // bias as in LinearArgs
+  void* out;
+  int64_t rows, groups, outputs;
+};
+
 struct ProbsArgs {
   const void* logits;
   float* out;
@@ -67,6 +79,9 @@ struct Kernels {
   Function<const RopeArgs&, int64_t, int64_t> rope[2];
   Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack[2];
   Function<const LinearArgs&, std::atomic<int64_t>&> linear[2];
+  Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
+  Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
+  Function<const Int8Args&, std::atomic<int64_t>&> int8_linear[2];
   Function<const ProbsArgs&, std::atomic<int64_t>&> target_probs[2];
   Function<const float*, const float*, int64_t*, int64_t, int64_t, int64_t> inverse_cdf;
 };

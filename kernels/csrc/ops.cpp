@@ -18,7 +18,8 @@ const Kernels& kernels() {
     __builtin_cpu_init();
     const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (wide && __builtin_cpu_supports("avx512bf16")) return avx512bf16::kernels;
+    if (wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
+      return avx512bf16::kernels;
     if (wide) return avx512::kernels;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
     return scalar::kernels;
@@ -217,6 +218,48 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   return out;
 }
 
+// weight [outputs, depth] -> codes and scales that only int8_linear understands.
+std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
+  const int type = type_of(weight, "weight");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "weight must be dense [outputs, depth]");
+  const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL, groups = (weight.size(1) + GROUP - 1) / GROUP;
+  Tensor codes = at::empty({panels * groups * PANEL * GROUP}, weight.options().dtype(at::kByte));
+  Tensor scales = at::empty({panels * groups * PANEL}, weight.options().dtype(at::kFloat));
+  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
+    kernels().pack_int8[type](weight.data_ptr(), codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), weight.size(0),
+                              weight.size(1), begin, end);
+  });
+  return {codes, scales};
+}
+
+Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
+                   int64_t outputs) {
+  const int type = type_of(x, "x");
+  const int64_t depth = x.size(-1), rows = depth ? x.numel() / depth : 0;
+  const int64_t panels = (outputs + PANEL - 1) / PANEL, groups = (depth + GROUP - 1) / GROUP;
+  TORCH_CHECK(x.is_contiguous() && codes.numel() == panels * groups * PANEL * GROUP &&
+                  scales.numel() == panels * groups * PANEL,
+              "x must be dense and match the packed weight in depth");
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
+              "bias must be dense float32, padded to a multiple of ", PANEL);
+  auto sizes = x.sizes().vec();
+  sizes.back() = outputs;
+  Tensor out = at::empty(sizes, x.options());
+  const Tensor x_codes = at::empty({rows * groups * GROUP}, x.options().dtype(at::kChar));
+  const Tensor x_scales = at::empty({rows * groups}, x.options().dtype(at::kFloat));
+  const Tensor sums = at::empty({rows * groups}, x.options().dtype(at::kInt));
+  at::parallel_for(0, rows, grain(depth), [&](int64_t begin, int64_t end) {
+    kernels().quantize[type](x.data_ptr(), x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(),
+                             sums.data_ptr<int32_t>(), depth, begin, end);
+  });
+  const Int8Args a{x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(), sums.data_ptr<int32_t>(),
+                   codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), bias ? bias->data_ptr<float>() : nullptr,
+                   out.data_ptr(), rows, groups, outputs};
+  std::atomic<int64_t> next{0};
+  on_every_thread(panels, [&] { kernels().int8_linear[type](a, next); });
+  return out;
+}
+
 Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std::optional<Tensor>& top_ks,
                     const std::optional<Tensor>& top_ps, const std::optional<Tensor>& min_ps) {
   const int type = type_of(logits, "logits");
@@ -257,6 +300,8 @@ TORCH_LIBRARY(outrider, m) {
         "Tensor(d!)? v_pool, Tensor? slots) -> ()");
   m.def("pack_linear(Tensor weight) -> Tensor");
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+  m.def("pack_int8(Tensor weight) -> (Tensor, Tensor)");
+  m.def("int8_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias, int outputs) -> Tensor");
   m.def("target_probs(Tensor logits, Tensor temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps) -> Tensor");
   m.def("inverse_cdf(Tensor weights, Tensor uniforms) -> Tensor");
 }
@@ -268,6 +313,8 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("rope", rope);
   m.impl("pack_linear", pack_linear);
   m.impl("packed_linear", packed_linear);
+  m.impl("pack_int8", pack_int8);
+  m.impl("int8_linear", int8_linear);
   m.impl("target_probs", target_probs);
   m.impl("inverse_cdf", inverse_cdf);
 }

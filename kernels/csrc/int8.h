@@ -1,0 +1,140 @@
+// y = x W^T with weights and activations in 8 bits: groups of GROUP neighbours in depth share a scale, per output for
+// the weights, per row for the activations. Sums inside a group are exact integers, groups are added in order.
+#pragma once
+#include "kernels.h"
+#include "simd.h"
+
+namespace ISA {
+
+using Bytes = int8_t __attribute__((vector_size(W)));
+
+// c + the four products of a lane's unsigned bytes with its signed ones.
+inline IntVec dot4(IntVec c, IntVec unsigned_bytes, IntVec signed_bytes) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(c), reinterpret_cast<__m512i>(unsigned_bytes),
+                                                      reinterpret_cast<__m512i>(signed_bytes)));
+#else
+  for (int shift = 0; shift < 32; shift += 8)
+    c += ((unsigned_bytes >> shift) & 255) * ((signed_bytes << (24 - shift)) >> 24);
+  return c;
+#endif
+}
+
+// The codes of up to GROUP numbers, those missing 0; returns their scale.
+template <typename T>
+inline float round_group(const T* x, int64_t count, IntVec (&codes)[GROUP / W]) {
+  T padded[GROUP] = {};
+  if (count < GROUP) x = static_cast<const T*>(std::memcpy(padded, x, count * sizeof(T)));
+  Vec largest{};
+  for (int64_t i = 0; i < GROUP; i += W) largest = max(largest, max(load(x + i), -load(x + i)));
+  const float scale = highest(largest) / 127.f, inverse = scale > 0 ? 1.f / scale : 0.f;
+  for (int64_t i = 0; i < GROUP; i += W)
+    codes[i / W] = __builtin_convertvector(load(x + i) * inverse + 12582912.f - 12582912.f, IntVec);
+  return scale;
+}
+
+// Codes [panel][group][GROUP / 4][PANEL][4], offset by 128; scales [panel][group][PANEL].
+template <typename T>
+void pack_int8(const void* weight, uint8_t* codes, float* scales, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
+  const int64_t groups = (depth + GROUP - 1) / GROUP;
+  for (int64_t c = begin * PANEL; c < end * PANEL; ++c)
+    for (int64_t g = 0; g < groups; ++g) {
+      const T* from = static_cast<const T*>(weight) + c * depth + g * GROUP;
+      const int64_t block = c / PANEL * groups + g;
+      IntVec rounded[GROUP / W];
+      scales[block * PANEL + c % PANEL] = round_group(from, c < outputs ? std::min(GROUP, depth - g * GROUP) : 0, rounded);
+      for (int64_t i = 0; i < GROUP; ++i)
+        codes[((block * (GROUP / 4) + i / 4) * PANEL + c % PANEL) * 4 + i % 4] = uint8_t(128 + rounded[i / W][i % W]);
+    }
+}
+
+// Rows to signed bytes [rows][groups * GROUP], with scales and sums of the codes [rows][groups].
+template <typename T>
+void quantize(const void* x, int8_t* codes, float* scales, int32_t* sums, int64_t depth, int64_t begin, int64_t end) {
+  const int64_t groups = (depth + GROUP - 1) / GROUP;
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t g = 0; g < groups; ++g) {
+      const T* from = static_cast<const T*>(x) + row * depth + g * GROUP;
+      const int64_t at = row * groups + g;
+      IntVec rounded[GROUP / W], sum{};
+      scales[at] = round_group(from, std::min(GROUP, depth - g * GROUP), rounded);
+      for (int64_t i = 0; i < GROUP / W; ++i) {
+        const auto bytes = __builtin_convertvector(rounded[i], Bytes);
+        std::memcpy(codes + at * GROUP + i * W, &bytes, W);
+        sum += rounded[i];
+      }
+      int32_t total = 0;
+      for (int i = 0; i < W; ++i) total += sum[i];
+      sums[at] = total;
+    }
+}
+
+// R rows times one panel's columns [column, column + B * W).
+template <int R, int B, typename T>
+inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t row, T* out, int64_t out_stride) {
+  Vec totals[R][B];
+  const float* bias = a.bias ? a.bias + panel * PANEL + column : nullptr;
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) totals[r][b] = bias ? load(bias + b * W) : Vec{};
+  for (int64_t g = 0; g < a.groups; ++g) {
+    const int64_t block = panel * a.groups + g;
+    IntVec sums[R][B];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) sums[r][b] = -128 * a.sums[(row + r) * a.groups + g] - IntVec{};
+    const uint8_t* weights = a.codes + (block * GROUP * PANEL) + column * 4;
+    for (int64_t i = 0; i < GROUP / 4; ++i) {
+      IntVec packed[B];
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b)
+        packed[b] = reinterpret_cast<IntVec>(load(reinterpret_cast<const float*>(weights + i * PANEL * 4) + b * W));
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        int32_t four;
+        std::memcpy(&four, a.x + ((row + r) * a.groups + g) * GROUP + i * 4, 4);
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) sums[r][b] = dot4(sums[r][b], packed[b], four - IntVec{});
+      }
+    }
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      const Vec scale = load(a.scales + block * PANEL + column + b * W);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r)
+        totals[r][b] += __builtin_convertvector(sums[r][b], Vec) * (scale * a.x_scales[(row + r) * a.groups + g]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, totals[r][b]);
+}
+
+template <typename T>
+void int8_linear(const Int8Args& a, std::atomic<int64_t>& next) {
+  static thread_local std::vector<T> edge;
+  const int64_t panels = (a.outputs + PANEL - 1) / PANEL;
+  edge.resize(ROWS * PANEL);
+  for (int64_t panel; (panel = next++) < panels;) {
+    const int64_t width = std::min(PANEL, a.outputs - panel * PANEL);
+    for (int64_t row = 0; row < a.rows; row += ROWS) {
+      const int64_t rows = std::min<int64_t>(ROWS, a.rows - row);
+      T* to = static_cast<T*>(a.out) + row * a.outputs + panel * PANEL;
+      T* out = width < PANEL ? edge.data() : to;
+      const int64_t stride = width < PANEL ? PANEL : a.outputs;
+      for (int64_t c = 0; c < PANEL; c += W * BLOCKS) switch (rows) {
+          case 1: int8_tile<1, BLOCKS>(a, panel, c, row, out + c, stride); break;
+          case 2: int8_tile<2, BLOCKS>(a, panel, c, row, out + c, stride); break;
+          case 3: int8_tile<3, BLOCKS>(a, panel, c, row, out + c, stride); break;
+          case 4: int8_tile<4, BLOCKS>(a, panel, c, row, out + c, stride); break;
+          case 5: int8_tile<5, BLOCKS>(a, panel, c, row, out + c, stride); break;
+          default: int8_tile<ROWS, BLOCKS>(a, panel, c, row, out + c, stride);
+        }
+      for (int64_t r = 0; width < PANEL && r < rows; ++r)
+        std::memcpy(to + r * a.outputs, out + r * PANEL, width * sizeof(T));
+    }
+  }
+}
+
+}  // namespace ISA

@@ -1,0 +1,62 @@
+"""Matrix products with 8-bit weights and activations: half the memory traffic of bfloat16, at some accuracy.
+
+An option, never a default: the model that is served is then the quantised one (speculation stays lossless with respect
+to it). Weights are rounded once, symmetrically, with one scale per output and 64 neighbours in depth; activations as
+they come, with one scale per row and the same 64. Integer sums are exact, so rows do not depend on their batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels import native
+from outrider.kernels.linear import PANEL
+
+GROUP = 64
+"""Neighbours in depth that share a scale; as in csrc/kernels.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight [outputs, depth] as 8-bit codes and float32 scales, in an order that only `int8_linear` understands."""
+
+    outputs: int
+    depth: int
+    codes: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def pack_int8(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Weight:
+    """Round a weight [outputs, depth] (and keep its bias [outputs] in float32); the original may then be freed."""
+    if weight.dim() != 2 or not native.fits(weight):
+        raise ValueError(
+            "int8 weights need the compiled CPU kernels and a float32 or bfloat16 matrix, "
+            f"got {weight.dtype} {tuple(weight.shape)} on {weight.device}, kernels: {native.instruction_set()}"
+        )
+    outputs, depth = weight.shape
+    padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, -outputs % PANEL))
+    return Int8Weight(outputs, depth, *torch.ops.outrider.pack_int8(weight.contiguous()), padded)
+
+
+def int8_linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
+    """x [..., depth] times the weight, transposed, plus its bias: [..., outputs] in x's type."""
+    if x.shape[-1] != weight.depth:
+        raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
+    return torch.ops.outrider.int8_linear(x.contiguous(), weight.codes, weight.scales, weight.bias, weight.outputs)
+
+
+def reference_int8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """What `int8_linear(x, pack_int8(weight, bias))` means."""
+    out = (rounded(x).double() @ rounded(weight).double().T).float()
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """x [..., depth] as its 8-bit codes say, in float32."""
+    groups = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    codes = (groups.double() * torch.where(scales > 0, 1 / scales, 0).double()).round()  # one rounding, as fused
+    return (codes.float() * scales).flatten(-2)[..., : x.shape[-1]]
