@@ -13,9 +13,13 @@ STOP = 5
 
 
 def request(**penalties):
-    params = dict(
-        frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, min_new_tokens=0, stop_token_ids={7}
-    )
+    params = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+        "stop_token_ids": {7},
+    }
     return SimpleNamespace(
         sampling_params=SimpleNamespace(**(params | penalties)),
         eos_token_ids={STOP},

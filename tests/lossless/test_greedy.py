@@ -1,0 +1,104 @@
+"""At temperature 0 in float32, answers with speculation equal those without, token for token."""
+
+from __future__ import annotations
+
+import pytest
+from asking import accepted_tokens, complete, complete_all, tokens
+
+TOKENS = 128
+PLAIN = {"max_tokens": TOKENS, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def plain(exact_server, prompts):
+    """Answers without speculation, eight at a time."""
+    assert len(prompts) == 50
+    return [tokens(a) for a in complete_all(exact_server, prompts, 8, speculate=False, **PLAIN)]
+
+
+def test_fifty_prompts_eight_at_a_time(exact_server, prompts, plain):
+    before = accepted_tokens(exact_server)
+    drafted = [tokens(a) for a in complete_all(exact_server, prompts, 8, speculate=True, **PLAIN)]
+    assert accepted_tokens(exact_server) - before > 500  # otherwise nothing was put to the test
+    assert drafted == plain
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_one_at_a_time(exact_server, prompts, plain, speculate, request):
+    count = len(prompts) if request.config.getoption("--exhaustive") else 8
+    chosen = prompts[:count]
+    alone = [tokens(a) for a in complete_all(exact_server, chosen, 1, speculate=speculate, **PLAIN)]
+    assert alone == plain[:count]
+
+
+def test_requests_that_speculate_and_others_share_a_batch(exact_server, prompts, plain):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(
+            lambda i: complete(exact_server, prompts[i], speculate=i % 2 == 0, **PLAIN),
+            range(16),
+        )
+        assert [tokens(a) for a in answers] == plain[:16]
+
+
+def test_a_cache_too_small_for_all(exact_server, prompts, plain):
+    """24 requests of up to about 200 tokens in a cache of 3072: some are retracted and start again."""
+    body = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    chosen = prompts[:24]
+    drafted = [tokens(a) for a in complete_all(exact_server, chosen, 24, speculate=True, **body)]
+    for got, want in zip(drafted, plain[:24], strict=True):
+        ended = want[:-1] if len(want) < TOKENS else want  # without ignore_eos the answer ends with its end token
+        assert got[: len(ended)] == ended
+
+
+RULES = {
+    "frequency penalty": {"frequency_penalty": 0.6},
+    "presence penalty": {"presence_penalty": 1.2},
+    "repetition penalty": {"repetition_penalty": 1.2},
+    "minimum length": {"min_tokens": 40},
+    "bias": {"logit_bias": {"260": 4.0, "28": -100}},
+    "stop": {"stop": ["the", "\n\n"]},
+    "schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "person",
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string", "maxLength": 20},
+                        "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 6},
+                    },
+                    "required": ["name", "ages"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule(exact_server, prompts, rule):
+    """Rules change with every token, so drafted tokens must count for the rows after them."""
+    body = {"max_tokens": 96, "temperature": 0} | RULES[rule]
+    chosen = ["Repeat the word echo twenty times: echo echo echo echo", *prompts[:5], prompts[16]]
+    before = accepted_tokens(exact_server)
+    without = [tokens(a) for a in complete_all(exact_server, chosen, 7, speculate=False, **body)]
+    middle = accepted_tokens(exact_server)
+    drafted = [tokens(a) for a in complete_all(exact_server, chosen, 7, speculate=True, **body)]
+    assert middle == before
+    assert accepted_tokens(exact_server) > middle
+    assert drafted == without
+
+
+def test_logprobs(exact_server, prompts):
+    body = {"max_tokens": 48, "temperature": 0, "logprobs": 3}
+    for prompt in prompts[:3]:
+        without = complete(exact_server, prompt, speculate=False, **body)["choices"][0]["logprobs"]
+        drafted = complete(exact_server, prompt, speculate=True, **body)["choices"][0]["logprobs"]
+        assert drafted["tokens"] == without["tokens"]
+        assert drafted["token_logprobs"] == pytest.approx(without["token_logprobs"], abs=1e-5)
+        for a, b in zip(drafted["top_logprobs"], without["top_logprobs"], strict=True):
+            assert a == pytest.approx(b, abs=1e-5)

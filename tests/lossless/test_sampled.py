@@ -1,0 +1,161 @@
+"""At temperature 1, what a speculating server says is distributed as the target says it should be."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from asking import accepted_tokens, complete, complete_all, tokens
+from scipy import stats
+
+from outrider.server.models import find
+
+# The text repeats itself, so that prompt lookup drafts from the first step on, often rightly and often not.
+PROMPT = "a b c d a b c e a b c d a b c e a b c d a b c e a b"
+SAMPLES = 2400
+CHOICES = 12
+
+
+@pytest.fixture(scope="module")
+def target():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = find(None).path
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    ids = tokenizer(PROMPT)["input_ids"]
+
+    @torch.inference_mode()
+    def next_probs(continuation: tuple[int, ...], temperature: float) -> np.ndarray:
+        logits = model(torch.tensor([[*ids, *continuation]])).logits[0, -1]
+        return torch.softmax(logits.double() / temperature, -1).numpy()
+
+    return next_probs
+
+
+def samples(server, speculate, **body):
+    answers = complete_all(
+        server,
+        [PROMPT] * (SAMPLES // CHOICES),
+        2,
+        speculate=speculate,
+        chat=False,
+        max_tokens=3,
+        n=CHOICES,
+        ignore_eos=True,
+        **body,
+    )
+    return [tuple(c["token_ids"]) for a in answers for c in a["choices"]]
+
+
+def filtered(probs: np.ndarray, top_k: int | None, top_p: float) -> np.ndarray:
+    """Top-k and top-p as SGLang applies them: on the sorted, not renormalised probabilities."""
+    order = np.argsort(-probs, kind="stable")
+    ranked = probs[order]
+    keep = (np.cumsum(ranked) - ranked) <= top_p
+    if top_k is not None:
+        keep &= np.arange(len(probs)) < top_k
+    out = np.zeros_like(probs)
+    out[order[keep]] = ranked[keep]
+    return out / out.sum()
+
+
+def p_value(counts: Counter, probs: dict, total: int) -> float:
+    """Chi-square of counted outcomes against their probabilities; rare outcomes form one class."""
+    common = [key for key, p in probs.items() if p * total >= 8]
+    observed = [counts[key] for key in common]
+    expected = [probs[key] * total for key in common]
+    observed.append(total - sum(observed))
+    expected.append(total - sum(expected))
+    assert len(common) > 3
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "rules"),
+    [(1.0, {}), (0.8, {"top_k": 20, "top_p": 0.9})],
+    ids=["plain", "top-k and top-p"],
+)
+def test_first_two_tokens_against_the_exact_distribution(exact_server, target, temperature, rules):
+    def probs(continuation):
+        return filtered(target(continuation, temperature), rules.get("top_k"), rules.get("top_p", 1.0))
+
+    before = accepted_tokens(exact_server)
+    drawn = samples(exact_server, True, temperature=temperature, **rules)
+    assert len(drawn) == SAMPLES
+    assert accepted_tokens(exact_server) - before > SAMPLES / 20  # drafts were accepted, and some were not
+
+    first = probs(())
+    assert p_value(Counter(t[0] for t in drawn), dict(enumerate(first)), SAMPLES) > 1e-4
+    pairs = {}
+    for token in np.argsort(-first)[:12]:
+        for second, p in enumerate(probs((int(token),))):
+            pairs[int(token), second] = first[token] * p
+    assert p_value(Counter(t[:2] for t in drawn), pairs, SAMPLES) > 1e-4
+
+
+def test_the_check_would_see_a_shift_of_a_few_percent(target):
+    """Power: moving 4 % of the mass to the drafted token, as a wrong acceptance rule would, fails the same check."""
+    first = target((), 1.0)
+    wrong = first * 0.96
+    wrong[int(first.argmax())] += 0.04
+    generator = np.random.default_rng(0)
+    drawn = Counter(generator.choice(len(first), SAMPLES, p=wrong / wrong.sum()).tolist())
+    assert p_value(drawn, dict(enumerate(first)), SAMPLES) < 1e-4
+
+
+def test_third_token_with_and_without_speculation(exact_server):
+    """Behind a verified block: two samples of the same size, compared with each other."""
+    drafted = Counter(t[2] for t in samples(exact_server, True, temperature=1.0))
+    without = Counter(t[2] for t in samples(exact_server, False, temperature=1.0))
+    common = [t for t, n in (drafted + without).most_common() if n >= 16]
+    table = [[c[t] for t in common] + [sum(c.values()) - sum(c[t] for t in common)] for c in (drafted, without)]
+    assert stats.chi2_contingency(table).pvalue > 1e-4
+
+
+def test_a_seed_decides_the_answer(exact_server, prompts):
+    body = {"max_tokens": 24, "temperature": 1.0}
+    for speculate in (False, True):
+        once, again = (
+            tokens(complete(exact_server, prompts[0], speculate=speculate, seed=7, **body)) for _ in range(2)
+        )
+        other = tokens(complete(exact_server, prompts[0], speculate=speculate, seed=8, **body))
+        assert once == again
+        assert once != other
+
+
+def test_without_a_seed_answers_differ(exact_server, prompts):
+    body = {"max_tokens": 24, "temperature": 1.0, "n": 4}
+    answer = complete(exact_server, prompts[0], speculate=True, **body)
+    assert len({tuple(c["token_ids"]) for c in answer["choices"]}) == 4
+
+
+def test_choices_of_one_seeded_request_differ_and_come_again(exact_server, prompts):
+    body = {"max_tokens": 24, "temperature": 1.0, "n": 3, "seed": 11}
+    once, again = (
+        [tuple(c["token_ids"]) for c in complete(exact_server, prompts[0], speculate=True, **body)["choices"]]
+        for _ in range(2)
+    )
+    assert once == again
+    assert len(set(once)) == 3
+
+
+def test_logprobs_of_sampled_tokens(exact_server, target):
+    """Logprobs are of the distribution the token was drawn from, drafted or not."""
+    answer = complete(
+        exact_server,
+        PROMPT,
+        speculate=True,
+        chat=False,
+        max_tokens=6,
+        temperature=0.7,
+        logprobs=1,
+        seed=3,
+        ignore_eos=True,
+    )
+    ids = tokens(answer)
+    for k, logprob in enumerate(answer["choices"][0]["logprobs"]["token_logprobs"]):
+        assert logprob == pytest.approx(math.log(target(tuple(ids[:k]), 0.7)[ids[k]]), abs=2e-3)
