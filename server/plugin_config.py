@@ -16,10 +16,12 @@ class PluginConfig:
 
     drafter: which drafter proposes tokens; "off" means that no speculation is set up.
     gamma: draft tokens per step.
+    drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
     """
 
     drafter: str = "off"
     gamma: int = 7
+    drafter_path: str = ""
 
     def to_env(self, environ: MutableMapping[str, str] = os.environ) -> None:
         environ[ENV] = json.dumps(asdict(self))

@@ -8,7 +8,8 @@ from outrider.server import hardware
 from outrider.server.errors import UserError
 from outrider.server.plugin_config import PluginConfig
 
-DRAFTERS = ("ngram", "off")
+BLOCK_DRAFTERS = ("dspark", "dflash")
+DRAFTERS = (*BLOCK_DRAFTERS, "ngram", "off")
 MEASURING_DRAFTER = "fixed"  # not for users: steps of an exact shape, see bench_steps.py
 DTYPES = ("auto", "bfloat16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
@@ -21,6 +22,7 @@ class Settings:
     """Everything `outrider serve` can be told. None means: choose for me.
 
     model: folder or hub name; None is the embedded model.
+    drafter_path: checkpoint folder of a dspark or dflash drafter; None is the one shipped for the model.
     gamma: draft tokens per step, 1..64.
     max_total_tokens: tokens of the KV cache, all requests together.
     max_choices: largest `n` that one request may ask for.
@@ -37,6 +39,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     drafter: str = "ngram"
+    drafter_path: str | None = None
     gamma: int = 7
     max_running_requests: int | None = None
     context_length: int | None = None
@@ -97,7 +100,7 @@ class Settings:
 
     @property
     def plugin_config(self) -> PluginConfig:
-        return PluginConfig(drafter=self.drafter, gamma=self.gamma)
+        return PluginConfig(drafter=self.drafter, gamma=self.gamma, drafter_path=self.drafter_path or "")
 
 
 def _flag(name: str) -> str:

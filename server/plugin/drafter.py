@@ -1,4 +1,4 @@
-"""Makes the drafter that the configuration names."""
+"""Makes the drafter that the configuration names and joins it to the loaded target."""
 
 from __future__ import annotations
 
@@ -11,11 +11,34 @@ from outrider.server.plugin_config import PluginConfig
 
 
 def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
-    """The drafter for this server, or None where speculation is off."""
+    """The drafter for this server, or None where speculation is off.
+
+    runner: SGLang's model runner of the target, its weights loaded.
+    """
     if config.drafter == "off":
         return None
     if config.drafter == "ngram":
         return NgramDrafter(config.gamma)
     if config.drafter == "fixed":
         return FixedDrafter(config.gamma)
-    raise ValueError(f"unknown drafter {config.drafter!r}; known: ngram, off")
+    return _load_block_drafter(config, runner)
+
+
+def _load_block_drafter(config: PluginConfig, runner: Any) -> Drafter:
+    from outrider.drafters.block.drafter import BlockDrafter
+
+    model, target = runner.model, runner.model_config.hf_text_config
+    if not hasattr(model, "set_dflash_layers_to_capture"):
+        raise ValueError(
+            f"SGLang gives no hidden states of {type(model).__name__} to drafters; use --drafter ngram or off"
+        )
+    drafter = BlockDrafter.load(
+        config.drafter_path,
+        embedding=model.model.embed_tokens.weight[: target.vocab_size],
+        head=model.lm_head.weight[: target.vocab_size],
+        target_config=target,
+        gamma=config.gamma,
+        dtype=runner.dtype,
+    )
+    model.set_dflash_layers_to_capture(list(drafter.target_layers))
+    return drafter

@@ -1,0 +1,36 @@
+"""Which drafter checkpoint goes with which target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import outrider.drafters
+from outrider.server.errors import UserError
+from outrider.server.models import Model
+from outrider.server.settings import BLOCK_DRAFTERS, Settings
+
+WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
+
+
+def with_drafter_path(settings: Settings, model: Model) -> Settings:
+    """Settings whose drafter_path names the checkpoint, where the drafter needs one."""
+    if settings.drafter not in BLOCK_DRAFTERS:
+        if settings.drafter_path is not None:
+            raise UserError(f"--drafter-path goes with --drafter {' or '.join(BLOCK_DRAFTERS)}")
+        return settings
+    folder = Path(settings.drafter_path).expanduser() if settings.drafter_path else shipped(model, settings.drafter)
+    if not (folder / "config.json").is_file():
+        if settings.drafter_path:
+            raise UserError(f"--drafter-path {settings.drafter_path} is no drafter folder: it has no config.json")
+        raise UserError(
+            f"no {settings.drafter} drafter for {model.name} comes with Outrider; train one "
+            f"(outrider train {settings.drafter} --target {model.path} …) and name its folder with --drafter-path, "
+            "or use --drafter ngram"
+        )
+    return replace(settings, drafter_path=str(folder))
+
+
+def shipped(model: Model, drafter: str) -> Path:
+    """Where our own checkpoint for this target would stand."""
+    return WEIGHTS / model.name.lower() / drafter
