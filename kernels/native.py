@@ -1,6 +1,7 @@
 """The compiled kernels, if this machine has them; every caller has a plain torch version for when it has not.
 
-`OUTRIDER_CPU_KERNELS=0` switches them off.
+`OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags; the tests of this folder
+run under the sanitizers with `-fsanitize=address,undefined` there and the sanitizer's runtime in `LD_PRELOAD`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def available() -> bool:
         logger.info("CPU kernels are switched off (OUTRIDER_CPU_KERNELS=0): plain torch is used")
         return False
     try:
-        torch.ops.load_library(str(library()))
+        extra_flags = tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split())
+        torch.ops.load_library(str(library(extra_flags)))
     except (BuildError, OSError) as error:
         logger.warning("CPU kernels are not available, plain torch is used, which is slower: %s", error)
         return False

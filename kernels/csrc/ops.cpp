@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -13,25 +14,48 @@ namespace {
 
 using at::Tensor;
 
-const Kernels& kernels() {
-  static const Kernels& best = [&]() -> const Kernels& {
+struct Variant {
+  const char* name;
+  const Kernels* kernels;
+  bool runs;
+};
+
+// Best first.
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> all = [] {
     __builtin_cpu_init();
     const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
-      return avx512bf16::kernels;
-    if (wide) return avx512::kernels;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
-    return scalar::kernels;
+    const bool narrow = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    const bool middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return std::vector<Variant>{{"avx512bf16", &avx512bf16::kernels, wide && narrow},
+                                {"avx512", &avx512::kernels, wide},
+                                {"avx2", &avx2::kernels, middle},
+                                {"scalar", &scalar::kernels, true}};
   }();
-  return best;
+  return all;
 }
 
-std::string instruction_set() {
-  const Kernels* chosen = &kernels();
-  if (chosen == &avx512bf16::kernels) return "avx512bf16";
-  if (chosen == &avx512::kernels) return "avx512";
-  return chosen == &avx2::kernels ? "avx2" : "scalar";
+const Variant* chosen = nullptr;
+
+const Variant& variant() {
+  if (!chosen)
+    chosen = &*std::find_if(variants().begin(), variants().end(), [](const Variant& v) { return v.runs; });
+  return *chosen;
+}
+
+const Kernels& kernels() { return *variant().kernels; }
+
+std::string instruction_set() { return variant().name; }
+
+// For tests; weights packed for one instruction set are not those of another.
+void use_instruction_set(const std::string& name) {
+  for (const Variant& v : variants())
+    if (v.runs && name == v.name) {
+      chosen = &v;
+      return;
+    }
+  TORCH_CHECK(false, "this processor does not run ", name);
 }
 
 int type_of(const Tensor& x, const char* name) {
@@ -292,6 +316,7 @@ Tensor inverse_cdf(const Tensor& weights, const Tensor& uniforms) {
 
 TORCH_LIBRARY(outrider, m) {
   m.def("instruction_set() -> str", instruction_set);
+  m.def("use_instruction_set(str name) -> ()", use_instruction_set);
   m.def("flat_attention(Tensor q, Tensor k_pool, Tensor v_pool, Tensor qo_indptr, Tensor kv_lens, Tensor rows, "
         "Tensor page_table, float scale, bool causal, int window, float logit_cap) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps) -> Tensor");

@@ -82,9 +82,9 @@ inline IntVec iota() {
   return x;
 }
 
-// e^x to 1e-7 relative for x in [-87, 88]; 0 below, e^88 above. Cephes' polynomial.
+// e^x to 1e-7 relative for x in [-87, 88.3]; 0 below, infinite above. Cephes' polynomial.
 inline Vec exp(Vec x) {
-  const Vec clipped = min(max(x, splat(-87.f)), splat(88.f));
+  const Vec clipped = min(max(x, splat(-87.f)), splat(88.3f));
   const Vec shifted = clipped * 1.44269504f + 12582912.f;  // rounds to the nearest integer
   const Vec n = shifted - 12582912.f;
   const Vec r = clipped - n * 0.693359375f + n * 2.12194440e-4f;
@@ -96,7 +96,9 @@ inline Vec exp(Vec x) {
   y = y * r + 5.0000001201e-1f;
   y = y * (r * r) + r + 1.f;
   const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
-  return x < -87.f ? Vec{} : y * reinterpret_cast<Vec>(power);
+  y *= reinterpret_cast<Vec>(power);
+  y = x < -87.f ? Vec{} : y;
+  return x > 88.3f ? splat(INFINITY) : y;
 }
 
 inline Vec tanh(Vec x) { return 1.f - 2.f / (exp(x + x) + 1.f); }

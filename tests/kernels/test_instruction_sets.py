@@ -1,0 +1,77 @@
+"""Every compiled variant this processor runs gives what the references give, not only the one chosen here."""
+
+import pytest
+import torch
+from batches import ragged_attention
+
+from outrider.kernels import fused, native
+from outrider.kernels.attention import flat_attention, reference_attention
+from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear
+from outrider.kernels.linear import pack, packed_linear, reference_linear
+from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf, reference_target_probs, target_probs
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+
+TYPES = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"]
+)
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512", "avx512bf16"], autouse=True)
+def instruction_set(request):
+    chosen = native.instruction_set()
+    try:
+        torch.ops.outrider.use_instruction_set(request.param)
+    except RuntimeError:
+        pytest.skip("this processor does not run it")
+    yield request.param
+    torch.ops.outrider.use_instruction_set(chosen)
+
+
+def test_the_variant_is_used(instruction_set):
+    assert native.instruction_set() == instruction_set
+
+
+@TYPES
+def test_attention(dtype, tolerance):
+    q, k, v, batch = ragged_attention([1, 7, 30], [300, 9, 290], heads=(6, 2), dims=(48, 80), dtype=dtype)
+    for options in ({}, {"logit_cap": 3.0}, {"causal": False, "window": 20}):
+        got, expected = (f(q, k, v, batch, scale=0.2, **options) for f in (flat_attention, reference_attention))
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@TYPES
+def test_linear(dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 130, generator=generator).to(dtype) / 11 for n in (100, 9))
+    for got, expected in (
+        (packed_linear(x, pack(weight)), reference_linear(x, weight)),
+        (int8_linear(x, pack_int8(weight)), reference_int8_linear(x, weight)),
+    ):
+        # Without fused multiply-add a number halfway between two codes may take the other one.
+        torch.testing.assert_close(got, expected, rtol=max(tolerance, 1e-4), atol=max(tolerance, 1e-3))
+
+
+@TYPES
+def test_between_the_products(dtype, tolerance):
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).to(dtype) * 5
+    weight, residual = x[0].clone(), x.flip(0)
+    for got, expected in (
+        (
+            fused.add_rms_norm(x, residual.clone(), weight, 1e-5),
+            fused.reference_add_rms_norm(x, residual, weight, 1e-5),
+        ),
+        (fused.silu_mul(x), fused.reference_silu_mul(x)),
+    ):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    special = torch.tensor([0.0, torch.nan, torch.inf, -1e30] * 8, dtype=dtype)[None]
+    torch.testing.assert_close(fused.silu_mul(special), fused.reference_silu_mul(special), equal_nan=True)
+
+
+def test_sampling():
+    generator = torch.Generator().manual_seed(0)
+    logits, draws = torch.randn(40, 700, generator=generator) * 3, torch.rand(40, generator=generator)
+    rules = torch.full((40,), 0.8), torch.full((40,), 30), torch.full((40,), 0.9), torch.full((40,), 0.01)
+    probs = target_probs(logits, *rules)
+    torch.testing.assert_close(probs, reference_target_probs(logits, *rules), rtol=1e-5, atol=1e-8)
+    assert torch.equal(inverse_cdf(probs, draws), reference_inverse_cdf(probs, draws))
