@@ -9,6 +9,7 @@ import torch
 
 def register() -> None:
     _register_algorithm()
+    _bridge_older_sglang()
     if not torch.cuda.is_available():
         _register_cpu_attention()
         _replace_triton_helpers()
@@ -25,6 +26,22 @@ def _register_algorithm() -> None:
         from outrider.server.plugin.worker import SpeculativeWorker
 
         return SpeculativeWorker
+
+
+def _bridge_older_sglang() -> None:
+    """0.5.17 looks for a draft model's KV pool in every worker but its own n-gram one; ours has no draft model."""
+    from sglang.srt.mem_cache import kv_cache_builder
+
+    original = getattr(kv_cache_builder, "get_draft_kv_pool", None)
+    if original is None:
+        return
+
+    def get_draft_kv_pool(*, draft_worker: Any, **others: Any) -> Any:
+        if getattr(draft_worker, "draft_worker", draft_worker) is None:
+            return None
+        return original(draft_worker=draft_worker, **others)
+
+    kv_cache_builder.get_draft_kv_pool = get_draft_kv_pool
 
 
 def _register_cpu_attention() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.logprob_processor import OutputLogprobProcessor, compute_spec_logprobs
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.runtime_context import get_spec
@@ -22,6 +21,7 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.history import SlotTokens
 from outrider.kernels.uniforms import Purpose, uniforms
 from outrider.scheduler.planner import Planner, VerifyAll
+from outrider.server.plugin.logprobs import write_logprobs
 from outrider.server.plugin.metrics import SpeculationMetrics
 from outrider.server.plugin.relay import FlatVerify, StepState, VerifyInput, flatten
 from outrider.server.plugin.requests import RequestTable
@@ -115,10 +115,7 @@ class SpeculativeWorker(BaseSpecWorker):
             logits, batch.sampling_info, uniforms(self.requests.seeds[rows], seq_lens - 1, 1, Purpose.FINAL)[:, 0]
         )
         if batch.return_logprob:
-            logprobs = torch.log_softmax(logits / batch.sampling_info.temperatures, -1)
-            OutputLogprobProcessor().compute_logprobs(
-                logprobs, batch.top_logprobs_nums, batch.token_ids_logprobs, tokens
-            ).write_output_to(logits_output)
+            write_logprobs(logits_output, batch, logits, context.request, tokens)
         return tokens
 
     # -- decode -------------------------------------------------------------------------------------------------
@@ -224,12 +221,12 @@ class SpeculativeWorker(BaseSpecWorker):
             self.drafter.observe(Features(hidden, tokens, positions, slots))
 
     def _write_logprobs(self, batch: Any, logits_output: Any, flat: FlatVerify, tokens: torch.Tensor) -> None:
-        """Logprobs of the committed tokens, [R, gamma+1]; columns beyond accept_lens repeat a row and are not read."""
-        last = flat.qo_indptr[1:] - 1
-        index = torch.minimum(flat.qo_indptr[:-1, None] + torch.arange(self.width, device=self.device), last[:, None])
-        predicted = torch.zeros(len(flat.request), dtype=torch.int64, device=self.device)
-        predicted[torch.arange(len(flat.request))] = tokens[flat.request, flat.step]
-        compute_spec_logprobs(batch, logits_output, predicted, accept_index=index)
+        """[R, gamma+1], as wide as the tokens; columns beyond a request's rows repeat its last and are not read."""
+        columns = torch.arange(self.width, device=self.device)
+        rows = torch.minimum(flat.qo_indptr[:-1, None] + columns, flat.qo_indptr[1:, None] - 1).flatten()
+        request = flat.request[rows]
+        write_logprobs(logits_output, batch, logits_output.next_token_logits[rows], request, tokens.flatten())
+        logits_output.next_token_logprobs = logits_output.next_token_logprobs.view(-1, self.width)
 
     # -- request state ------------------------------------------------------------------------------------------
 
