@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Grace for the scheduler to free what it holds (GPU memory) before it is killed.
+# Grace for a scheduler on a GPU to free its memory there before it is killed.
 EXIT_SECONDS = 10.0
 
 
@@ -64,7 +64,9 @@ class Engine:
         finally:
             for sentinel in sentinels:
                 loop.remove_reader(sentinel)
-        return self.dead_processes()
+        while not (names := self.dead_processes()):
+            await asyncio.sleep(0.01)  # its files are closed a moment before its exit code is there
+        return names
 
     def fail_requests(self, message: str) -> None:
         """End every request that is under way with an error, as the scheduler would have ended it."""

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument("--drafter", choices=DRAFTERS, default=defaults.drafter, help="(default: %(default)s)")
     speculation.add_argument(
+        "--drafter-path", metavar="FOLDER", help="checkpoint of a dspark or dflash drafter (default: the shipped one)"
+    )
+    speculation.add_argument(
         "--gamma", type=int, default=defaults.gamma, metavar="N", help="draft tokens per step (default: %(default)s)"
     )
 
@@ -85,9 +88,10 @@ def run(args: argparse.Namespace) -> int:
     listener = bind(settings.host, settings.port)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
-    from outrider.server import memory, models
+    from outrider.server import memory, models, shipped
 
     model = models.find(settings.model)
+    settings = shipped.with_drafter_path(settings, model)
     plan = memory.plan(settings, model)
     _say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), drafter {settings.drafter}")
     from outrider.server import engine as engines
@@ -96,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
     grace = 0.0
     try:
         exit_code = _serve(settings, engine, listener)
-        grace = engines.EXIT_SECONDS if exit_code == 0 else 0.0
+        if exit_code == 0 and settings.resolved_device == "cuda":
+            grace = engines.EXIT_SECONDS
         return exit_code
     finally:
         engine.stop(grace)

@@ -9,7 +9,7 @@ import time
 import httpx
 import openai
 import psutil
-from running import Server
+from running import Server, wait_until
 
 
 def test_health_and_ready(server: Server) -> None:
@@ -82,10 +82,3 @@ def metric(server: Server, name: str) -> float:
     """Sum of a metric's samples; 0 where there is none yet. A name without labels matches all labels."""
     pattern = re.compile(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)", re.MULTILINE)
     return sum(float(value) for value in pattern.findall(httpx.get(server.url + "/metrics").text))
-
-
-def wait_until(condition, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
