@@ -14,7 +14,7 @@ from statistics import quantiles
 
 import torch
 
-from outrider.kernels import attention, fused, linear, native, sampling
+from outrider.kernels import attention, fused, int8, linear, native, sampling
 
 Arm = Callable[[], object]
 
@@ -124,17 +124,22 @@ def _fused_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[
 
 def _linear_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
     """All products of eight layers, so that the weights come from memory as in a real step."""
-    if only not in "linear":
+    names = {
+        f"{kind} {rows} (8 layers)": rows for rows in (1, 4, 8, 16, 32, 64, 512) for kind in ("linear", "int8 linear")
+    }
+    wanted = {name: rows for name, rows in names.items() if only in name}
+    if not wanted or not native.available():
         return
     weights = [(torch.randn(size) * 0.03).to(dtype) for _ in range(8) for size in shape.weights]
-    packed = [linear.pack(weight) for weight in weights]
-    for rows in (1, 4, 8, 16, 32, 64, 512):
+    packed, codes = [linear.pack(w) for w in weights], [int8.pack_int8(w) for w in weights]
+    for name, rows in wanted.items():
         x = {depth: torch.randn(rows, depth).to(dtype) for depth in {w.shape[1] for w in weights}}
-        yield (
-            f"linear {rows} (8 layers)",
-            lambda x=x: [torch.nn.functional.linear(x[w.shape[1]], w) for w in weights],
-            lambda x=x: [linear.packed_linear(x[w.depth], w) for w in packed],
+        ours = (
+            (lambda x=x: [int8.int8_linear(x[w.depth], w) for w in codes])
+            if name.startswith("int8")
+            else (lambda x=x: [linear.packed_linear(x[w.depth], w) for w in packed])
         )
+        yield name, lambda x=x: [torch.nn.functional.linear(x[w.shape[1]], w) for w in weights], ours
 
 
 def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:

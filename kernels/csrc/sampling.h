@@ -33,8 +33,14 @@ inline double exponentials(const T* x, float temperature, float top, float* out,
       store(out + i, weight);
       part += weight;
     }
+    if (i < end) {  // the same arithmetic for the last ones: equal logits must get equal weights
+      float rest[W];
+      for (int64_t j = 0; j < W; ++j) rest[j] = i + j < end ? scalar(x[i + j]) : -INFINITY;
+      const Vec weight = exp(load(rest) / temperature - shift);
+      std::memcpy(out + i, &weight, (end - i) * sizeof(float));
+      part += weight;
+    }
     total += sum(part);
-    for (; i < end; ++i) total += out[i] = std::exp(scalar(x[i]) / temperature - shift);
   }
   return total;
 }

@@ -2,15 +2,20 @@ import pytest
 import torch
 
 from outrider.kernels import native
-from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear, rounded
+from outrider.kernels.int8 import GROUP, int8_linear, pack_int8, reference_int8_linear, rounded
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 
 
 def weight_and_rows(outputs: int, depth: int, rows: int, dtype: torch.dtype):
+    """Quarters of a code with scales that are powers of two: which code is nearest does not hang on a rounding."""
     generator = torch.Generator().manual_seed(outputs + depth)
-    weight = torch.randn(outputs, depth, generator=generator) * depth**-0.5
-    return weight.to(dtype), torch.randn(rows, depth, generator=generator).to(dtype)
+    matrices = []
+    for count in (outputs, rows):
+        quarters = torch.randint(-4 * 127, 4 * 127 + 1, (count, depth), generator=generator) / 4
+        quarters[:, ::GROUP] = 127
+        matrices.append((quarters * 2.0**-9).to(dtype))
+    return matrices
 
 
 @pytest.mark.parametrize(("outputs", "depth"), [(192, 576), (70, 64), (37, 18), (64, 65)])
