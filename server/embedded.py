@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def _sha256(paths: Iterable[Path], label: str | None = None) -> dict[str, str]:
 
 
 @contextmanager
-def _locked(path: Path):
+def _locked(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.parser.template_manager import TemplateManager
 
+    from outrider.server.processes import StartupReport
+
 logger = logging.getLogger(__name__)
 
 # Grace for a scheduler on a GPU to free its memory there before it is killed.
@@ -47,6 +49,7 @@ class Engine:
     max_total_tokens: int
     context_length: int
     run_dir: Path
+    report: StartupReport
 
     def dead_processes(self) -> list[str]:
         return [name for name, process in self.processes.items() if not process.is_alive()]
@@ -142,7 +145,8 @@ def _launch(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path)
         raise UserError(f"the engine could not start: {reason}{hint}") from None
     finally:
         tempfile.tempdir = None
-    report.started()
+        # SGLang set the level of all loggers to its own.
+        logging.getLogger("outrider").setLevel(settings.log_level.upper())
     # Engine.wait_for_death does the watching, at once instead of every second.
     watchdog.stop()
     return Engine(
@@ -152,6 +156,7 @@ def _launch(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path)
         max_total_tokens=int(scheduler.scheduler_infos[0]["max_total_num_tokens"]),
         context_length=int(manager.context_len),
         run_dir=run_dir,
+        report=report,
     )
 
 

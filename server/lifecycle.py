@@ -86,7 +86,11 @@ class Lifecycle:
         """The engine is lost: end what is under way with errors, and the server with it."""
         if self.state is State.FAILED:
             return
+        starting = self.state is State.STARTING
         self.state = State.FAILED
+        if starting:  # whoever starts the server is waiting for an answer of the engine, and gets this one
+            self.engine.fail_requests(reason)
+            return
         logger.error("%s; stopping", reason)
         self.engine.fail_requests(f"{reason}; the server is restarting")
         self._run(self._linger())

@@ -51,7 +51,7 @@ def parse(kind: Kind, data: bytes) -> ChatRequest | TextRequest:
     reject_unknown_fields(kind, body)
     if kind is CHAT:
         _check_messages(body.get("messages"))
-    body = {name: value for name, value in body.items() if value is not None}
+    body = {name: value for name, value in body.items() if value is not None and name in kind.fields}
     try:
         # As JSON once more: strict validation of Python objects would refuse what JSON cannot express.
         parsed = kind.model.model_validate_json(pydantic_core.to_json(body), strict=True)
@@ -140,9 +140,9 @@ def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
     """The parts of a pydantic location that lead somewhere in the JSON; the others name types."""
     path: list[int | str] = []
     for part in location:
-        if (isinstance(body, dict) and part in body) or (
-            isinstance(body, list) and isinstance(part, int) and part < len(body)
-        ):
+        if isinstance(body, dict) and part in body:
+            body = body[part]
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):  # noqa: SIM114
             body = body[part]
         else:
             continue

@@ -71,6 +71,15 @@ UNSUPPORTED = dict.fromkeys(
 }
 
 
+# Values of unsupported fields that ask for nothing; some clients always send them.
+MEANINGLESS: dict[str, tuple[Any, ...]] = {
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One of the two kinds of request."""
@@ -89,7 +98,7 @@ def reject_unknown_fields(kind: Kind, body: dict[str, Any]) -> None:
         if name in kind.fields:
             continue
         if name in UNSUPPORTED or name in kind.model.model_fields:
-            if value is None:
+            if value is None or value in MEANINGLESS.get(name, ()):
                 continue
             reason = UNSUPPORTED.get(name) or "leave it out"
             raise ApiError(f"this server does not support {name!r}: {reason}", param=name, code="unsupported_parameter")

@@ -134,12 +134,17 @@ def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
     from outrider.server.lifecycle import Lifecycle
 
     lifecycle = Lifecycle(engine, settings.drain_seconds)
+    failure: str | None = None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await _start_engine_loop(engine, lifecycle, settings)
-        if lifecycle.accepting:
+        nonlocal failure
+        try:
+            await _begin(engine, lifecycle, settings)
             _announce(settings, engine)
+        except Exception as error:
+            failure = engine.report.read() or str(error) or repr(error)
+            server.should_exit = True
         yield
         lifecycle.end()
 
@@ -162,10 +167,12 @@ def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
     )
     lifecycle.server = server
     server.run(sockets=[listener])
+    if failure is not None:
+        raise UserError(f"the engine was loaded but cannot answer: {failure}")
     return lifecycle.exit_code
 
 
-async def _start_engine_loop(engine: Engine, lifecycle: Lifecycle, settings: Settings) -> None:
+async def _begin(engine: Engine, lifecycle: Lifecycle, settings: Settings) -> None:
     """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm."""
     from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.managers.tokenizer_manager import ServerStatus
@@ -176,12 +183,9 @@ async def _start_engine_loop(engine: Engine, lifecycle: Lifecycle, settings: Set
     lifecycle.begin()
     manager.server_status = ServerStatus.Up
     parameters = {"temperature": 0.0, "max_new_tokens": 2 * settings.gamma}
-    try:
-        async for _ in manager.generate_request(GenerateReqInput(text="1 2 3 1 2 3 1 2", sampling_params=parameters)):
-            pass
-    except Exception as error:
-        lifecycle.fail(f"the engine cannot answer: {str(error).splitlines()[0] if str(error) else error!r}")
-        return
+    async for _ in manager.generate_request(GenerateReqInput(text="1 2 3 1 2 3 1 2", sampling_params=parameters)):
+        pass
+    engine.report.started()
     lifecycle.up()
 
 

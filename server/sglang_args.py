@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from outrider.server import embedded
 from outrider.server.errors import UserError
 from outrider.server.memory import MemoryPlan
 from outrider.server.models import Model
@@ -91,6 +92,8 @@ def build(settings: Settings, model: Model, memory: MemoryPlan) -> ServerArgs:
     ):
         if getattr(settings, name) is not None:
             arguments[name] = getattr(settings, name)
+    if model.name != embedded.NAME:
+        arguments.setdefault("tool_call_parser", "auto")  # by the chat template; the embedded model's has no tools
     if settings.resolved_device == "cpu":
         arguments |= {
             "attention_backend": "torch_native",

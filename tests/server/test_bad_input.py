@@ -202,6 +202,8 @@ def test_unknown_route_and_method(server: Server) -> None:
     assert_error(httpx.get(server.url + CHAT), 405, message="GET")
 
 
-def test_null_means_not_given(server: Server) -> None:
-    response = httpx.post(server.url + CHAT, json=chat(temperature=None, stop=None, store=None), timeout=60)
+def test_null_and_off_mean_not_given(server: Server) -> None:
+    response = httpx.post(
+        server.url + CHAT, json=chat(temperature=None, stop=None, audio=None, store=False), timeout=60
+    )
     assert response.status_code == 200, response.text

@@ -161,7 +161,7 @@ def test_any_process_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
     processes = {name: context.Process(target=time.sleep, args=(60,)) for name in ("scheduler_0", "detokenizer")}
     for process in processes.values():
         process.start()
-    engine = Engine(None, None, processes, 0, 0, tmp_path)
+    engine = Engine(None, None, processes, 0, 0, tmp_path, None)
     try:
         assert engine.dead_processes() == []
         processes["detokenizer"].kill()
