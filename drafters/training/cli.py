@@ -20,7 +20,7 @@ from .forward import Frozen
 from .loop import Recipe, Run
 from .plot import plot_losses
 from .prompts import Sample, read_samples
-from .start import start_from_target
+from .start import start_from_target, start_markov
 from .store import FeatureStore
 from .synthesise import answer, write_prompts
 from .target import Target, keep_freed_memory
@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     add("--seed", type=int, default=0)
     data = parser.add_argument_group("answers and features")
+    data.add_argument(
+        "--pair-answers",
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="answered prompts that only tell the sequential head which token follows which; needs no features",
+    )
     data.add_argument("--self-prompts", type=int, default=0, help="prompts the target writes itself")
     data.add_argument("--openings", nargs="*", default=[""], help="how those begin; '' leaves them free")
     data.add_argument("--temperatures", nargs="*", type=float, default=[0.0, 0.0, 0.7, 1.0], help="of the answers")
@@ -99,6 +106,18 @@ def gather_samples(args: argparse.Namespace, target: Target, data: Path) -> list
     return samples
 
 
+def start(
+    args: argparse.Namespace, model: BlockModel, target: Target, store: FeatureStore, held_out: list[int]
+) -> None:
+    """Weights before the first step; held-out answers teach the sequential head nothing either."""
+    if args.start == "target":
+        start_from_target(model, target, store[0].tokens)
+    hidden = {tuple(s.tokens[s.prompt :].tolist()) for s in (store[i] for i in held_out)}
+    more = [s.response_ids for path in args.pair_answers for s in read_samples(path)]
+    numbers = [i for i in range(len(store)) if i not in set(held_out)]
+    start_markov(model, store, numbers, [ids for ids in more if ids not in hidden])
+
+
 def held_out_numbers(store: FeatureStore, count: int) -> list[int]:
     """The first `count` greedy answers, which training leaves alone; adding answers does not change them."""
     greedy = [i for i, e in enumerate(store.entries) if e.temperature == 0]
@@ -157,8 +176,9 @@ def run(args: argparse.Namespace) -> int:
     vocab = draft_vocabulary(store, config, args.out / "vocab.json")
     torch.manual_seed(args.seed)
     model = BlockModel(config, vocab)
-    if args.start == "target":
-        start_from_target(model, target, store[0].tokens)
+    held_out = held_out_numbers(store, args.validation)
+    if not (args.out / "checkpoint.pt").exists():
+        start(args, model, target, store, held_out)
     model = model.to(device=args.device, dtype=dtype)
     frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
     recipe = Recipe(
@@ -169,7 +189,6 @@ def run(args: argparse.Namespace) -> int:
     training = Run(args.out, model, frozen, recipe)
     if training.resume():
         print(f"resuming {args.out} at step {training.step}")
-    held_out = held_out_numbers(store, args.validation)
     training.train(store, held_out)
     checkpoint.save_compact(model, args.out / "drafter")
     facts = {

@@ -185,6 +185,6 @@ class Run:
         """tau on held-out greedy answers."""
         maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
         found = acceptance(self.model, self.frozen, maker, (store[i] for i in held_out))
-        shown = " ".join(f"{c:.2f}" for c in found.conditional)
+        shown = " ".join("-" if c is None else f"{c:.2f}" for c in found.conditional)
         tqdm.write(f"step {self.step}: tau {found.accepted_length:.3f}, by position {shown}")
         return found.accepted_length

@@ -7,45 +7,14 @@ be computed teacher-forced; walking the answer from its first token with those r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
+from ..acceptance import Acceptance
 from ..block.model import BlockModel
 from .batches import BatchMaker, anchor_range
 from .forward import Frozen, hidden_states
 from .store import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """cycles: verification steps; tokens: tokens they yielded, bonus included.
-
-    tried, kept: [gamma] how often position k was reached, and accepted when reached.
-    """
-
-    cycles: int
-    tokens: int
-    tried: tuple[int, ...]
-    kept: tuple[int, ...]
-
-    @property
-    def accepted_length(self) -> float:
-        """tau."""
-        return self.tokens / max(1, self.cycles)
-
-    @property
-    def conditional(self) -> list[float]:
-        """Acceptance of position k given that position k - 1 was accepted."""
-        return [k / t if t else 0.0 for k, t in zip(self.kept, self.tried, strict=True)]
-
-    def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(
-            self.cycles + other.cycles,
-            self.tokens + other.tokens,
-            tuple(a + b for a, b in zip(self.tried, other.tried, strict=True)),
-            tuple(a + b for a, b in zip(self.kept, other.kept, strict=True)),
-        )
 
 
 def greedy_tokens(
@@ -65,17 +34,19 @@ def greedy_tokens(
 
 
 def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
-    """Decode along an answer: `runs[i]` is the accepted run behind its token i; `length` tokens follow token 0."""
-    at = cycles = 0
-    tried, kept = [0] * gamma, [0] * gamma
+    """Decode along an answer: `runs[i]` is the accepted run behind its token i; `length` tokens follow token 0.
+
+    The last step counts as verifying no further than the answer goes, so that a cut answer does not flatter tau.
+    """
+    at, verified, accepted = 0, [], []
     while at < length:
-        run = runs[at]
-        cycles += 1
-        for k in range(min(run + 1, gamma, length - at)):
-            tried[k] += 1
-            kept[k] += k < run
+        reach = min(gamma, length - at)
+        run = min(runs[at], reach)
+        verified.append(reach)
+        accepted.append(run)
         at += run + 1
-    return Acceptance(cycles, length, tuple(tried), tuple(kept))
+    found = Acceptance.from_steps(verified, accepted, gamma)
+    return Acceptance(found.cycles, length, found.tried, found.kept)
 
 
 @torch.inference_mode()
@@ -99,7 +70,7 @@ def acceptance(
 ) -> Acceptance:
     """Acceptance of greedy drafting over several answers."""
     gamma = model.config.gamma
-    total = Acceptance(0, 0, (0,) * gamma, (0,) * gamma)
+    total = Acceptance.empty(gamma)
     for s in sequences:
         total = total + sequence_acceptance(model, frozen, maker, s)
     return total

@@ -1,0 +1,98 @@
+"""Accepted length tau and conditional acceptance by position: counting, tables and a plot.
+
+tau counts the bonus token. A position that was not verified is unobserved: it enters neither side of its ratio, so
+scheduled verification does not look like rejection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Counts over verification steps.
+
+    cycles: steps; tokens: tokens they yielded, bonus included.
+    tried, kept: [gamma] how often position k was verified with everything before it accepted, and accepted then.
+    """
+
+    cycles: int
+    tokens: int
+    tried: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @classmethod
+    def empty(cls, gamma: int) -> Acceptance:
+        """Nothing seen yet."""
+        return cls(0, 0, (0,) * gamma, (0,) * gamma)
+
+    @classmethod
+    def from_steps(cls, verified: Iterable[int], accepted: Iterable[int], gamma: int) -> Acceptance:
+        """Counts of steps that verified l draft tokens and accepted n <= l of them each."""
+        tried, kept, cycles, tokens = [0] * gamma, [0] * gamma, 0, 0
+        for length, run in zip(verified, accepted, strict=True):
+            if not 0 <= run <= length <= gamma:
+                raise ValueError(f"expected 0 <= accepted <= verified <= {gamma}, got {run} of {length}")
+            cycles += 1
+            tokens += run + 1
+            for k in range(min(run + 1, length)):
+                tried[k] += 1
+                kept[k] += k < run
+        return cls(cycles, tokens, tuple(tried), tuple(kept))
+
+    @property
+    def accepted_length(self) -> float:
+        """tau; 0 when nothing was seen."""
+        return self.tokens / self.cycles if self.cycles else 0.0
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """Acceptance of position k given that those before it were accepted; None where never observed."""
+        return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        if len(self.tried) != len(other.tried):
+            raise ValueError(f"cannot add counts of gamma {len(self.tried)} and {len(other.tried)}")
+        return Acceptance(
+            self.cycles + other.cycles,
+            self.tokens + other.tokens,
+            tuple(a + b for a, b in zip(self.tried, other.tried, strict=True)),
+            tuple(a + b for a, b in zip(self.kept, other.kept, strict=True)),
+        )
+
+
+def acceptance_table(found: Mapping[str, Acceptance]) -> str:
+    """A Markdown table, one row per name: tau, steps, conditional acceptance by position."""
+    gamma = max((len(a.tried) for a in found.values()), default=0)
+    lines = ["| | tau | steps | " + " | ".join(map(str, range(1, gamma + 1))) + " |", "|---" * (gamma + 3) + "|"]
+    for name, a in found.items():
+        cells = ["-" if c is None else f"{c:.2f}" for c in a.conditional]
+        cells += [""] * (gamma - len(cells))
+        lines.append(f"| {name} | {a.accepted_length:.2f} | {a.cycles} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot_acceptance(found: Mapping[str, Acceptance], picture: str | Path) -> bool:
+    """Draw conditional acceptance over position as a PNG; False when matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6, 4))
+    for name, a in found.items():
+        points = [(k, c) for k, c in enumerate(a.conditional, 1) if c is not None]
+        axis.plot(*zip(*points, strict=True), "o-", label=f"{name}, tau {a.accepted_length:.2f}")
+    axis.set_xlabel("position in the block")
+    axis.set_ylabel("accepted, given those before were")
+    axis.set_ylim(0, 1)
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+    pyplot.close(figure)
+    return True

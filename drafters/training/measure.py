@@ -1,0 +1,90 @@
+"""tau of a drafter folder at temperature 0 on files of prompts, without a server.
+
+The target answers greedily, and the drafter is then followed along those answers (see `validate`). A server at
+temperature 0 accepts the same tokens, up to ties that rounding decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from ..acceptance import Acceptance, acceptance_table, plot_acceptance
+from ..block import check_target, load, target_identity
+from .batches import BatchMaker
+from .features import sequence_features
+from .forward import Frozen
+from .prompts import read_samples
+from .target import Target, decode, keep_freed_memory
+from .validate import acceptance
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `measure`."""
+    add = parser.add_argument
+    add("drafters", nargs="+", type=Path, help="drafter folders")
+    add("--target", required=True, help="Hugging Face folder or name of the target model")
+    add("--prompts", nargs="+", required=True, metavar="FILE", help="JSONL files; the first user turn is answered")
+    add("--count", type=int, default=64, help="prompts of each file")
+    add("--new-tokens", type=int, default=256)
+    add("--answers", type=Path, help="folder that keeps the target's answers for the next measurement")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    add("--plot", type=Path, help="PNG of acceptance by position")
+
+
+def greedy_answers(
+    target: Target, path: str, *, count: int, new_tokens: int, kept: Path | None
+) -> list[tuple[list[int], int]]:
+    """(prompt and answer ids, prompt length) of the first `count` prompts of a file."""
+    store = kept / f"{Path(path).stem}-{count}-{new_tokens}.json" if kept else None
+    if store and store.exists():
+        return [(ids, prompt) for ids, prompt in json.loads(store.read_text())]
+    samples = list(read_samples(path))[:count]
+    prompts = sorted((target.chat_ids(list(s.turns[:1])) for s in samples), key=len)
+    pairs = []
+    for start in range(0, len(prompts), 32):
+        batch = prompts[start : start + 32]
+        for row, new, _ in decode(
+            target, batch, [0.0] * len(batch), max_new_tokens=new_tokens, stop_ids=target.stop_ids, seed=0
+        ):
+            pairs.append((batch[row] + new, len(batch[row])))
+    pairs = [p for p in pairs if len(p[0]) >= p[1] + 2]
+    if store:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        store.write_text(json.dumps(pairs))
+    return pairs
+
+
+def measure(target: Target, folders: list[Path], answers: list[tuple[list[int], int]]) -> list[Acceptance]:
+    """Acceptance of each drafter along the same greedy answers."""
+    models = [load(folder, dtype=target.embedding.dtype, device=target.device) for folder in folders]
+    for model in models:
+        check_target(model.config, target_identity(target.config, target.embedding))
+    totals = [Acceptance.empty(model.config.gamma) for model in models]
+    for pair in answers:
+        for i, model in enumerate(models):
+            frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
+            maker = BatchMaker(model.config, model.vocab, device=target.device)
+            sequences = sequence_features(target, [pair], model.config.target_layers, 1)
+            totals[i] = totals[i] + acceptance(model, frozen, maker, sequences)
+    return totals
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one table of all drafters on all files; returns the exit status."""
+    keep_freed_memory()
+    target = Target.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
+    rows: dict[str, Acceptance] = {}
+    for path in args.prompts:
+        answers = greedy_answers(target, path, count=args.count, new_tokens=args.new_tokens, kept=args.answers)
+        for folder, found in zip(args.drafters, measure(target, args.drafters, answers), strict=True):
+            rows[f"{folder.name}, {Path(path).stem}"] = found
+            print(f"{folder.name}, {Path(path).stem}: tau {found.accepted_length:.3f}", flush=True)
+    print(acceptance_table(rows))
+    if args.plot and not plot_acceptance(rows, args.plot):
+        print("matplotlib is not installed: no plot")
+    return 0

@@ -1,0 +1,49 @@
+"""Counting accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
+
+
+def test_unverified_positions_are_unobserved() -> None:
+    # all of two kept; rejected at once; nothing verified; rejected at the third
+    found = Acceptance.from_steps(verified=[2, 4, 0, 4], accepted=[2, 0, 0, 2], gamma=4)
+    assert found.cycles == 4
+    assert found.accepted_length == (3 + 1 + 1 + 3) / 4
+    assert found.tried == (3, 2, 1, 0)
+    assert found.kept == (2, 2, 0, 0)
+    assert found.conditional == [2 / 3, 1.0, 0.0, None]
+
+
+def test_counts_add() -> None:
+    one = Acceptance.from_steps([3], [1], 3)
+    other = Acceptance.from_steps([3, 2], [3, 2], 3)
+    assert one + other == Acceptance.from_steps([3, 3, 2], [1, 3, 2], 3)
+    assert Acceptance.empty(3) + one == one
+    assert Acceptance.empty(3).accepted_length == 0.0
+    with pytest.raises(ValueError, match="gamma 3 and 2"):
+        one + Acceptance.empty(2)
+
+
+@pytest.mark.parametrize(("verified", "accepted"), [(2, 3), (5, 1), (2, -1)])
+def test_impossible_counts_are_refused(verified: int, accepted: int) -> None:
+    with pytest.raises(ValueError, match="accepted <= verified <= 4"):
+        Acceptance.from_steps([verified], [accepted], 4)
+
+
+def test_table_has_a_row_per_name_and_a_column_per_position() -> None:
+    table = acceptance_table({"code": Acceptance.from_steps([2, 2], [2, 0], 2), "chat": Acceptance.empty(2)})
+    lines = table.splitlines()
+    assert lines[0] == "| | tau | steps | 1 | 2 |"
+    assert lines[2] == "| code | 2.00 | 2 | 0.50 | 1.00 |"
+    assert lines[3] == "| chat | 0.00 | 0 | - | - |"
+
+
+def test_plot_is_written_where_matplotlib_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plot_acceptance({"code": Acceptance.from_steps([2, 2], [2, 0], 2)}, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
