@@ -140,9 +140,9 @@ def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
     """The parts of a pydantic location that lead somewhere in the JSON; the others name types."""
     path: list[int | str] = []
     for part in location:
-        if isinstance(body, dict) and part in body:
+        if isinstance(body, dict) and part in body:  # noqa: SIM114
             body = body[part]
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):  # noqa: SIM114
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
             body = body[part]
         else:
             continue
