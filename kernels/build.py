@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).parent / "csrc"
-COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno", "-Wall")
+COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 INSTRUCTION_SETS = {
     "scalar": (),

@@ -1,7 +1,7 @@
 """The compiled kernels, if this machine has them; every caller has a plain torch version for when it has not.
 
-`OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags; the tests of this folder
-run under the sanitizers with `-fsanitize=address,undefined` there and the sanitizer's runtime in `LD_PRELOAD`.
+`OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags; the tests of this
+folder run under the sanitizers with `-fsanitize=address,undefined` there and the sanitizer's runtime in `LD_PRELOAD`.
 """
 
 from __future__ import annotations

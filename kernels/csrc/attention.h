@@ -52,7 +52,7 @@ class TileWorker {
       const int64_t some = std::min(STEP, width - j);
       pack_keys(slots, j, keys);
       const float* queries = s.queries.data();
-      const auto packed = [this](int64_t i) { return s.keys.data() + i * STEP; };
+      const auto packed = [this](int64_t i, int64_t c) { return load(s.keys.data() + i * STEP + c); };
       if (pairs) product<true>(rows, queries, depth, packed, depth, some, NONE, weights + j, CHUNK);
       else product<false>(rows, queries, depth, packed, depth, some, NONE, weights + j, CHUNK);
     }
@@ -63,14 +63,20 @@ class TileWorker {
       soften(weights + r * CHUNK, low, high, width, out + r * state_stride + a.value_dim);
     }
     const int64_t dim = a.value_dim;
-    if (rows <= ROWS) {  // each value is used once: not worth a copy
-      const auto in_pool = [this, slots](int64_t i) { return value(slots[i]); };
-      product<false>(rows, weights, CHUNK, in_pool, keys, dim, NONE, out, state_stride);
-    } else {
-      pack_values(slots, keys);
-      const auto packed = [this, dim](int64_t i) { return s.values.data() + i * dim; };
-      product<false>(rows, weights, CHUNK, packed, keys, dim, NONE, out, state_stride);
-    }
+    const auto packed = [this, dim](int64_t i, int64_t c) { return load(s.values.data() + i * dim + c); };
+    const auto one = [this, slots](int64_t i, int64_t c) { return load(value(slots[i]) + c); };
+    // The values of two neighbours side by side in each lane; an odd last one beside itself, weighted 0.
+    const auto two = [this, slots, keys](int64_t i, int64_t c) {
+      return interleave(value(slots[2 * i]) + c, value(slots[std::min(2 * i + 1, keys - 1)]) + c);
+    };
+    const bool once = rows <= ROWS;  // each value is used once: not worth a copy
+    const int64_t count = pairs ? (keys + 1) / 2 : keys;
+    for (int64_t i = 0; !once && i < count; ++i)
+      for (int64_t c = 0; c < dim; c += W) store(s.values.data() + i * dim + c, pairs ? two(i, c) : one(i, c));
+    if (pairs && once) product<true>(rows, weights, CHUNK, two, count, dim, NONE, out, state_stride);
+    else if (pairs) product<true>(rows, weights, CHUNK, packed, count, dim, NONE, out, state_stride);
+    else if (once) product<false>(rows, weights, CHUNK, one, count, dim, NONE, out, state_stride);
+    else product<false>(rows, weights, CHUNK, packed, count, dim, NONE, out, state_stride);
   }
 
   void reset(float* state) const {
@@ -134,11 +140,6 @@ class TileWorker {
     }
   }
 
-  void pack_values(const int32_t* slots, int64_t keys) {
-    for (int64_t j = 0; j < keys; ++j)
-      for (int64_t d = 0; d < a.value_dim; d += W) store(s.values.data() + j * a.value_dim + d, load(value(slots[j]) + d));
-  }
-
   // Scores of one row to weights; positions outside [low, high) get 0. Writes the largest score and the sum.
   __attribute__((noinline)) void soften(float* x, int64_t low, int64_t high, int64_t width, float* peak_and_mass) const {
     const IntVec lanes = iota();
@@ -156,7 +157,8 @@ class TileWorker {
       const Vec score = load(x + j);
       const Vec weight = score > MASKED ? exp(score - peak) : Vec{};
       mass += weight;
-      store(x + j, weight);
+      if (pairs) store(reinterpret_cast<bf16*>(x) + j, weight);  // never ahead of what is still to be read
+      else store(x + j, weight);
     }
     peak_and_mass[0] = peak;
     peak_and_mass[1] = sum(mass);

@@ -48,8 +48,8 @@ void linear(const LinearArgs& a, std::atomic<int64_t>& next) {
     using Panel = std::conditional_t<PAIRS, float, T>;
     const Panel* panel = reinterpret_cast<const Panel*>(static_cast<const T*>(a.packed) + column * a.depth);
     const float* bias = a.bias ? a.bias + column : nullptr;
-    const auto line = [panel](int64_t i) { return panel + i * PANEL; };
-    product<PAIRS>(rows, x, x_stride, line, depth, (width + W - 1) / W * W, bias, out, out_stride);
+    const auto numbers = [panel](int64_t i, int64_t c) { return load(panel + i * PANEL + c); };
+    product<PAIRS>(rows, x, x_stride, numbers, depth, (width + W - 1) / W * W, bias, out, out_stride);
     for (int64_t r = 0; narrow && r < rows; ++r)
       std::memcpy(static_cast<T*>(a.out) + (row + r) * a.outputs + column, out + r * PANEL, width * sizeof(T));
   }

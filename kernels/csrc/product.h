@@ -9,7 +9,7 @@ namespace ISA {
 
 constexpr int64_t STEP = W * BLOCKS;  // columns of a register tile
 
-// out[r][c] = bias[c] + sum_i x[r][i] * right(i)[c] for R rows and `width` columns, a multiple of W.
+// out[r][c] = bias[c] + sum_i x[r][i] * right(i, c) for R rows and `width` columns, a multiple of W.
 // PAIRS: x and right hold two bf16 per lane, neighbours in depth.
 template <int R, int B, bool PAIRS, typename F, typename O>
 inline void tile(const float* x, int64_t x_stride, const F& right, int64_t column, int64_t depth, const float* bias,
@@ -20,10 +20,9 @@ inline void tile(const float* x, int64_t x_stride, const F& right, int64_t colum
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + column + b * W) : Vec{};
   for (int64_t i = 0; i < depth; ++i) {
-    const auto* from = right(i) + column;
     Vec packed[B];
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) packed[b] = load(from + b * W);
+    for (int b = 0; b < B; ++b) packed[b] = right(i, column + b * W);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const Vec left = splat_bits(x[r * x_stride + i]);
@@ -45,7 +44,7 @@ inline void strip(const float* x, int64_t x_stride, const F& right, int64_t dept
   for (; c < width; c += W) tile<R, 1, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
 }
 
-// right(i): where row i of the right-hand side begins.
+// right(i, c): the W numbers of the right-hand side from row i, column c on.
 template <bool PAIRS, typename F, typename O>
 inline void product(int64_t rows, const float* x, int64_t x_stride, const F& right, int64_t depth, int64_t width,
                     const float* bias, O* out, int64_t out_stride) {

@@ -117,6 +117,13 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
+// Lane i: a[i] and, above it, b[i].
+inline Vec interleave(const bf16* a, const bf16* b) {
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(load(b)) |
+                               (reinterpret_cast<IntVec>(load(a)) >> 16 & 0xffff));
+}
+inline Vec interleave(const float*, const float*) { return Vec{}; }  // floats have no pairs
+
 template <int H, std::size_t... I>
 inline void swap_blocks(Vec& a, Vec& b, std::index_sequence<I...>) {
   const Vec upper = __builtin_shufflevector(a, b, (I & H ? int(W + I - H) : int(I))...);
