@@ -19,7 +19,7 @@ class FlatAttentionBackend(AttentionBackend):
         self.device = runner.device
         self.page_table = runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = runner.token_to_kv_pool
-        self.batch: FlatBatch | None = None
+        self.batch: FlatBatch  # of the forward under way
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         mode = forward_batch.forward_mode

@@ -35,6 +35,7 @@ class StepState(SpecInput):
 
     def merge_batch(self, other: StepState) -> None:
         if self.future_indices is not None:
+            assert other.future_indices is not None
             self.future_indices = torch.cat([self.future_indices, other.future_indices])
             return
         self.bonus_tokens = torch.cat([self.bonus_tokens, other.bonus_tokens])
