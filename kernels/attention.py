@@ -200,7 +200,6 @@ def flat_attention(
     -------
     [N, Hq, Dv] in q's dtype; sums in float32.
     """
-    _check(q, k_pool, v_pool, batch)
     if q.shape[2] % 16 == 0 and v_pool.shape[2] % 16 == 0 and native.fits(q, k_pool, v_pool):
         arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
         return torch.ops.outrider.flat_attention(q, k_pool, v_pool, *arrays, scale, causal, window, logit_cap)
@@ -219,6 +218,7 @@ def torch_attention(
     logit_cap: float = 0.0,
 ) -> torch.Tensor:
     """`flat_attention` without compiled kernels, on any device: no loop over tokens."""
+    _check(q, k_pool, v_pool, batch)
     out = q.new_empty(q.shape[0], q.shape[1], v_pool.shape[2])
     tiles = batch.tiles(causal=causal, long_too=logit_cap > 0)
     if tiles.counts:

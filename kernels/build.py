@@ -43,9 +43,9 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BuildError(f"they are written for x86-64, this is {platform.machine()}")
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise BuildError("no C++ compiler (g++, clang++ or $CXX) was found")
+        raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
     folder = _cache_root() / _key(compiler, extra_flags)
     target = folder / "outrider_kernels.so"
     if target.exists():

@@ -41,8 +41,9 @@ def instruction_set() -> str:
 def fits(*tensors: torch.Tensor) -> bool:
     """Whether the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
     dtype = tensors[0].dtype
-    return (
-        dtype in (torch.float32, torch.bfloat16)
-        and all(x.dtype == dtype and x.device.type == "cpu" for x in tensors)
-        and available()
-    )
+    if dtype not in (torch.float32, torch.bfloat16) or not available():
+        return False
+    for x in tensors:  # noqa: SIM110 - called for every operation of every layer, and this is the fastest
+        if x.dtype is not dtype or not x.is_cpu:
+            return False
+    return True
