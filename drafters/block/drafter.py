@@ -19,7 +19,7 @@ from ..base import Draft, DraftBatch, Drafter, Features
 from . import checkpoint
 from .config import CheckpointError
 from .model import BlockModel
-from .sampling import sample_block
+from .sampling import sample_block, sample_parallel
 
 
 class BlockDrafter(Drafter):
@@ -114,17 +114,24 @@ class BlockDrafter(Drafter):
             return flat_attention(q, keys, values, flat, scale=scale, causal=False)
 
         embedded = self.embedding[ids.flatten()].to(self.dtype)
-        hidden = self.model(embedded, positions.flatten(), attend).view(requests, queries, -1)[:, config.first_row :]
-        tokens, probs, confidence = sample_block(
-            hidden @ self.head.T,
-            hidden,
-            anchors=batch.anchors,
-            temperatures=batch.temperatures,
-            uniforms=batch.uniforms,
-            vocab=self.vocab,
-            markov=self.model.markov_head,
-            confidence=self.model.confidence_head,
-        )
+        hidden = self.model(embedded, positions.flatten(), attend).view(requests, queries, -1)
+        hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
+        logits = hidden @ self.head.T
+        if self.model.markov_head is None:
+            tokens, probs, confidence = sample_parallel(
+                logits, temperatures=batch.temperatures, uniforms=batch.uniforms, vocab=self.vocab
+            )
+        else:
+            tokens, probs, confidence = sample_block(
+                logits,
+                hidden,
+                anchors=batch.anchors,
+                temperatures=batch.temperatures,
+                uniforms=batch.uniforms,
+                vocab=self.vocab,
+                markov=self.model.markov_head,
+                confidence=self.model.confidence_head,
+            )
         return Draft(
             tokens=tokens,
             lens=torch.full((requests,), self.gamma, dtype=torch.int64, device=self.device),

@@ -18,6 +18,15 @@ def invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cdf, at, right=True)[:, 0].clamp_max(probs.shape[1] - 1)
 
 
+def choose(row: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns [R] drawn from logits [R, V'] at temperatures [R] (0: the largest), and the distribution [R, V']."""
+    greedy = temperatures <= 0
+    q = torch.softmax(row / temperatures.masked_fill(greedy, 1.0)[:, None], -1)
+    if bool(greedy.all()):
+        return row.argmax(-1), q
+    return torch.where(greedy, row.argmax(-1), invert_cdf(q, uniforms)), q
+
+
 def sample_block(
     logits: torch.Tensor,
     hidden: torch.Tensor,
@@ -26,40 +35,45 @@ def sample_block(
     temperatures: torch.Tensor,
     uniforms: torch.Tensor,
     vocab: torch.Tensor | None,
-    markov: MarkovHead | None,
+    markov: MarkovHead,
     confidence: ConfidenceHead | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Draw gamma tokens per request.
+    """Draw gamma tokens per request, each given the one before it.
 
     logits: [R, gamma, V'] base logits U_k; hidden: [R, gamma, d]; anchors, temperatures: [R]; uniforms: [R, gamma].
     vocab: [V'] target token of each column, None for the identity.
     Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None when every request is greedy), confidence [R, gamma].
-    Without a confidence head the confidence is max_v q_k(v): like a head's, it does not depend on the token drawn.
+    Without a confidence head the confidence is max_v q_k(v): like the head's, it does not depend on the token drawn.
     """
-    gamma = logits.shape[1]
-    greedy = temperatures <= 0
-    all_greedy = bool(greedy.all())
-    scale = 1.0 / torch.where(greedy, 1.0, temperatures)[:, None]
-    state = markov.start(hidden) if markov else hidden
-    previous, tokens, probs, peaks, embedded = anchors, [], [], [], []
-    for k in range(gamma):
-        row = logits[:, k].float()
-        if markov:
-            before = markov.w1(previous)
-            state, latent = markov.step(state, before, hidden[:, k])
-            row = row + markov.w2(latent)
-            embedded.append(before)
-        column = row.argmax(-1)
-        if not all_greedy:
-            q = torch.softmax(row * scale, -1)
-            column = torch.where(greedy, column, invert_cdf(q, uniforms[:, k]))
+    all_greedy = bool((temperatures <= 0).all())
+    state, previous = markov.start(hidden), anchors
+    tokens, probs, embedded = [], [], []
+    for k in range(logits.shape[1]):
+        before = markov.w1(previous)
+        state, latent = markov.step(state, before, hidden[:, k])
+        row = logits[:, k].float() + markov.w2(latent)
+        if all_greedy and confidence is not None:
+            column = row.argmax(-1)
+        else:
+            column, q = choose(row, temperatures, uniforms[:, k])
             probs.append(q)
-        if confidence is None:
-            peaks.append(torch.softmax(row * scale, -1).amax(-1) if all_greedy else probs[-1].amax(-1))
         previous = column if vocab is None else vocab[column]
         tokens.append(previous)
+        embedded.append(before)
     if confidence is None:
-        sure = torch.stack(peaks, 1)
+        sure = torch.stack(probs, 1).amax(-1)
     else:
-        sure = torch.sigmoid(confidence(hidden, torch.stack(embedded, 1) if embedded else hidden).float())
+        sure = torch.sigmoid(confidence(hidden, torch.stack(embedded, 1)).float())
     return torch.stack(tokens, 1), None if all_greedy else torch.stack(probs, 1), sure
+
+
+def sample_parallel(
+    logits: torch.Tensor, *, temperatures: torch.Tensor, uniforms: torch.Tensor, vocab: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """`sample_block` without a sequential head: all positions at once, independently of each other."""
+    requests, gamma, width = logits.shape
+    heat = temperatures.repeat_interleave(gamma)
+    column, q = choose(logits.reshape(-1, width).float(), heat, uniforms.flatten())
+    tokens = column if vocab is None else vocab[column]
+    probs = None if bool((temperatures <= 0).all()) else q.view(requests, gamma, width)
+    return tokens.view(requests, gamma), probs, q.amax(-1).view(requests, gamma)
