@@ -6,17 +6,22 @@ SHELL := bash
 PYTHON ?= python3
 # cpu or cuda: which pinned set to install.
 OUTRIDER_DEVICE ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo cuda; else echo cpu; fi)
+ifeq ($(filter cpu cuda,$(OUTRIDER_DEVICE)),)
+$(error OUTRIDER_DEVICE is cpu or cuda, not '$(OUTRIDER_DEVICE)')
+endif
 # Further flags for `make serve` and `make test`: make serve ARGS="--port 8000".
 ARGS ?=
 
 LOCK := deploy/requirements/$(OUTRIDER_DEVICE).txt
+# cuda.txt takes in cpu.txt.
+LOCKS := $(sort deploy/requirements/cpu.txt $(LOCK))
 DEV_LOCK := deploy/requirements/dev.txt
 VENV := .venv
 BIN := $(VENV)/bin
 # Stamps carry a hash of what they stand for, so that a second start installs nothing and asks no package index.
 hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
-RUNTIME := $(VENV)/.runtime-$(OUTRIDER_DEVICE)-$(call hash,$(LOCK))
-PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCK) pyproject.toml)
+RUNTIME := $(VENV)/.runtime-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS))
+PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS) pyproject.toml)
 DEV := $(VENV)/.dev-$(call hash,$(DEV_LOCK))
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps --progress-bar off
 
@@ -63,7 +68,6 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(RUNTIME): | $(BIN)/python
-	@test -f $(LOCK) || { echo "OUTRIDER_DEVICE is cpu or cuda, not '$(OUTRIDER_DEVICE)'" >&2; exit 1; }
 	@echo "Installing the packages of $(LOCK) into $(VENV) (a few minutes, once)"
 	@$(PIP) -r $(LOCK)
 	@rm -f $(VENV)/.runtime-* && touch $@
