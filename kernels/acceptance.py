@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kernels import native
 from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf
 
 
@@ -72,14 +73,39 @@ def accept(
         final = argmax[final_row]
     if probs is not None:
         drawn = (~greedy).nonzero()[:, 0]
-        weights = probs[final_row[drawn]]
-        rejected = (kept[drawn] < verify_lens[drawn]).nonzero()[:, 0]
-        who = drawn[rejected]
-        q = None if draft_probs is None else draft_probs[who, kept[who]]
-        weights[rejected] = residual(weights[rejected], tokens[who, kept[who].clamp(max=max(gamma - 1, 0))], q, vocab)
-        final[drawn] = inverse_cdf(weights, final_uniforms[drawn])
+        rejected = kept[drawn] < verify_lens[drawn]
+        final[drawn] = _draw(
+            probs, final_row[drawn], rejected, drawn, kept[drawn], tokens, final_uniforms[drawn], draft_probs, vocab
+        )
     out = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(gamma + 1, device=tokens.device) > kept[:, None], 0)
+
+
+def _draw(
+    probs: torch.Tensor,
+    rows: torch.Tensor,
+    rejected: torch.Tensor,
+    requests: torch.Tensor,
+    steps: torch.Tensor,
+    tokens: torch.Tensor,
+    uniforms: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    vocab: torch.Tensor | None,
+) -> torch.Tensor:
+    """[M] final tokens: from p at `rows`, or where `rejected` from the residual of token `steps` of `requests`."""
+    gamma = tokens.shape[1]
+    if gamma == 0:
+        return inverse_cdf(probs[rows], uniforms)
+    steps = steps.clamp(max=gamma - 1)
+    last = tokens[requests, steps]
+    if probs.is_contiguous() and (draft_probs is None or draft_probs.is_contiguous()) and native.fits(probs):
+        q = None if draft_probs is None else draft_probs.flatten(0, 1)
+        place = requests * gamma + steps
+        return torch.ops.outrider.draw_final(probs, rows, last.where(rejected, -1), q, place, vocab, uniforms)
+    weights, which = probs[rows], rejected.nonzero()[:, 0]
+    q = None if draft_probs is None else draft_probs[requests[which], steps[which]]
+    weights[which] = residual(weights[which], last[which], q, vocab)
+    return inverse_cdf(weights, uniforms)
 
 
 def residual(p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None) -> torch.Tensor:

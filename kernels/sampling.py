@@ -133,6 +133,13 @@ def reference_target_probs(
     return out
 
 
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """[B] int64, the best token of each row of [B, V]; the first among equals."""
+    if logits.stride(1) == 1 and native.fits(logits):
+        return torch.ops.outrider.argmax(logits)
+    return logits.argmax(-1)
+
+
 def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Draw one token per row: the first whose cumulative weight exceeds `uniforms` times the total.
 
@@ -151,7 +158,9 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     if weights.dim() != 2 or uniforms.shape != weights.shape[:1]:
         raise ValueError(f"expected weights [B, V] and uniforms [B], got {weights.shape} and {uniforms.shape}")
     if weights.dtype == torch.float32 and weights.is_contiguous() and native.fits(weights):
-        return torch.ops.outrider.inverse_cdf(weights, uniforms.float().contiguous())
+        rows = torch.arange(weights.shape[0])
+        none = torch.full_like(rows, -1)
+        return torch.ops.outrider.draw_final(weights, rows, none, None, None, None, uniforms.float().contiguous())
     return torch_inverse_cdf(weights, uniforms)
 
 

@@ -19,7 +19,8 @@ extern const Kernels kernels = {
     {quantize<float>, quantize<bf16>},
     {int8_linear<float>, int8_linear<bf16>},
     {target_probs<float>, target_probs<bf16>},
-    inverse_cdf,
+    {argmax<float>, argmax<bf16>},
+    draw_final,
 };
 
 }  // namespace ISA

@@ -66,6 +66,14 @@ struct ProbsArgs {
   int64_t rows, vocab, stride;
 };
 
+struct FinalArgs {
+  const float *probs, *q;
+  const int64_t *rows, *rejected, *q_rows, *tokens;  // tokens: of the columns of q; null: all
+  const float* uniforms;
+  int64_t* out;
+  int64_t requests, vocab, columns;
+};
+
 template <typename... A>
 using Function = void (*)(A...);
 
@@ -83,7 +91,8 @@ struct Kernels {
   Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
   Function<const Int8Args&, std::atomic<int64_t>&> int8_linear[2];
   Function<const ProbsArgs&, std::atomic<int64_t>&> target_probs[2];
-  Function<const float*, const float*, int64_t*, int64_t, int64_t, int64_t> inverse_cdf;
+  Function<const void*, int64_t*, int64_t, int64_t, int64_t, int64_t> argmax[2];
+  Function<const FinalArgs&, std::atomic<int64_t>&> draw_final;
 };
 
 namespace scalar {

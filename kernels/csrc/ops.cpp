@@ -300,15 +300,42 @@ Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std:
   return out;
 }
 
-Tensor inverse_cdf(const Tensor& weights, const Tensor& uniforms) {
-  TORCH_CHECK(weights.dim() == 2 && weights.is_contiguous() && weights.size(1) > 0 && uniforms.is_contiguous() &&
-                  uniforms.sizes() == weights.sizes().slice(0, 1),
-              "expected dense weights [rows, vocab] and uniforms [rows]");
-  Tensor out = at::empty({weights.size(0)}, weights.options().dtype(at::kLong));
-  at::parallel_for(0, weights.size(0), grain(weights.size(1)), [&](int64_t begin, int64_t end) {
-    kernels().inverse_cdf(weights.data_ptr<float>(), uniforms.data_ptr<float>(), out.data_ptr<int64_t>(),
-                          weights.size(1), begin, end);
+Tensor argmax(const Tensor& x) {
+  const int type = type_of(x, "x");
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) > 0, "x must be [rows, columns]");
+  Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  at::parallel_for(0, x.size(0), grain(x.size(1)), [&](int64_t begin, int64_t end) {
+    kernels().argmax[type](x.data_ptr(), out.data_ptr<int64_t>(), x.size(1), x.stride(0), begin, end);
   });
+  return out;
+}
+
+void check_numbers(const Tensor& x, at::ScalarType type, int64_t count, const char* name) {
+  TORCH_CHECK(x.scalar_type() == type && x.is_contiguous() && x.numel() == count, name, " must be ", count, " dense ",
+              type);
+}
+
+Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejected, const std::optional<Tensor>& q,
+                  const std::optional<Tensor>& q_rows, const std::optional<Tensor>& vocab, const Tensor& uniforms) {
+  const int64_t requests = rows.numel(), width = probs.size(-1);
+  TORCH_CHECK(probs.dim() == 2 && width > 0 && (!q || (q->dim() == 2 && q_rows)), "probs and q must be matrices");
+  check_numbers(probs, at::kFloat, probs.numel(), "probs");
+  check_numbers(rows, at::kLong, requests, "rows");
+  check_numbers(rejected, at::kLong, requests, "rejected");
+  check_numbers(uniforms, at::kFloat, requests, "uniforms");
+  if (q) {
+    check_numbers(*q, at::kFloat, q->numel(), "q");
+    check_numbers(*q_rows, at::kLong, requests, "q_rows");
+    if (vocab) check_numbers(*vocab, at::kLong, q->size(1), "vocab");
+    else TORCH_CHECK(q->size(1) == width, "q must be as wide as probs, or come with its vocab");
+  }
+  Tensor out = at::empty({requests}, rows.options());
+  const FinalArgs a{probs.data_ptr<float>(), q ? q->data_ptr<float>() : nullptr, rows.data_ptr<int64_t>(),
+                    rejected.data_ptr<int64_t>(), q ? q_rows->data_ptr<int64_t>() : nullptr,
+                    q && vocab ? vocab->data_ptr<int64_t>() : nullptr, uniforms.data_ptr<float>(),
+                    out.data_ptr<int64_t>(), requests, width, q ? q->size(1) : 0};
+  std::atomic<int64_t> next{0};
+  on_every_thread(requests, [&] { kernels().draw_final(a, next); });
   return out;
 }
 
@@ -328,7 +355,9 @@ TORCH_LIBRARY(outrider, m) {
   m.def("pack_int8(Tensor weight) -> (Tensor, Tensor)");
   m.def("int8_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias, int outputs) -> Tensor");
   m.def("target_probs(Tensor logits, Tensor temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps) -> Tensor");
-  m.def("inverse_cdf(Tensor weights, Tensor uniforms) -> Tensor");
+  m.def("argmax(Tensor x) -> Tensor");
+  m.def("draw_final(Tensor probs, Tensor rows, Tensor rejected, Tensor? q, Tensor? q_rows, Tensor? vocab, "
+        "Tensor uniforms) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {
@@ -341,5 +370,6 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("pack_int8", pack_int8);
   m.impl("int8_linear", int8_linear);
   m.impl("target_probs", target_probs);
-  m.impl("inverse_cdf", inverse_cdf);
+  m.impl("argmax", argmax);
+  m.impl("draw_final", draw_final);
 }

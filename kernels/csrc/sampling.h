@@ -118,30 +118,59 @@ void target_probs(const ProbsArgs& a, std::atomic<int64_t>& next) {
   }
 }
 
-// The first token whose cumulative weight exceeds uniform * total; never one of weight 0.
-inline void inverse_cdf(const float* weights, const float* uniforms, int64_t* out, int64_t n, int64_t begin, int64_t end) {
+template <typename T>
+void argmax(const void* x, int64_t* out, int64_t n, int64_t stride, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* from = static_cast<const T*>(x) + row * stride;
+    const float top = largest(from, n);
+    const auto best = std::find_if(from, from + n, [&](T y) { return scalar(y) == top; });
+    out[row] = best == from + n ? 0 : best - from;
+  }
+}
+
+// The first token whose cumulative weight exceeds uniform * total; never one of weight 0. -1 if all weights are 0.
+inline int64_t draw(const float* weights, float uniform, int64_t n) {
   static thread_local std::vector<double> ends;
   const int64_t blocks = (n + SUM_BLOCK - 1) / SUM_BLOCK;
   ends.resize(blocks);
-  for (int64_t row = begin; row < end; ++row) {
-    const float* from = weights + row * n;
-    double total = 0;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t start = block * SUM_BLOCK, stop = std::min(n, start + SUM_BLOCK);
-      double part[4] = {};
-      for (int64_t i = start; i < stop; ++i) part[i % 4] += from[i];
-      ends[block] = total += (part[0] + part[1]) + (part[2] + part[3]);
+  double total = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t start = block * SUM_BLOCK, stop = std::min(n, start + SUM_BLOCK);
+    double part[4] = {};
+    for (int64_t i = start; i < stop; ++i) part[i % 4] += weights[i];
+    ends[block] = total += (part[0] + part[1]) + (part[2] + part[3]);
+  }
+  if (!(total > 0)) return -1;
+  const double goal = double(uniform) * total;
+  const int64_t block = std::min<int64_t>(std::upper_bound(ends.begin(), ends.end(), goal) - ends.begin(), blocks - 1);
+  double reached = block ? ends[block - 1] : 0;
+  int64_t token = block * SUM_BLOCK;
+  for (int64_t i = token; i < std::min(n, (block + 1) * SUM_BLOCK); ++i) {
+    if (weights[i] <= 0) continue;
+    token = i;  // where rounding leaves the goal beyond the block, its last token of some weight
+    if ((reached += weights[i]) > goal) break;
+  }
+  return token;
+}
+
+// One token per request from row `rows` of p; after a rejection (`rejected` >= 0) from max(0, p - q), or from p where
+// that vanishes. q null: a point mass on the rejected token.
+inline void draw_final(const FinalArgs& a, std::atomic<int64_t>& next) {
+  static thread_local std::vector<float> rest;
+  rest.resize(a.vocab);
+  for (int64_t r; (r = next++) < a.requests;) {
+    const float* p = a.probs + a.rows[r] * a.vocab;
+    int64_t token = -1;
+    if (a.rejected[r] >= 0) {
+      std::memcpy(rest.data(), p, a.vocab * sizeof(float));
+      const float* q = a.q ? a.q + a.q_rows[r] * a.columns : nullptr;
+      if (!q) rest[a.rejected[r]] = 0;
+      for (int64_t c = 0; q && !a.tokens && c < a.columns; ++c) rest[c] = std::max(0.f, p[c] - q[c]);
+      for (int64_t c = 0; q && a.tokens && c < a.columns; ++c)
+        rest[a.tokens[c]] = std::max(0.f, p[a.tokens[c]] - q[c]);
+      token = draw(rest.data(), a.uniforms[r], a.vocab);
     }
-    const double goal = double(uniforms[row]) * total;
-    const int64_t block = std::min<int64_t>(std::upper_bound(ends.begin(), ends.end(), goal) - ends.begin(), blocks - 1);
-    double reached = block ? ends[block - 1] : 0;
-    int64_t token = block * SUM_BLOCK;
-    for (int64_t i = token; i < std::min(n, (block + 1) * SUM_BLOCK); ++i) {
-      if (from[i] <= 0) continue;
-      token = i;  // where rounding leaves the goal beyond the block, its last token of some weight
-      if ((reached += from[i]) > goal) break;
-    }
-    out[row] = token;
+    a.out[r] = token >= 0 ? token : std::max<int64_t>(0, draw(p, a.uniforms[r], a.vocab));
   }
 }
 

@@ -4,6 +4,7 @@ import torch
 from outrider.kernels.sampling import (
     BLOCK,
     HEAD,
+    argmax,
     inverse_cdf,
     reference_inverse_cdf,
     reference_target_probs,
@@ -82,6 +83,15 @@ def test_no_filter_is_softmax_and_rules_may_be_missing(probs_of):
 def test_rules_need_one_value_per_row():
     with pytest.raises(ValueError, match="one value per row"):
         target_probs(torch.zeros(3, 8), torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_argmax_is_the_first_of_the_best(dtype):
+    logits = torch.randn(20, 1001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[3, 700] = logits[3, 20] = 9
+    logits[4] = -torch.inf
+    assert torch.equal(argmax(logits), (logits == logits.amax(-1, keepdim=True)).int().argmax(-1))
+    assert argmax(logits[:, :900])[3] == 20
 
 
 @DRAWS
