@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from prometheus_client import Counter, Histogram
 
+from outrider.server.plugin.watch import AcceptanceWatch
+
 
 class SpeculationMetrics:
     """Counts what decode steps draft, verify and accept.
@@ -13,7 +15,8 @@ class SpeculationMetrics:
     not admitted, is unobserved and not rejected.
     """
 
-    def __init__(self, gamma: int):
+    def __init__(self, gamma: int, drafter: str):
+        self.watch = AcceptanceWatch(drafter)
         self.steps = Counter("outrider_decode_steps", "Decode steps of the engine.")
         self.request_steps = Counter("outrider_request_steps", "Decode steps summed over the requests in each.")
         self.drafted = Counter("outrider_drafted_tokens", "Tokens proposed by the drafter.")
@@ -43,6 +46,7 @@ class SpeculationMetrics:
         observed = torch.minimum(verify_lens, accept_lens)
         _add(self.verified_at, (observed[:, None] >= self.positions).sum(0))
         _add(self.accepted_at, (accept_lens[:, None] - 1 >= self.positions).sum(0))
+        self.watch.count(int((observed >= 1).sum()), int((accept_lens > 1).sum()))
 
 
 def _add(counters: list[Counter], amounts: torch.Tensor) -> None:

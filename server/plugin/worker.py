@@ -40,7 +40,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.width
         self.planner: Planner = VerifyAll()
         self.sampler = Sampler()
-        self.metrics = SpeculationMetrics(self.width - 1)
+        self.metrics = SpeculationMetrics(self.width - 1, self.config.drafter)
 
     @property
     def draft_worker(self) -> None:
