@@ -1,6 +1,7 @@
 """Measure on this machine.
 
 outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
+  outrider bench accept   accepted length of a drafter on files of prompts
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import argparse
 import importlib
 
 # name: (module, one line of help); each module has add_arguments(parser) and run(args).
-BENCHMARKS = {"steps": ("outrider.server.bench_steps", "time of one engine step by shape")}
+BENCHMARKS = {
+    "steps": ("outrider.server.bench_steps", "time of one engine step by shape"),
+    "accept": ("outrider.server.bench_accept", "accepted length and acceptance by position of a drafter"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

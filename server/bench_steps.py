@@ -24,6 +24,7 @@ from outrider.server.settings import DEVICES, DTYPES, MEASURING_DRAFTER, Setting
 
 if TYPE_CHECKING:
     from outrider.server.engine import Engine
+    from outrider.server.models import Model
 
 DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24
@@ -65,8 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from outrider.server import engine as engines
-    from outrider.server import memory, models
+    from outrider.server import offline
 
     shapes = [Shape.parse(part) for part in args.shapes.split(",") if part]
     if not shapes or args.rounds < 1 or args.context < 1:
@@ -82,12 +82,11 @@ def run(args: argparse.Namespace) -> int:
         max_total_tokens=largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
         disable_radix_cache=True,
     )
-    model = models.find(settings.model)
-    engine = engines.start(settings, model, memory.plan(settings, model))
-    try:
-        results = asyncio.run(_measure(engine, model.path, settings, shapes, args))
-    finally:
-        engine.stop(engines.EXIT_SECONDS)
+
+    async def measurement(engine: Engine, model: Model) -> dict[str, dict[str, list[float]]]:
+        return await _measure(engine, model.path, settings, shapes, args)
+
+    results = offline.measure(settings, measurement)
     _report(results)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
@@ -98,12 +97,9 @@ async def _measure(
     engine: Engine, model_path: str, settings: Settings, shapes: Sequence[Shape], args: argparse.Namespace
 ) -> dict[str, dict[str, list[float]]]:
     """Milliseconds per shape and round: {shape: {"step": [...], "floor": [...]}}."""
-    from sglang.srt.managers.tokenizer_manager import ServerStatus
     from tqdm import tqdm
 
     manager = engine.tokenizer_manager
-    manager.auto_create_handle_loop()
-    manager.server_status = ServerStatus.Up
     dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16
     floor = GemmFloor(model_path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
     results: dict[str, dict[str, list[float]]] = {str(shape): {"step": [], "floor": []} for shape in shapes}

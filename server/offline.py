@@ -1,0 +1,51 @@
+"""An engine without an HTTP server around it, for commands that measure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from outrider.server.models import Model
+from outrider.server.settings import Settings
+
+if TYPE_CHECKING:
+    from outrider.server.engine import Engine
+
+T = TypeVar("T")
+
+
+def measure(settings: Settings, measurement: Callable[[Engine, Model], Awaitable[T]]) -> T:
+    """Start the engine, run `measurement(engine, model)` on its event loop, stop the engine; the measurement's result.
+
+    Raises UserError with one line where the engine cannot start.
+    """
+    from outrider.server import engine as engines
+    from outrider.server import memory, models, shipped
+
+    model = models.find(settings.model)
+    settings = shipped.with_drafter_path(settings, model)
+    engine = engines.start(settings, model, memory.plan(settings, model))
+
+    async def run() -> T:
+        from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+        engine.tokenizer_manager.auto_create_handle_loop()
+        engine.tokenizer_manager.server_status = ServerStatus.Up
+        return await measurement(engine, model)
+
+    try:
+        return asyncio.run(run())
+    finally:
+        engine.stop(engines.EXIT_SECONDS)
+
+
+async def generate(manager: Any, prompt: str | list[int], **sampling: Any) -> dict[str, Any]:
+    """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    key = "text" if isinstance(prompt, str) else "input_ids"
+    answer: dict[str, Any] = {}
+    async for piece in manager.generate_request(GenerateReqInput(**{key: prompt}, sampling_params=sampling)):
+        answer = piece
+    return answer

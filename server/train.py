@@ -1,0 +1,24 @@
+"""Train a drafter for a target: its answers, their features, the drafter, its accepted length.
+
+  outrider train dspark --target ./model --prompts prompts.jsonl --out runs/dspark
+  outrider train dflash --target ./model --self-prompts 2000 --out runs/dflash
+
+Without prompts of your own the target writes some itself. The same command resumes a run that was interrupted.
+The result, OUT/drafter, is what `outrider serve --drafter dspark --drafter-path` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from outrider.drafters.training import cli
+from outrider.server.errors import UserError
+
+add_arguments = cli.add_arguments
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return int(cli.run(args) or 0)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from None
