@@ -25,6 +25,8 @@ examples:
   outrider serve --model ./Qwen3-4B --port 8000   serve a model folder
   outrider serve --drafter off                    the same server without speculation, to compare
   outrider serve -- --tp-size 2                   anything after -- goes to SGLang as it is
+  outrider train dspark --target ./Qwen3-4B --self-prompts 5000 --out runs/dspark
+  outrider bench steps                            what an engine step costs here
   outrider prepare                                only unpack the embedded model, then exit
 
 When the server is ready it prints a curl command to try. Ctrl-C drains and stops it.
@@ -34,6 +36,8 @@ COMMANDS = {
     "serve": ("outrider.server.serve", "start a server"),
     "prepare": ("outrider.server.prepare", "unpack the embedded model into the user's cache"),
     "bench": ("outrider.server.bench", "measure on this machine"),
+    "train": ("outrider.server.train", "train a DSpark or DFlash drafter for a model"),
+    "export": ("outrider.server.export", "write a drafter in another storage"),
     "version": ("outrider.server.version", "print versions"),
 }
 

@@ -102,6 +102,9 @@ def build(settings: Settings, model: Model, memory: MemoryPlan) -> ServerArgs:
             "disable_overlap_schedule": True,
             "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
         }
+    else:
+        # SGLang's FlashInfer backend refuses ragged verification inside CUDA graphs.
+        arguments["disable_cuda_graph"] = True
     # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
     # and penalties are the same code with speculation on and off.
     arguments |= {

@@ -1,0 +1,17 @@
+"""Write a drafter folder in another storage: compact (int8, as Outrider ships) or plain (bfloat16, for stock SGLang)."""
+
+from __future__ import annotations
+
+import argparse
+
+from outrider.drafters.training import cli
+from outrider.server.errors import UserError
+
+add_arguments = cli.add_export_arguments
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return int(cli.export(args) or 0)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from None
