@@ -153,10 +153,10 @@ def reference_accept(
     )
     for r in range(tokens.shape[0]):
         for k in range(int(verify_lens[r]) + 1):
-            row, bonus = int(qo_indptr[r]) + k, k == verify_lens[r]
+            row, bonus = int(qo_indptr[r]) + k, k == int(verify_lens[r])
             if argmax is not None and greedy[r]:
                 out[r, k] = argmax[row]
-                stop = bonus or tokens[r, k] != argmax[row]
+                stop = bonus or bool(tokens[r, k] != argmax[row])
             elif probs is not None:
                 p, q, x = probs[row], torch.zeros_like(probs[row]), 0 if bonus else int(tokens[r, k])
                 if not bonus:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import quantiles
 
 import torch
@@ -95,11 +96,11 @@ def _attention_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tu
         batch = attention.FlatBatch(indptr, torch.full((requests,), context).int(), torch.arange(requests), slots)
         q = torch.randn(requests * queries, shape.heads, shape.head_dim).to(dtype)
         k, v = torch.randn(2, requests * context, shape.kv_heads, shape.head_dim).to(dtype)
-        arms = [
-            lambda f=f, q=q, k=k, v=v, b=batch: f(q, k, v, b, scale=0.125)
-            for f in (attention.torch_attention, attention.flat_attention)
-        ]
-        yield name, arms[0], arms[1]
+        plain, ours = (
+            partial(attend, q, k, v, batch, scale=0.125)
+            for attend in (attention.torch_attention, attention.flat_attention)
+        )
+        yield name, plain, ours
 
 
 def _fused_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
@@ -119,7 +120,7 @@ def _fused_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[
             ("rope_write", fused.reference_rope_write, fused.rope_write, rope_args),
         ):
             if only in f"{name} {rows}":
-                yield f"{name} {rows}", lambda f=plain, a=arguments: f(*a), lambda f=ours, a=arguments: f(*a)
+                yield f"{name} {rows}", partial(plain, *arguments), partial(ours, *arguments)
 
 
 def _linear_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
@@ -134,12 +135,21 @@ def _linear_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple
     packed, codes = [linear.pack(w) for w in weights], [int8.pack_int8(w) for w in weights]
     for name, rows in wanted.items():
         x = {depth: torch.randn(rows, depth).to(dtype) for depth in {w.shape[1] for w in weights}}
-        ours = (
-            (lambda x=x: [int8.int8_linear(x[w.depth], w) for w in codes])
-            if name.startswith("int8")
-            else (lambda x=x: [linear.packed_linear(x[w.depth], w) for w in packed])
-        )
-        yield name, lambda x=x: [torch.nn.functional.linear(x[w.shape[1]], w) for w in weights], ours
+        if name.startswith("int8"):
+            ours = partial(_multiply, int8.int8_linear, x, codes)
+        else:
+            ours = partial(_multiply, linear.packed_linear, x, packed)
+        yield name, partial(_multiply_plain, x, weights), ours
+
+
+def _multiply_plain(x: dict[int, torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
+    for weight in weights:
+        torch.nn.functional.linear(x[weight.shape[1]], weight)
+
+
+def _multiply(product: Callable, x: dict[int, torch.Tensor], weights: Sequence) -> None:
+    for weight in weights:
+        product(x[weight.depth], weight)
 
 
 def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
@@ -148,11 +158,10 @@ def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tup
         rules = {"plain": (None, None), "top-p": (None, torch.full((rows,), 0.9)), "top-k": (heat.long() + 50, None)}
         for rule, (top_k, top_p) in rules.items():
             if only in f"sampling {rule} {rows}":
-                arguments = (logits, heat, top_k, top_p)
                 yield (
                     f"sampling {rule} {rows}",
-                    lambda a=arguments: sampling.torch_target_probs(*a),
-                    lambda a=arguments: sampling.target_probs(*a),
+                    partial(sampling.torch_target_probs, logits, heat, top_k, top_p),
+                    partial(sampling.target_probs, logits, heat, top_k, top_p),
                 )
 
 

@@ -38,7 +38,8 @@ def pack_int8(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Wei
         )
     outputs, depth = weight.shape
     padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, -outputs % PANEL))
-    return Int8Weight(outputs, depth, *torch.ops.outrider.pack_int8(weight.contiguous()), padded)
+    codes, scales = torch.ops.outrider.pack_int8(weight.contiguous())
+    return Int8Weight(outputs, depth, codes, scales, padded)
 
 
 def int8_linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:

@@ -67,8 +67,7 @@ def torch_target_probs(
         cut = cut | (min_ps > 0)
     rows = (cut & ~greedy).nonzero()[:, 0]
     if rows.numel():
-        rules = [None if rule is None else rule[rows] for rule in (top_ks, top_ps, min_ps)]
-        probs[rows] = _filter(probs[rows], *rules, head=HEAD)
+        probs[rows] = _filter(probs[rows], _take(top_ks, rows), _take(top_ps, rows), _take(min_ps, rows), HEAD)
     rows = greedy.nonzero()[:, 0]
     if rows.numel():
         probs[rows] = 0
@@ -105,9 +104,13 @@ def _filter(
     out /= out.sum(-1, keepdim=True)
     rest = (kept == head).nonzero()[:, 0]
     if head < probs.shape[1] and rest.numel():
-        rules = [None if rule is None else rule[rest] for rule in (top_ks, top_ps, min_ps)]
-        out[rest] = _filter(probs[rest], *rules, head=probs.shape[1])
+        everything = probs.shape[1]
+        out[rest] = _filter(probs[rest], _take(top_ks, rest), _take(top_ps, rest), _take(min_ps, rest), everything)
     return out
+
+
+def _take(rule: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
+    return None if rule is None else rule[rows]
 
 
 def reference_target_probs(

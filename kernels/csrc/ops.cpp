@@ -36,12 +36,13 @@ const std::vector<Variant>& variants() {
   return all;
 }
 
-const Variant* chosen = nullptr;
+std::atomic<const Variant*> chosen{nullptr};
 
 const Variant& variant() {
-  if (!chosen)
-    chosen = &*std::find_if(variants().begin(), variants().end(), [](const Variant& v) { return v.runs; });
-  return *chosen;
+  if (const Variant* known = chosen.load(std::memory_order_relaxed)) return *known;
+  const auto best = std::find_if(variants().begin(), variants().end(), [](const Variant& v) { return v.runs; });
+  chosen = &*best;
+  return *best;
 }
 
 const Kernels& kernels() { return *variant().kernels; }
@@ -76,9 +77,13 @@ void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* 
               " tensor of ", dim, " dimensions");
 }
 
+constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 us
+
+// Runs `work`, which takes items from a shared counter, on as many threads as the operation is worth.
 template <typename F>
-void on_every_thread(int64_t items, const F& work) {
-  const int64_t threads = std::min<int64_t>(items, at::get_num_threads());
+void on_every_thread(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
+  const int64_t worth = std::max<int64_t>(1, multiplications / WORTH_A_THREAD);
+  const int64_t threads = std::min<int64_t>({items, at::get_num_threads(), worth});
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) work();
   });
@@ -123,16 +128,19 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
     }
   }
   const int64_t items = a.tiles.size() * a.kv_heads, chunks = offsets.back();
+  int64_t work = 0;
+  for (const Tile& tile : a.tiles) work += tile.queries * a.q_heads * tile.end * (a.head_dim + a.value_dim);
   std::atomic<int64_t> next{0};
   // Too few (tile, head) to keep the threads evenly busy: give them chunks, and merge afterwards.
-  if (chunks > items && items < 4 * at::get_num_threads() && at::get_num_threads() > 1) {
+  const int64_t threads = at::get_num_threads();
+  if (chunks > items && items < 4 * threads && threads > 1 && work >= 2 * WORTH_A_THREAD) {
     const Tensor partials = at::empty({chunks * a.tile_rows * (a.value_dim + 2)}, q.options().dtype(at::kFloat));
     float* room = partials.data_ptr<float>();
     on_every_thread(chunks, [&] { kernels().attention[type](a, next, room, offsets.data()); });
     next = 0;
     on_every_thread(items, [&] { kernels().merge[type](a, next, room, offsets.data()); });
   } else {
-    on_every_thread(items, [&] { kernels().attention[type](a, next, nullptr, offsets.data()); });
+    on_every_thread(items, [&] { kernels().attention[type](a, next, nullptr, offsets.data()); }, work);
   }
   return out;
 }
@@ -238,7 +246,8 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   const LinearArgs a{x.data_ptr(), packed.data_ptr(), bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(),
                      depth, x.numel() / depth, 96, depth, outputs, panels};
   std::atomic<int64_t> next{0};
-  on_every_thread(panels * ((a.rows + a.row_group - 1) / a.row_group), [&] { kernels().linear[type](a, next); });
+  on_every_thread(panels * ((a.rows + a.row_group - 1) / a.row_group), [&] { kernels().linear[type](a, next); },
+                  a.rows * depth * outputs);
   return out;
 }
 
@@ -280,7 +289,7 @@ Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, c
                    codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), bias ? bias->data_ptr<float>() : nullptr,
                    out.data_ptr(), rows, groups, outputs};
   std::atomic<int64_t> next{0};
-  on_every_thread(panels, [&] { kernels().int8_linear[type](a, next); });
+  on_every_thread(panels, [&] { kernels().int8_linear[type](a, next); }, rows * depth * outputs);
   return out;
 }
 
