@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,8 +21,13 @@ def measure(settings: Settings, measurement: Callable[[Engine, Model], Awaitable
 
     Raises UserError with one line where the engine cannot start.
     """
+    from tqdm import tqdm
+
     from outrider.server import engine as engines
     from outrider.server import memory, models, shipped
+
+    # By default tqdm's lock is one between processes, which would be missed when the engine's processes are ended.
+    tqdm.set_lock(threading.RLock())
 
     model = models.find(settings.model)
     settings = shipped.with_drafter_path(settings, model)
