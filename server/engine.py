@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import warnings
@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 from outrider.server.errors import UserError
 from outrider.server.memory import MemoryPlan
 from outrider.server.models import Model
+from outrider.server.processes import StartupReport, WaitingScheduler, run_detokenizer, run_scheduler
 from outrider.server.settings import Settings
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.parser.template_manager import TemplateManager
-
-    from outrider.server.processes import StartupReport
 
 logger = logging.getLogger(__name__)
 
@@ -110,28 +109,38 @@ def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
     try:
         _set_environment(settings, run_dir)
         _quieten(settings)
+        report = StartupReport(run_dir / "failure")
+        waiting = None
+        if settings.resolved_device == "cpu":  # on a GPU there may be several, and their environment comes from SGLang
+            waiting = WaitingScheduler(report, settings.log_level == "debug")
         _load_plugin()
-        return _launch(settings, model, memory, run_dir)
+        return _launch(settings, model, memory, run_dir, report, waiting)
     except BaseException:
-        if "sglang" in sys.modules:
-            _kill_children()
+        _kill_children()
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
 
 
-def _launch(settings: Settings, model: Model, memory: MemoryPlan, run_dir: Path) -> Engine:
+def _launch(
+    settings: Settings,
+    model: Model,
+    memory: MemoryPlan,
+    run_dir: Path,
+    report: StartupReport,
+    waiting: WaitingScheduler | None,
+) -> Engine:
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
     from outrider.server import sglang_args
-    from outrider.server.processes import StartupReport, SubprocessLauncher, run_detokenizer, run_scheduler
+    from outrider.server.launcher import Launcher
 
+    Launcher.waiting = waiting
     arguments = sglang_args.build(settings, model, memory)
     arguments.custom_sigquit_handler = _on_sigquit
-    report = StartupReport(run_dir / "failure")
     verbose = settings.log_level == "debug"
     tempfile.tempdir = str(run_dir)  # where SGLang puts the sockets between its processes
     try:
-        manager, templates, _, scheduler, watchdog, *_ = SubprocessLauncher._launch_subprocesses(
+        manager, templates, _, scheduler, watchdog, *_ = Launcher._launch_subprocesses(
             arguments,
             init_tokenizer_manager,
             functools.partial(run_scheduler, report, os.getpid(), verbose),
@@ -218,7 +227,9 @@ def _on_sigquit(signum: int, frame: object) -> None:
 
 
 def _kill_children() -> None:
-    from sglang.srt.utils import kill_process_tree
-
-    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-    kill_process_tree(os.getpid(), include_parent=False, wait_timeout=20)
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # a process of the engine may send it as its sibling dies
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=20)

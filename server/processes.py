@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -11,35 +12,22 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-
-from sglang.srt.entrypoints.engine import Engine
 
 PR_SET_PDEATHSIG = 1
 
 
-class SubprocessLauncher(Engine):
-    """SGLang's launcher, starting processes that leave SIGINT and SIGTERM to us.
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Processes started inside leave SIGINT and SIGTERM to their parent.
 
     Ctrl-C in a terminal, and some supervisors, signal the whole process group. A scheduler that obeyed would take
     the requests along that we are about to drain. A blocked signal stays blocked in a started process; here it
     is delivered as soon as the block ends.
     """
-
-    @classmethod
-    def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
-        with _signals_blocked():
-            return super()._launch_scheduler_processes(*args, **kwargs)
-
-    @classmethod
-    def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
-        with _signals_blocked():
-            return super()._launch_detokenizer_subprocesses(*args, **kwargs)
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
     # Python's resource tracker, once it is started, would lift the block: so it is started before.
     resource_tracker.ensure_running()
     signals = {signal.SIGINT, signal.SIGTERM}
@@ -73,6 +61,51 @@ class StartupReport:
             return self.path.read_text().strip()
         except OSError:
             return ""
+
+
+class WaitingScheduler:
+    """A scheduler process that is started before it is known what it will be told, to save seconds of importing.
+
+    It imports while its parent imports. To SGLang's launcher it is the module `multiprocessing`: asked for a pipe and
+    a process, it gives its own.
+    """
+
+    _CHILDS_END = "the child's end of the pipe"
+
+    def __init__(self, report: StartupReport, verbose: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, childs_end = context.Pipe()
+        self._process = context.Process(target=_wait, args=(childs_end, report, os.getpid(), verbose))
+        with signals_blocked():
+            self._process.start()
+        childs_end.close()
+
+    def Pipe(self, duplex: bool) -> tuple[Connection, str]:
+        return self._connection, self._CHILDS_END
+
+    def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
+        here = [index for index, value in enumerate(args) if value is self._CHILDS_END]
+        self._task = (target, args, here, dict(os.environ))
+        self._process.start = self._send  # type: ignore[method-assign]
+        return self._process
+
+    def _send(self) -> None:
+        self._connection.send(self._task)
+
+
+def _wait(connection: Connection, report: StartupReport, parent: int, verbose: bool) -> None:
+    _die_with(parent)
+    try:
+        import sglang.srt.managers.scheduler  # noqa: F401
+
+        target, args, here, environ = connection.recv()
+    except Exception as error:
+        report.write(_last_line("".join(traceback.format_exception(error))))
+        if verbose:
+            raise
+        sys.exit(1)
+    os.environ.update(environ)
+    target(*(connection if index in here else value for index, value in enumerate(args)))
 
 
 def run_scheduler(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
