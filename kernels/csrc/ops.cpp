@@ -77,6 +77,14 @@ void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* 
               " tensor of ", dim, " dimensions");
 }
 
+// Numbers that select rows of memory must be rows of it.
+void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name) {
+  const int64_t* numbers = x.data_ptr<int64_t>();
+  for (int64_t i = 0; i < x.numel(); ++i)
+    TORCH_CHECK(least <= numbers[i] && numbers[i] < limit, name, "[", i, "] is ", numbers[i], ", outside ", least, " .. ",
+                limit - 1);
+}
+
 constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 us
 
 // Runs `work`, which takes items from a shared counter, on as many threads as the operation is worth.
@@ -102,6 +110,7 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
   check_index(kv_lens, at::kInt, 1, "kv_lens");
   check_index(rows, at::kLong, 1, "rows");
   check_index(page_table, at::kInt, 2, "page_table");
+  check_range(rows, 0, page_table.size(0), "rows");
   const int64_t requests = kv_lens.size(0);
   TORCH_CHECK(qo_indptr.size(0) == requests + 1 && rows.size(0) == requests, "one row and one length per request");
   TORCH_CHECK(q.size(1) % k_pool.size(1) == 0 && q.size(2) == k_pool.size(2) && v_pool.size(1) == k_pool.size(1),
@@ -194,6 +203,7 @@ void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& posi
   TORCH_CHECK((wide_cache || cos_sin.scalar_type() == q.scalar_type()) && cos_sin.is_contiguous() &&
                   cos_sin.size(1) % 32 == 0 && cos_sin.size(1) <= q.size(2),
               "cos_sin must be dense [positions, multiple of 32], float32 or of q's type");
+  check_range(positions, 0, cos_sin.size(0), "positions");
   RopeArgs a{q.data_ptr(), k.data_ptr(), nullptr, cos_sin.data_ptr(), nullptr, nullptr,
              positions.data_ptr<int64_t>(), nullptr, q.stride(0), k.stride(0), 0, 0, 0,
              q.size(1), k.size(1), q.size(2), 0, cos_sin.size(1), wide_cache};
@@ -207,6 +217,7 @@ void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& posi
     TORCH_CHECK(v->size(0) == tokens && slots->size(0) == tokens && k_pool->size(2) == k.size(2) &&
                     v_pool->size(2) == v->size(2),
                 "k, v, pools and slots must match");
+    check_range(*slots, 0, std::min(k_pool->size(0), v_pool->size(0)), "slots");
     a.v = v->data_ptr();
     a.k_pool = k_pool->data_ptr();
     a.v_pool = v_pool->data_ptr();
@@ -332,11 +343,16 @@ Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejecte
   check_numbers(rows, at::kLong, requests, "rows");
   check_numbers(rejected, at::kLong, requests, "rejected");
   check_numbers(uniforms, at::kFloat, requests, "uniforms");
+  check_range(rows, 0, probs.size(0), "rows");
+  check_range(rejected, -1, width, "rejected");
   if (q) {
     check_numbers(*q, at::kFloat, q->numel(), "q");
     check_numbers(*q_rows, at::kLong, requests, "q_rows");
-    if (vocab) check_numbers(*vocab, at::kLong, q->size(1), "vocab");
-    else TORCH_CHECK(q->size(1) == width, "q must be as wide as probs, or come with its vocab");
+    check_range(*q_rows, 0, q->size(0), "q_rows");
+    if (vocab) {
+      check_numbers(*vocab, at::kLong, q->size(1), "vocab");
+      check_range(*vocab, 0, width, "vocab");
+    } else TORCH_CHECK(q->size(1) == width, "q must be as wide as probs, or come with its vocab");
   }
   Tensor out = at::empty({requests}, rows.options());
   const FinalArgs a{probs.data_ptr<float>(), q ? q->data_ptr<float>() : nullptr, rows.data_ptr<int64_t>(),

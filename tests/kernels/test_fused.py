@@ -83,3 +83,9 @@ def test_wrong_shapes_are_explained():
         pytest.skip("no compiled kernels here")
     with pytest.raises(RuntimeError, match="weight must be dense"):
         torch.ops.outrider.rms_norm(torch.zeros(2, 32), None, torch.zeros(16), 1e-5)
+    q, pools = torch.zeros(2, 3, 64), torch.zeros(2, 10, 3, 64)
+    with pytest.raises(RuntimeError, match=r"positions\[1\] is 500, outside 0 .. 499"):
+        fused.rope(q, q.clone(), torch.tensor([0, 500]), angles(torch.float32))
+    here = torch.tensor([0, 1])
+    with pytest.raises(RuntimeError, match=r"slots\[0\] is -1"):
+        fused.rope_write(q, q.clone(), q, here, angles(torch.float32), *pools, here - 1)
