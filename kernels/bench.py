@@ -9,34 +9,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import quantiles
 
 import torch
 
 from outrider.kernels import attention, fused, int8, linear, native, sampling
+from outrider.kernels.bench_step import OURS, PLAIN, Model, Shape
 
 Arm = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The model whose layers are timed; SmolLM2-135M unless told otherwise."""
-
-    hidden: int = 576
-    heads: int = 9
-    kv_heads: int = 3
-    head_dim: int = 64
-    mlp: int = 1536
-    vocab: int = 49_152
-
-    @property
-    def weights(self) -> list[tuple[int, int]]:
-        """[outputs, depth] of one layer's products."""
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        attended = self.heads * self.head_dim
-        return [(qkv, self.hidden), (self.hidden, attended), (2 * self.mlp, self.hidden), (self.hidden, self.mlp)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +62,7 @@ def alternate(plain: Arm, ours: Arm, rounds: int, clock: Callable[[], float]) ->
 
 
 def cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
-    for make in (_attention_cases, _fused_cases, _linear_cases, _sampling_cases):
+    for make in (_attention_cases, _fused_cases, _linear_cases, _sampling_cases, _step_cases):
         yield from make(shape, dtype, only)
 
 
@@ -163,6 +144,15 @@ def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tup
                     partial(sampling.torch_target_probs, logits, heat, top_k, top_p),
                     partial(sampling.target_probs, logits, heat, top_k, top_p),
                 )
+
+
+def _step_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
+    names = {f"step {r}x{t} over 300": (r, t) for r, t in ((1, 1), (1, 8), (8, 1), (8, 8), (32, 1))}
+    wanted = {name: size for name, size in names.items() if only in name}
+    if wanted:
+        plain, ours = Model(shape, dtype, PLAIN), Model(shape, dtype, OURS)
+        for name, size in wanted.items():
+            yield name, plain.step(*size, context=300), ours.step(*size, context=300)
 
 
 if __name__ == "__main__":
