@@ -1,4 +1,4 @@
-"""A whole decode step of the model on the kernels alone: no engine, no scheduler, no Python beyond a loop over layers."""
+"""A whole decode step of the model on the kernels alone: no engine, no scheduler, no Python but a loop over layers."""
 
 from __future__ import annotations
 
