@@ -41,11 +41,16 @@ class BlockModel(nn.Module):
         ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
         self.register_buffer("vocab", ids, persistent=False)
 
+    @property
+    def draft_layers(self) -> list[DraftLayer]:
+        """`layers` with their type."""
+        return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
+
     def context_kv(self, features: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values [N, Hkv, D] per layer of target features [N, m*d] at positions [N] (equations 2, 3)."""
         context = self.hidden_norm(self.fc(features))
         rope = self.rotary.rows(positions)
-        return [layer.context_kv(context, rope) for layer in self.layers]
+        return [layer.context_kv(context, rope) for layer in self.draft_layers]
 
     def block_inputs(self, anchors: torch.Tensor) -> torch.Tensor:
         """Token ids [R, queries]: each anchor [R] followed by masks."""
@@ -56,6 +61,6 @@ class BlockModel(nn.Module):
     def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Normed hidden states [N, d] of block inputs [N, d] at positions [N]."""
         x, rope = embedded, self.rotary.rows(positions)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.draft_layers):
             x = layer.finish(x, attend(i, *layer.block_qkv(x, rope)))
         return self.norm(x)

@@ -17,7 +17,7 @@ from ..block.config import BlockConfig
 from ..block.model import BlockModel
 from .features import build_store
 from .forward import Frozen
-from .loop import Recipe, Run
+from .loop import Recipe, Run, checkpoint_model
 from .plot import plot_losses
 from .prompts import Sample, read_samples
 from .start import start_from_target, start_markov
@@ -217,7 +217,7 @@ def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> to
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `outrider export`."""
-    parser.add_argument("drafter", type=Path, help="drafter folder, in any storage")
+    parser.add_argument("drafter", type=Path, help="drafter folder, in any storage, or a run's checkpoint.pt")
     parser.add_argument("--out", required=True, type=Path, help="folder to write")
     parser.add_argument(
         "--storage",
@@ -229,7 +229,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> int:
     """Write a drafter in another storage; returns the exit status."""
-    model = checkpoint.load(args.drafter, dtype=torch.float32)
+    if args.drafter.is_file():
+        model = checkpoint_model(args.drafter)
+    else:
+        model = checkpoint.load(args.drafter, dtype=torch.float32)
     if args.storage == "int8":
         checkpoint.save_compact(model, args.out)
     else:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ..block.config import BlockConfig
 from ..block.model import BlockModel
 from .batches import BatchMaker, Step, random_steps
 from .forward import Frozen, hidden_states
@@ -92,6 +93,16 @@ def train_step(
     }
 
 
+def checkpoint_model(path: Path) -> BlockModel:
+    """The float32 drafter inside a run's checkpoint, for exporting a run that has not ended."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    model = BlockModel(BlockConfig.from_json(state["config"]), state["vocab"])
+    with torch.no_grad():
+        for p, saved in zip(model.parameters(), state["optimiser"]["masters"], strict=True):
+            p.copy_(saved)
+    return model
+
+
 class Run:
     """State of a training run in `folder`: checkpoint.pt, losses.csv."""
 
@@ -107,7 +118,8 @@ class Run:
         path = path or self.checkpoint
         state = {"optimiser": self.optimiser.state_dict(), "step": self.step, "anchors": self.anchors}
         temporary = path.with_suffix(".tmp")
-        torch.save({**state, "seconds": self.seconds, "config": self.model.config.to_json()}, temporary)
+        shape = {"config": self.model.config.to_json(), "vocab": self.model.vocab.cpu()}
+        torch.save({**state, **shape, "seconds": self.seconds}, temporary)
         os.replace(temporary, path)
 
     def resume(self) -> bool:
@@ -143,7 +155,8 @@ class Run:
         if not numbers:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
         decay_start = recipe.steps - recipe.decay_steps
-        batches, size, sums, saved = None, 0, {}, time.monotonic()
+        batches, size, saved = None, 0, time.monotonic()
+        sums: dict[str, float] = {}
         progress = tqdm(total=recipe.steps, initial=self.step, desc=f"train {config.kind}", unit="step")
         while self.step < recipe.steps:
             began = time.monotonic()

@@ -60,7 +60,7 @@ class _FusedLoss(torch.autograd.Function):
             z.scatter_add_(1, top.clamp_min(0), (-2 * alpha_tv * weight[:, None] * rising).to(z.dtype))
             z.scatter_add_(1, at, -ce_weight[:, None].to(z.dtype))
             grad_hidden[rows] = z @ head
-            if latent is not None:
+            if grad_latent is not None:
                 grad_latent[rows] = z @ w2
                 grad_w2 += z.T @ latent[rows]
         ctx.grads = (grad_hidden, grad_latent, None if grad_w2 is None else grad_w2.to(w2.dtype))

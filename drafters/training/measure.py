@@ -18,6 +18,7 @@ from .batches import BatchMaker
 from .features import sequence_features
 from .forward import Frozen
 from .prompts import read_samples
+from .store import Sequence
 from .target import Target, decode, keep_freed_memory
 from .validate import acceptance
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=64, help="prompts of each file")
     add("--new-tokens", type=int, default=256)
     add("--answers", type=Path, help="folder that keeps the target's answers for the next measurement")
+    add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     add("--plot", type=Path, help="PNG of acceptance by position")
@@ -65,18 +67,23 @@ def measure(target: Target, folders: list[Path], answers: list[tuple[list[int], 
     for model in models:
         check_target(model.config, target_identity(target.config, target.embedding))
     totals = [Acceptance.empty(model.config.gamma) for model in models]
+    frozen = [Frozen(target.embedding, target.head[model.vocab].contiguous()) for model in models]
+    makers = [BatchMaker(model.config, model.vocab, device=target.device) for model in models]
     for pair in answers:
+        read: dict[tuple[int, ...], list[Sequence]] = {}
         for i, model in enumerate(models):
-            frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
-            maker = BatchMaker(model.config, model.vocab, device=target.device)
-            sequences = sequence_features(target, [pair], model.config.target_layers, 1)
-            totals[i] = totals[i] + acceptance(model, frozen, maker, sequences)
+            layers = model.config.target_layers
+            if layers not in read:
+                read[layers] = sequence_features(target, [pair], layers, 1)
+            totals[i] = totals[i] + acceptance(model, frozen[i], makers[i], read[layers])
     return totals
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one table of all drafters on all files; returns the exit status."""
     keep_freed_memory()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     target = Target.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
     rows: dict[str, Acceptance] = {}
     for path in args.prompts:
@@ -88,3 +95,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot and not plot_acceptance(rows, args.plot):
         print("matplotlib is not installed: no plot")
     return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    raise SystemExit(run(parser.parse_args()))

@@ -45,7 +45,7 @@ def start_from_target(model: BlockModel, target: Target, tokens: torch.Tensor) -
     target.model(input_ids=tokens[None].to(target.device), use_cache=False, logits_to_keep=1)
     for hook in hooks:
         hook.remove()
-    for i, (ours, layer) in enumerate(zip(model.layers, theirs, strict=True)):
+    for i, (ours, layer) in enumerate(zip(model.draft_layers, theirs, strict=True)):
         ours.input_layernorm.weight.copy_(layer.input_layernorm.weight)
         ours.post_attention_layernorm.weight.copy_(layer.post_attention_layernorm.weight)
         ours.qkv.weight.copy_(torch.cat([getattr(layer.self_attn, f"{p}_proj").weight for p in "qkv"]))

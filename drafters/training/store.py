@@ -48,7 +48,7 @@ class FeatureStore:
     def __init__(self, folder: str | Path, *, width: int, top: int, meta: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.columns = {
+        self.columns: dict[str, tuple[np.dtype[Any], int]] = {
             "tokens": (np.dtype(np.int32), 1),
             "features": (np.dtype(np.int16), width),
             "top_ids": (np.dtype(np.int32), top),
@@ -114,7 +114,7 @@ class FeatureStore:
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
         dtype, width = self.columns[name]
         if name not in self.maps:
-            self.maps[name] = np.memmap(self.folder / f"{name}.bin", dtype=dtype, mode="r").reshape(-1, width)
+            self.maps[name] = np.memmap(str(self.folder / f"{name}.bin"), dtype=dtype, mode="r").reshape(-1, width)
         return torch.from_numpy(np.array(self.maps[name][start:stop]))
 
     def __getitem__(self, number: int) -> Sequence:

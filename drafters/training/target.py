@@ -99,7 +99,8 @@ class Target:
         ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
         if not Path(path).exists() and Path(path).is_absolute():
             raise FileNotFoundError(f"target {path} does not exist; give a Hugging Face folder or name")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        model = model.to(device).eval()
         model.set_attn_implementation(ATTENTION)
         for parameter in model.parameters():
             parameter.requires_grad_(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters.base import DraftBatch, Features
-from outrider.drafters.block import BlockDrafter, load
+from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.training import cli, measure
 from outrider.drafters.training.batches import BatchMaker, random_steps
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.loss import Labels, draft_loss
 from outrider.drafters.training.optimise import learning_rate
 from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
+from outrider.drafters.training.start import start_from_target, start_markov
 from outrider.drafters.training.store import FeatureStore, Sequence
 from outrider.drafters.training.target import Target, decode
 from outrider.drafters.training.validate import walk
@@ -107,6 +109,13 @@ def test_train_learns_survives_a_kill_and_drafts(
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(left[name], right[name], atol=1e-4, rtol=1e-3)
+
+    parser = argparse.ArgumentParser()
+    cli.add_export_arguments(parser)
+    unfinished = [str(tmp_path / "again" / "checkpoint.pt"), "--out", str(tmp_path / "plain")]
+    assert cli.export(parser.parse_args(unfinished)) == 0
+    assert load(tmp_path / "plain").config.draft_vocab_size is None
+    assert load(tmp_path / "plain").config.target == load(tmp_path / "whole" / "drafter").config.target != {}
 
     target = Target.load(str(target_folder), dtype=torch.float32)
     drafter = BlockDrafter.load(
@@ -286,6 +295,37 @@ def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
     for tile in one.tiles:
         seen = (~tile.hidden).sum(-1)
         assert torch.equal(seen, one.anchor_positions[tile.first : tile.last])
+
+
+def test_markov_head_starts_from_token_pairs(tmp_path: Path) -> None:
+    """Token t is always followed by t + 1 in the store and by 5 in other answers, more often: both must be learnt."""
+    store = FeatureStore(tmp_path / "f", width=4, top=1, meta={})
+    tokens = torch.arange(10, 30)
+    ids = tokens[5:, None]
+    store.append(Sequence(tokens, 5, torch.zeros(20, 4), ids, torch.ones(15, 1)), temperature=0.0, source="x")
+    model = BlockModel(TINY)
+    before = model.norm.weight.clone()
+    answers = [(40, 5), (41, 5), (24, 5), (24, 5), (24, 5)]
+    assert start_markov(model, store, [0], answers, iterations=200) < 1.0
+    head = model.markov_head
+    assert head is not None
+    best = head.w2(head.w1(torch.tensor([14, 20, 28, 40, 41, 24]))).argmax(-1)
+    assert best.tolist() == [15, 21, 29, 5, 5, 5]
+    assert torch.equal(model.norm.weight, before * 0.3)
+
+
+def test_draft_layers_start_as_the_targets_last(target_folder: Path) -> None:
+    target = Target.load(str(target_folder), dtype=torch.float32)
+    shape = dataclasses.replace(TINY, num_heads=4, num_kv_heads=2, head_dim=8)
+    model = BlockModel(shape)
+    start_from_target(model, target, torch.arange(1, 20))
+    theirs = target.model.model.layers
+    for ours, layer in zip(model.draft_layers, theirs[-2:], strict=True):
+        assert torch.equal(ours.qkv.weight[32:48], layer.self_attn.k_proj.weight)
+        assert torch.equal(ours.gate_up.weight[48:], layer.mlp.up_proj.weight)
+        assert (ours.q_norm.weight > 0).all()
+    with pytest.raises(ValueError, match="intermediate size 48 against 64.*--start fresh"):
+        start_from_target(BlockModel(dataclasses.replace(shape, intermediate_size=64)), target, torch.arange(1, 20))
 
 
 def test_learning_rate_rises_holds_and_falls() -> None:
