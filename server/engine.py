@@ -18,6 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from outrider.server.errors import UserError
 from outrider.server.memory import MemoryPlan
 from outrider.server.models import Model

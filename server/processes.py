@@ -17,6 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import setproctitle
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -95,6 +97,8 @@ class WaitingScheduler:
 
 def _wait(connection: Connection, report: StartupReport, parent: int, verbose: bool) -> None:
     _die_with(parent)
+    # It can only name the process later if it finds the environment as the process began.
+    setproctitle.getproctitle()
     try:
         import sglang.srt.managers.scheduler  # noqa: F401
 
