@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -17,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
@@ -62,7 +65,9 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
 
 
 def _cache_root() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / "kernels"
+    chosen = os.environ.get("OUTRIDER_CACHE")
+    root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    return root.expanduser() / "kernels"
 
 
 def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:
@@ -77,6 +82,7 @@ def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:
 
 def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     """Compile every object side by side, link, and move the result into place at once."""
+    logger.warning("compiling the CPU kernels for this machine: half a minute, once")
     torch_root = Path(torch.__file__).parent
     base = [compiler, *COMMON, *extra_flags]
     include = ["-isystem", str(torch_root / "include"), "-fopenmp"]

@@ -2,6 +2,7 @@
 
 outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
   outrider bench accept   accepted length of a drafter on files of prompts
+  outrider bench speed    tokens per second with speculation against without
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 BENCHMARKS = {
     "steps": ("outrider.server.bench_steps", "time of one engine step by shape"),
     "accept": ("outrider.server.bench_accept", "accepted length and acceptance by position of a drafter"),
+    "speed": ("outrider.server.bench_speed", "tokens per second with speculation against without"),
 }
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
-from outrider.drafters.training.prompts import BadLine, read_samples
 from outrider.server.errors import UserError
 from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, Settings
 
@@ -51,12 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--count, --new-tokens and --concurrency are at least 1")
     questions = {}
     for path in args.prompts:
-        if not path.is_file():
-            raise UserError(f"--prompts {path} does not exist")
-        try:
-            questions[path.stem] = [sample.turns[0] for sample in read_samples(path)][: args.count]
-        except BadLine as error:
-            raise UserError(str(error)) from None
+        questions[path.stem] = offline.read_questions(path)[: args.count]
     settings = Settings(
         model=args.model,
         dtype=args.dtype,
@@ -84,7 +78,7 @@ async def _measure(
 ) -> dict[str, Acceptance]:
     from tqdm import tqdm
 
-    from outrider.server.offline import generate
+    from outrider.server import offline
 
     manager = engine.tokenizer_manager
     results = {}
@@ -94,12 +88,12 @@ async def _measure(
 
         async def ask(question: str, temperature: float) -> None:
             async with gate:
-                ids = manager.tokenizer.apply_chat_template(
-                    [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
-                )
+                ids = offline.chat_ids(manager, question)
                 room = engine.context_length - len(ids) - args.gamma - 2
                 if room > 0:
-                    await generate(manager, ids, temperature=temperature, max_new_tokens=min(args.new_tokens, room))
+                    await offline.generate(
+                        manager, ids, temperature=temperature, max_new_tokens=min(args.new_tokens, room)
+                    )
                 progress.update()
 
         for name, asked in questions.items():

@@ -34,7 +34,7 @@ When the server is ready it prints a curl command to try. Ctrl-C drains and stop
 # name: (module, one line of help)
 COMMANDS = {
     "serve": ("outrider.server.serve", "start a server"),
-    "prepare": ("outrider.server.prepare", "unpack the embedded model into the user's cache"),
+    "prepare": ("outrider.server.prepare", "unpack the embedded model and compile the CPU kernels"),
     "bench": ("outrider.server.bench", "measure on this machine"),
     "train": ("outrider.server.train", "train a DSpark or DFlash drafter for a model"),
     "export": ("outrider.server.export", "write a drafter in another storage"),

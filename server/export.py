@@ -1,4 +1,4 @@
-"""Write a drafter folder in another storage: compact (int8, as Outrider ships) or plain (bfloat16, for stock SGLang)."""
+"""Write a drafter folder in another storage: int8, as Outrider ships drafters, or bfloat16, for stock SGLang."""
 
 from __future__ import annotations
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from outrider.drafters.training.prompts import BadLine, read_samples
+from outrider.server.errors import UserError
 from outrider.server.models import Model
 from outrider.server.settings import Settings
 
@@ -55,3 +58,23 @@ async def generate(manager: Any, prompt: str | list[int], **sampling: Any) -> di
     async for piece in manager.generate_request(GenerateReqInput(**{key: prompt}, sampling_params=sampling)):
         answer = piece
     return answer
+
+
+def chat_ids(manager: Any, question: str) -> list[int]:
+    """Token ids of one user turn in the model's chat format, ready for the answer."""
+    turn = [{"role": "user", "content": question}]
+    ids: list[int] = manager.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+    return ids
+
+
+def read_questions(path: Path) -> list[str]:
+    """First user turns of a prompts file; raises UserError with file, line and reason."""
+    if not path.is_file():
+        raise UserError(f"--prompts {path} does not exist")
+    try:
+        questions = [sample.turns[0] for sample in read_samples(path)]
+    except BadLine as error:
+        raise UserError(str(error)) from None
+    if not questions:
+        raise UserError(f"--prompts {path} holds no prompts")
+    return questions

@@ -1,10 +1,13 @@
-"""Unpack the embedded model into the user's cache, check it, and print its folder."""
+"""Do once what a first start would do: unpack and check the embedded model, compile the CPU kernels.
+
+Prints the model's folder.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from outrider.server import embedded
+from outrider.server import embedded, hardware
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,5 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(embedded.prepare())
+    folder = embedded.prepare()
+    if not hardware.has_gpu():
+        compile_kernels()
+    print(folder)
     return 0
+
+
+def compile_kernels() -> None:
+    """Have the CPU kernels ready before the engine needs them, which would otherwise be in its first request."""
+    from outrider.kernels import native
+
+    native.available()

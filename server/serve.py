@@ -88,12 +88,14 @@ def run(args: argparse.Namespace) -> int:
     listener = bind(settings.host, settings.port)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
-    from outrider.server import memory, models, shipped
+    from outrider.server import memory, models, prepare, shipped
 
     model = models.find(settings.model)
     settings = shipped.with_drafter_path(settings, model)
     plan = memory.plan(settings, model)
     _say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), drafter {settings.drafter}")
+    if settings.resolved_device == "cpu":
+        prepare.compile_kernels()
     from outrider.server import engine as engines
 
     engine = engines.start(settings, model, plan)

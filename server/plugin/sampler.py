@@ -8,7 +8,7 @@ import torch
 
 from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import accept
-from outrider.kernels.sampling import inverse_cdf, target_probs
+from outrider.kernels.sampling import argmax, inverse_cdf, target_probs
 from outrider.server.plugin.relay import FlatVerify
 
 
@@ -21,7 +21,7 @@ class Sampler:
 
     def draw(self, logits: torch.Tensor, info: Any, uniforms: torch.Tensor) -> torch.Tensor:
         """One token for each of R rows: logits [R, V], uniforms [R] -> [R] int64."""
-        best = logits.argmax(-1)
+        best = argmax(logits)
         if info.is_all_greedy:
             return best
         probs = self._probs(logits, info, torch.arange(len(logits), device=logits.device))
@@ -44,7 +44,7 @@ class Sampler:
             flat.qo_indptr,
             uniforms=uniforms,
             final_uniforms=final_uniforms,
-            argmax=logits.argmax(-1) if info.is_any_greedy else None,
+            argmax=argmax(logits) if info.is_any_greedy else None,
             probs=None if info.is_all_greedy else self._probs(logits, info, flat.request),
             greedy=self.greedy(info),
             draft_probs=draft.probs,
