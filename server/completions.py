@@ -24,6 +24,7 @@ class _Handler:
     def create_error_response(
         self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None
     ) -> JSONResponse:
+        message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
         return JSONResponse(error_body(message, status_code, param=param, code=code_for(message)), status_code)
 
     def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 from running import Server
 
-
 MODEL = "SmolLM2-135M-Instruct"
 
 
