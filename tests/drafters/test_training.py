@@ -324,7 +324,7 @@ def test_draft_layers_start_as_the_targets_last(target_folder: Path) -> None:
         assert torch.equal(ours.qkv.weight[32:48], layer.self_attn.k_proj.weight)
         assert torch.equal(ours.gate_up.weight[48:], layer.mlp.up_proj.weight)
         assert (ours.q_norm.weight > 0).all()
-    with pytest.raises(ValueError, match="intermediate size 48 against 64.*--start fresh"):
+    with pytest.raises(ValueError, match=r"intermediate size 48 against 64.*--start fresh"):
         start_from_target(BlockModel(dataclasses.replace(shape, intermediate_size=64)), target, torch.arange(1, 20))
 
 
