@@ -113,7 +113,8 @@ def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
         _quieten(settings)
         report = StartupReport(run_dir / "failure")
         waiting = None
-        if settings.resolved_device == "cpu":  # on a GPU there may be several, and their environment comes from SGLang
+        # On a GPU, or with flags of SGLang's own, there may be several, and their environment comes from SGLang.
+        if settings.resolved_device == "cpu" and not settings.sglang_flags:
             waiting = WaitingScheduler(report, settings.log_level == "debug")
         _load_plugin()
         return _launch(settings, model, memory, run_dir, report, waiting)
