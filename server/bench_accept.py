@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
+from outrider.server import offline
 from outrider.server.errors import UserError
-from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, Settings
 
 if TYPE_CHECKING:
     from outrider.server.engine import Engine
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    defaults = Settings()
+    offline.add_engine_arguments(parser, drafter=True)
     parser.add_argument("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help="JSON lines")
-    parser.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="(default: the embedded model)")
-    parser.add_argument("--drafter", choices=DRAFTERS[:-1], default=defaults.drafter, help="(default: %(default)s)")
-    parser.add_argument("--drafter-path", metavar="FOLDER", help="checkpoint (default: the shipped one)")
-    parser.add_argument("--gamma", type=int, default=defaults.gamma, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto")
-    parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--count", type=int, default=64, metavar="N", help="prompts of each file (default: 64)")
     parser.add_argument("--new-tokens", type=int, default=256, metavar="N", help="of each answer (default: 256)")
     parser.add_argument("--temperatures", default="0,1", metavar="LIST", help="(default: %(default)s)")
@@ -40,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from outrider.server import offline
-
     try:
         temperatures = [float(part) for part in args.temperatures.split(",")]
     except ValueError:
@@ -51,19 +43,11 @@ def run(args: argparse.Namespace) -> int:
     questions = {}
     for path in args.prompts:
         questions[path.stem] = offline.read_questions(path)[: args.count]
-    settings = Settings(
-        model=args.model,
-        dtype=args.dtype,
-        device=args.device,
-        drafter=args.drafter,
-        drafter_path=args.drafter_path,
-        gamma=args.gamma,
-    )
 
     async def measurement(engine: Engine, model: Model) -> dict[str, Acceptance]:
         return await _measure(engine, questions, temperatures, args)
 
-    results = offline.measure(settings, measurement)
+    results = offline.measure(offline.settings_of(args), measurement)
     print(acceptance_table(results))
     if args.json:
         counts = {name: {"tau": a.accepted_length, "tried": a.tried, "kept": a.kept} for name, a in results.items()}
@@ -77,8 +61,6 @@ async def _measure(
     engine: Engine, questions: dict[str, list[str]], temperatures: Sequence[float], args: argparse.Namespace
 ) -> dict[str, Acceptance]:
     from tqdm import tqdm
-
-    from outrider.server import offline
 
     manager = engine.tokenizer_manager
     results = {}

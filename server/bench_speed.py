@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.server import offline
 from outrider.server.errors import UserError
-from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, Settings
 
 if TYPE_CHECKING:
     from outrider.server.engine import Engine
@@ -25,14 +25,8 @@ ARMS = {"off": False, "on": True}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    defaults = Settings()
+    offline.add_engine_arguments(parser, drafter=True)
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSON lines, as for bench accept")
-    parser.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="(default: the embedded model)")
-    parser.add_argument("--drafter", choices=DRAFTERS[:-1], default=defaults.drafter, help="(default: %(default)s)")
-    parser.add_argument("--drafter-path", metavar="FOLDER", help="checkpoint (default: the shipped one)")
-    parser.add_argument("--gamma", type=int, default=defaults.gamma, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto")
-    parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)g)")
     parser.add_argument("--concurrency", default="1", metavar="LIST", help="requests at a time (default: %(default)s)")
     parser.add_argument("--count", type=int, default=8, metavar="N", help="prompts per round, at least (default: 8)")
@@ -42,8 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from outrider.server import offline
-
     try:
         concurrencies = [int(part) for part in args.concurrency.split(",")]
     except ValueError:
@@ -51,15 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.count, args.new_tokens, args.rounds, *concurrencies) < 1:
         raise UserError("--count, --new-tokens, --rounds and --concurrency are at least 1")
     questions = offline.read_questions(args.prompts)
-    settings = Settings(
-        model=args.model,
-        dtype=args.dtype,
-        device=args.device,
-        drafter=args.drafter,
-        drafter_path=args.drafter_path,
-        gamma=args.gamma,
-        disable_radix_cache=True,
-    )
+    settings = offline.settings_of(args, disable_radix_cache=True)
 
     async def measurement(engine: Engine, model: Model) -> dict[int, dict[str, list[float]]]:
         return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
@@ -76,8 +60,6 @@ async def _measure(
 ) -> dict[int, dict[str, list[float]]]:
     """Tokens per second: {concurrency: {arm: [one per round]}}."""
     from tqdm import tqdm
-
-    from outrider.server import offline
 
     async def rate(concurrency: int, speculate: bool, skip: int) -> float:
         gate = asyncio.Semaphore(concurrency)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from outrider.server import offline
 from outrider.server.errors import UserError
-from outrider.server.settings import DEVICES, DTYPES, MEASURING_DRAFTER, Settings
+from outrider.server.settings import MEASURING_DRAFTER, Settings
 
 if TYPE_CHECKING:
     from outrider.server.engine import Engine
@@ -54,9 +55,7 @@ class Shape:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="(default: the embedded model)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto")
-    parser.add_argument("--device", choices=DEVICES, default="auto")
+    offline.add_engine_arguments(parser, drafter=False)
     parser.add_argument(
         "--shapes", default=DEFAULT_SHAPES, metavar="LIST", help="REQUESTSxTOKENS,… (default: %(default)s)"
     )
@@ -66,17 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from outrider.server import offline
-
     shapes = [Shape.parse(part) for part in args.shapes.split(",") if part]
     if not shapes or args.rounds < 1 or args.context < 1:
         raise UserError("--shapes, --rounds and --context must not be empty or zero")
     largest = max(shape.requests for shape in shapes)
     gamma = max(shape.tokens for shape in shapes) - 1
-    settings = Settings(
-        model=args.model,
-        dtype=args.dtype,
-        device=args.device,
+    settings = offline.settings_of(
+        args,
         drafter=MEASURING_DRAFTER,
         gamma=max(gamma, 1),
         max_total_tokens=largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,

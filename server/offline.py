@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
@@ -11,12 +12,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from outrider.drafters.training.prompts import BadLine, read_samples
 from outrider.server.errors import UserError
 from outrider.server.models import Model
-from outrider.server.settings import Settings
+from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, Settings
 
 if TYPE_CHECKING:
     from outrider.server.engine import Engine
 
 T = TypeVar("T")
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, *, drafter: bool) -> None:
+    """The flags of `outrider serve` that every measurement shares."""
+    defaults = Settings()
+    parser.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="(default: the embedded model)")
+    parser.add_argument("--dtype", choices=DTYPES, default=defaults.dtype)
+    parser.add_argument("--device", choices=DEVICES, default=defaults.device)
+    if drafter:
+        drafters = [name for name in DRAFTERS if name != "off"]
+        parser.add_argument("--drafter", choices=drafters, default=defaults.drafter, help="(default: %(default)s)")
+        parser.add_argument("--drafter-path", metavar="FOLDER", help="checkpoint (default: the shipped one)")
+        parser.add_argument("--gamma", type=int, default=defaults.gamma, metavar="N", help="(default: %(default)s)")
+
+
+def settings_of(args: argparse.Namespace, **others: Any) -> Settings:
+    """Settings from the flags of `add_engine_arguments`; `others` are fixed by the measurement."""
+    names = ("model", "dtype", "device", "drafter", "drafter_path", "gamma")
+    return Settings(**{name: getattr(args, name) for name in names if hasattr(args, name)} | others)
 
 
 def measure(settings: Settings, measurement: Callable[[Engine, Model], Awaitable[T]]) -> T:
