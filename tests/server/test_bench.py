@@ -1,0 +1,62 @@
+"""The benchmarks run on the real engine and refuse what they cannot use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from running import OUTRIDER, environment
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([OUTRIDER, "bench", *words], capture_output=True, text=True, env=environment(), check=False)
+
+
+def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
+    done = bench("steps", "--shapes", "1x1,2x3", "--rounds", "1", "--json", str(tmp_path / "steps.json"))
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["1x1", "2x3"]
+    measured = json.loads((tmp_path / "steps.json").read_text())
+    for shape, step, floor, ratio, *_ in rows:
+        assert float(ratio) == pytest.approx(measured[shape]["step"][0] / measured[shape]["floor"][0], abs=0.01)
+        assert float(step) > 0
+        assert float(floor) > 0
+
+
+def test_accept_counts_what_the_engine_accepted(tmp_path: Path) -> None:
+    prompts = tmp_path / "echo.jsonl"
+    prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n' * 2)
+    counts = tmp_path / "counts.json"
+    done = bench(
+        "accept", "--drafter", "ngram", "--gamma", "3", "--prompts", str(prompts), "--new-tokens", "40",
+        "--temperatures", "0", "--json", str(counts), "--plot", str(tmp_path / "accept.png"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "| echo, T=0 |" in done.stdout
+    [found] = json.loads(counts.read_text()).values()
+    assert 1 < found["tau"] <= 4
+    assert len(found["tried"]) == 3
+    assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
+    assert found["tried"][1] == found["kept"][0]  # a draft is observed behind accepted ones only, and all are verified
+    assert (tmp_path / "accept.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["steps", "--shapes", "8by8"], "REQUESTSxTOKENS"),
+        (["steps", "--shapes", "0x1"], "at least one request"),
+        (["accept", "--prompts", "/nowhere.jsonl"], "does not exist"),
+        (["accept", "--prompts", __file__], "not JSON"),
+        (["speed", "--prompts", __file__, "--concurrency", "two"], "a list like"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
+    done = bench(*words)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
