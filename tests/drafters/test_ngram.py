@@ -66,3 +66,26 @@ def test_confidence_is_a_probability_and_zero_without_a_draft():
     draft = propose([[1, 2, 3, 1, 2], [5, 6, 7]])
     assert 0 < float(draft.confidence[0, 0]) < 1
     assert draft.confidence[1].tolist() == [0.0] * 4
+
+
+def test_a_prefix_from_the_radix_cache_brings_its_text():
+    """The second request never showed its prefix to the drafter; its page table points at the first one's slots."""
+    drafter = NgramDrafter(4)
+    drafter.allocate(2 * CONTEXT)
+    table = torch.arange(2 * CONTEXT).view(2, CONTEXT)
+    prefix = torch.tensor([5, 6, 7, 8, 9, 1])
+    drafter.observe(Features(None, prefix, torch.arange(6), table[0, :6]))
+    table[1, :6] = table[0, :6]
+    own = torch.tensor([2, 5])
+    drafter.observe(Features(None, own, torch.arange(6, 8), table[1, 6:8]))
+    draft = drafter.propose(
+        DraftBatch(
+            anchors=torch.tensor([6]),
+            seq_lens=torch.tensor([8]),
+            page_table=table.to(torch.int32),
+            rows=torch.tensor([1]),
+            temperatures=torch.zeros(1),
+            uniforms=torch.zeros(1, 4),
+        )
+    )
+    assert draft.tokens[0].tolist() == [7, 8, 9, 1]

@@ -11,8 +11,12 @@ from running import Server
 
 @pytest.fixture(scope="session")
 def exact_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its cache holds 3072 tokens: enough for eight requests of these tests, not for twenty-four."""
+    """Its cache holds 3072 tokens: enough for eight requests of these tests, not for twenty-four.
+
+    Most prompts are longer than the 32 tokens of a prefill step, so they are prefilled in chunks.
+    """
     flags = ["--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--drafter", "ngram"]
+    flags += ["--chunked-prefill-size", "32"]
     started = Server(tmp_path_factory.mktemp("exact") / "log", *flags)
     try:
         yield started.wait_until_ready()
