@@ -94,7 +94,5 @@ def draft_loss(
 
 def confidence_loss(logits: torch.Tensor, accept: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """L_conf of equation 11, summed over N positions: confidence logits against c* [N]."""
-    losses = torch.nn.functional.binary_cross_entropy_with_logits(
-        logits.float(), accept.clamp(0, 1), reduction="none"
-    )
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), accept.clamp(0, 1), reduction="none")
     return (weight * losses).sum()

@@ -17,9 +17,7 @@ from .forward import Frozen, hidden_states
 from .store import Sequence
 
 
-def greedy_tokens(
-    model: BlockModel, frozen: Frozen, hidden: torch.Tensor, anchors: torch.Tensor
-) -> torch.Tensor:
+def greedy_tokens(model: BlockModel, frozen: Frozen, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     """Blocks [A, gamma] drafted at temperature 0 from hidden states [A, gamma, d] behind anchors [A]."""
     head, previous, out = model.markov_head, anchors, []
     state = head.start(hidden) if head else hidden
@@ -65,9 +63,7 @@ def sequence_acceptance(
     return walk(runs, high - low, gamma)
 
 
-def acceptance(
-    model: BlockModel, frozen: Frozen, maker: BatchMaker, sequences: Iterable[Sequence]
-) -> Acceptance:
+def acceptance(model: BlockModel, frozen: Frozen, maker: BatchMaker, sequences: Iterable[Sequence]) -> Acceptance:
     """Acceptance of greedy drafting over several answers."""
     gamma = model.config.gamma
     total = Acceptance.empty(gamma)

@@ -125,9 +125,7 @@ def test_train_learns_survives_a_kill_and_drafts(
     assert drafter.gamma == 4
 
 
-def test_measured_tau_is_that_of_decoding_with_the_drafter(
-    target_folder: Path, prompts: Path, tmp_path: Path
-) -> None:
+def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """`measure` must count what draft, verify, accept would: here step by step, with the drafter itself."""
     folder = tmp_path / "run"
     cli.run(arguments(target_folder, prompts, folder, "--temperatures", "0"))
