@@ -69,7 +69,7 @@ class FeatureStore:
         if self.index.exists():
             self.entries = [Entry(**json.loads(line)) for line in self.index.read_text().splitlines() if line]
         self._cut()
-        self.maps: dict[str, np.memmap] = {}
+        self.maps: dict[str, np.ndarray] = {}
 
     @property
     def rows(self) -> tuple[int, int]:
