@@ -8,16 +8,23 @@ from pathlib import Path
 import pytest
 from running import Server
 
+EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--chunked-prefill-size", "32")
+"""A cache for eight requests of these tests, not for twenty-four; most prompts are prefilled in several chunks."""
+
 
 @pytest.fixture(scope="session")
 def exact_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its cache holds 3072 tokens: enough for eight requests of these tests, not for twenty-four.
+    yield from _serve(tmp_path_factory.mktemp("exact") / "log", "ngram")
 
-    Most prompts are longer than the 32 tokens of a prefill step, so they are prefilled in chunks.
-    """
-    flags = ["--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--drafter", "ngram"]
-    flags += ["--chunked-prefill-size", "32"]
-    started = Server(tmp_path_factory.mktemp("exact") / "log", *flags)
+
+@pytest.fixture(scope="session")
+def dspark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Drafts with a model: sampled drafts with a distribution of their own, over a truncated vocabulary."""
+    yield from _serve(tmp_path_factory.mktemp("dspark") / "log", "dspark")
+
+
+def _serve(log: Path, drafter: str) -> Iterator[Server]:
+    started = Server(log, *EXACT, "--drafter", drafter)
     try:
         yield started.wait_until_ready()
     finally:

@@ -23,6 +23,14 @@ def test_fifty_prompts_eight_at_a_time(exact_server, prompts, plain):
     assert drafted == plain
 
 
+def test_a_drafter_with_a_model(dspark_server, prompts, plain):
+    """Against the answers of the other server, without speculation."""
+    before = accepted_tokens(dspark_server)
+    drafted = [tokens(a) for a in complete_all(dspark_server, prompts[:24], 8, speculate=True, **PLAIN)]
+    assert accepted_tokens(dspark_server) - before > 200
+    assert drafted == plain[:24]
+
+
 @pytest.mark.parametrize("speculate", [False, True])
 def test_one_at_a_time(exact_server, prompts, plain, speculate, request):
     count = len(prompts) if request.config.getoption("--exhaustive") else 8
