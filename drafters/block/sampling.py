@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kernels.sampling import inverse_cdf
+
 from .heads import ConfidenceHead, MarkovHead
-
-
-def invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Column [R] at which the cumulative sum of `probs` [R, V'] passes uniforms [R] in [0, 1).
-
-    Summed in float64 so that the draw follows `probs` itself and not the rounding of its sum; a column of
-    probability 0 is never returned.
-    """
-    cdf = probs.double().cumsum(-1)
-    at = uniforms.double()[:, None] * cdf[:, -1:]
-    return torch.searchsorted(cdf, at, right=True)[:, 0].clamp_max(probs.shape[1] - 1)
 
 
 def choose(row: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +15,7 @@ def choose(row: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor
     q = torch.softmax(row / temperatures.masked_fill(greedy, 1.0)[:, None], -1)
     if bool(greedy.all()):
         return row.argmax(-1), q
-    return torch.where(greedy, row.argmax(-1), invert_cdf(q, uniforms)), q
+    return torch.where(greedy, row.argmax(-1), inverse_cdf(q, uniforms)), q
 
 
 def sample_block(

@@ -9,6 +9,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.server.plugin.relay import indptr
 
 
 class FlatAttentionBackend(AttentionBackend):
@@ -33,10 +34,8 @@ class FlatAttentionBackend(AttentionBackend):
         else:
             query_lens = forward_batch.extend_seq_lens
             kv_lens = seq_lens
-        qo_indptr = torch.zeros(seq_lens.numel() + 1, dtype=torch.int32, device=seq_lens.device)
-        torch.cumsum(query_lens, 0, dtype=torch.int32, out=qo_indptr[1:])
         self.batch = FlatBatch(
-            qo_indptr=qo_indptr,
+            qo_indptr=indptr(query_lens),
             kv_lens=kv_lens.to(torch.int32),
             rows=forward_batch.req_pool_indices.long(),
             page_table=self.page_table,

@@ -64,8 +64,8 @@ class VerifyInput(SpecInput):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         """FlashInfer's view of the batch: (kv_indices, kv_indptr, qo_indptr, no custom mask)."""
         kv_lens = paged_kernel_lens + self.query_lens
-        kv_indptr = _indptr(kv_lens)
-        qo_indptr = _indptr(self.query_lens)
+        kv_indptr = indptr(kv_lens)
+        qo_indptr = indptr(self.query_lens)
         mask = torch.arange(req_to_token.shape[1], device=kv_lens.device) < kv_lens[:, None]
         kv_indices = req_to_token[req_pool_indices][mask].to(torch.int32)
         return kv_indices, kv_indptr, qo_indptr, None
@@ -112,5 +112,6 @@ def flatten(
     )
 
 
-def _indptr(lens: torch.Tensor) -> torch.Tensor:
+def indptr(lens: torch.Tensor) -> torch.Tensor:
+    """[R+1] int32, where each of R consecutive runs of `lens` begins and the last one ends."""
     return torch.cat([lens.new_zeros(1), lens.cumsum(0)]).to(torch.int32)
