@@ -172,14 +172,17 @@ def decode(
     cache = Cache(layer_class_to_replicate=RoomyLayer)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     while True:
-        logits = target.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
-        ).logits[:, -1]
+        hidden = target.model.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
+        ).last_hidden_state[:, -1]
+        # Contiguous rows: over strided ones torch runs the head once per row.
+        logits = F.linear(hidden.contiguous(), target.head)
         chosen = logits.argmax(-1)
         if bool((heat > 0).any()):
-            probs = torch.softmax(logits.float() / heat.clamp_min(1e-4)[:, None], -1)
-            drawn = torch.multinomial(probs, 1, generator=generator)[:, 0]
-            chosen = torch.where(heat > 0, drawn, chosen)
+            drawn = (heat > 0).nonzero()[:, 0]
+            chances = torch.softmax(logits[drawn].float() / heat[drawn, None], -1).cumsum(-1)
+            points = torch.rand(len(drawn), 1, generator=generator, device=device) * chances[:, -1:]
+            chosen[drawn] = torch.searchsorted(chances, points, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
         for row, token in zip(rows, chosen.tolist(), strict=True):
             if row in done:
                 continue
