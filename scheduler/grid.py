@@ -1,0 +1,103 @@
+"""Measured step times: the points that a step-cost model is made of, and their JSON."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination that was measured, with every repetition.
+
+    requests: R. tokens: verified in total, anchors included; 0 where the draft was timed alone.
+    context: tokens in the cache, summed over the requests. seconds: one per repetition.
+    drafted: whether the time includes drafting.
+    """
+
+    requests: int
+    tokens: int
+    context: float
+    seconds: tuple[float, ...]
+    drafted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.requests < 1 or self.context < 0 or (self.tokens < self.requests and self.tokens != 0):
+            raise ValueError(f"a measured point needs requests >= 1, tokens >= requests, context >= 0; got {self}")
+        if self.tokens == 0 and not self.drafted:
+            raise ValueError(f"a point without tokens is a draft timed alone, so drafted must be true; got {self}")
+        if not self.seconds or not all(math.isfinite(s) and s > 0 for s in self.seconds):
+            raise ValueError(f"a measured point needs positive times; got {self}")
+
+    @property
+    def key(self) -> tuple[int, int, float, bool]:
+        """What was measured, without the times."""
+        return self.requests, self.tokens, self.context, self.drafted
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / median over the repetitions."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "context": self.context,
+            "drafted": self.drafted,
+            "seconds": list(self.seconds),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Point:
+        """Raises ValueError saying what is wrong with `data`."""
+        try:
+            return cls(
+                requests=int(data["requests"]),
+                tokens=int(data["tokens"]),
+                context=float(data["context"]),
+                seconds=tuple(float(s) for s in data["seconds"]),
+                drafted=bool(data["drafted"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"a measured point has requests, tokens, context, seconds, drafted; got {data!r}"
+            ) from error
+
+
+def merge(points: Iterable[Point]) -> list[Point]:
+    """Points in order of what was measured; repetitions of the same combination together in one point."""
+    found: dict[tuple[int, int, float, bool], tuple[float, ...]] = {}
+    for point in points:
+        found[point.key] = found.get(point.key, ()) + point.seconds
+    return [Point(r, b, c, seconds, drafted) for (r, b, c, drafted), seconds in sorted(found.items())]
+
+
+def split(points: Sequence[Point]) -> tuple[dict[tuple[int, int, float], float], dict[int, float]]:
+    """Median seconds of verifying alone by (requests, tokens, context), and of drafting alone by requests.
+
+    Drafting comes from the points that timed it alone; else from the difference between pairs of points that are alike
+    but for drafting. A step that was measured only with drafting counts without it where drafting is known.
+    """
+    merged = merge(points)
+    verify = {(p.requests, p.tokens, p.context): p.median for p in merged if not p.drafted}
+    drafted = {(p.requests, p.tokens, p.context): p.median for p in merged if p.drafted and p.tokens}
+    samples: dict[int, list[float]] = {}
+    for p in merged:
+        if p.tokens == 0:
+            samples.setdefault(p.requests, []).append(p.median)
+    if not samples:
+        for key in drafted.keys() & verify.keys():
+            samples.setdefault(key[0], []).append(max(0.0, drafted[key] - verify[key]))
+    draft = {requests: statistics.median(found) for requests, found in sorted(samples.items())}
+    for key, seconds in drafted.items():
+        if key not in verify and seconds > draft.get(key[0], math.inf):
+            verify[key] = seconds - draft[key[0]]
+    return verify, draft
