@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -80,13 +80,31 @@ def merge(points: Iterable[Point]) -> list[Point]:
     return [Point(r, b, c, seconds, drafted) for (r, b, c, drafted), seconds in sorted(found.items())]
 
 
+SAME_CONTEXT = 1.25
+"""Contexts of one number of requests within this factor are one: a live engine does not hit them exactly, and a slope
+between two that are almost equal would be noise."""
+
+
+def level_contexts(points: Iterable[Point]) -> list[Point]:
+    """Points whose almost equal contexts are made equal (their mean), merged."""
+    levels: dict[int, list[list[Point]]] = {}
+    for point in sorted(points, key=lambda p: (p.requests, p.context)):
+        known = levels.setdefault(point.requests, [])
+        if not known or point.context > SAME_CONTEXT * known[-1][0].context:
+            known.append([])
+        known[-1].append(point)
+    groups = [group for known in levels.values() for group in known]
+    means = [statistics.fmean(p.context for p in group) for group in groups]
+    return merge(replace(p, context=mean) for group, mean in zip(groups, means, strict=True) for p in group)
+
+
 def split(points: Sequence[Point]) -> tuple[dict[tuple[int, int, float], float], dict[int, float]]:
     """Median seconds of verifying alone by (requests, tokens, context), and of drafting alone by requests.
 
     Drafting comes from the points that timed it alone; else from the difference between pairs of points that are alike
     but for drafting. A step that was measured only with drafting counts without it where drafting is known.
     """
-    merged = merge(points)
+    merged = level_contexts(points)
     verify = {(p.requests, p.tokens, p.context): p.median for p in merged if not p.drafted}
     drafted = {(p.requests, p.tokens, p.context): p.median for p in merged if p.drafted and p.tokens}
     samples: dict[int, list[float]] = {}

@@ -149,6 +149,16 @@ def test_where_one_context_was_measured_the_slope_of_the_others_holds() -> None:
     assert at(cost, 4, 8, 600) == pytest.approx(12.0 + 200 * 0.005)
 
 
+def test_contexts_that_are_almost_equal_are_one() -> None:
+    """A live engine's contexts are never quite those asked for; noise between rounds must not become a slope."""
+    rounds = [Point(1, 1, 130.2, (1.0,)), Point(1, 1, 131.0, (1.2,)), Point(1, 1, 1024.0, (1.5,))]
+    cost = StepCost(rounds)
+    assert at(cost, 1, 1, 100) == pytest.approx(1.1)
+    assert at(cost, 1, 1, 1024) == 1.5
+    assert at(cost, 1, 1, 2048) == pytest.approx(1.5 + 0.4 * 1024 / (1024 - 130.6))
+    assert cost.points == tuple(rounds)  # as measured
+
+
 def test_drafting_costs_extra_and_is_told_from_pairs_where_it_was_not_timed_alone() -> None:
     alone = [Point(1, 1, 0, (1.0,)), Point(4, 4, 0, (1.0,)), Point(1, 0, 0, (0.2,), True), Point(4, 0, 0, (0.5,), True)]
     assert [StepCost(alone).draft_seconds(r) for r in (1, 2, 4, 5)] == pytest.approx([0.2, 0.3, 0.5, 0.6])
