@@ -1,0 +1,113 @@
+"""What a measurement holds for: machine, models and versions. Profiles of others are refused, naming what differs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+SAMPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Two engines with equal fingerprints have the same step costs and confidences.
+
+    device: its name, see `cpu_name`; for a GPU as its driver calls it. cores: the process may run on; threads: torch
+    computes with (both 0 on a GPU, where they hardly matter). target: the served model, see `folder_digest`.
+    drafter: its name; drafter_checkpoint: digest of its folder, "" without one. kernels: compiled ones are in use.
+    """
+
+    device: str
+    cores: int
+    threads: int
+    target: str
+    drafter: str
+    gamma: int
+    drafter_checkpoint: str
+    dtype: str
+    attention_backend: str
+    kernels: bool
+    sglang: str
+    outrider: str
+
+    def differences(self, here: Fingerprint) -> list[str]:
+        """One "field: this one's, here other's" for each field in which they differ."""
+        mine, theirs = asdict(self), asdict(here)
+        return [f"{name}: {mine[name]!r}, here {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Fingerprint:
+        """Raises ValueError naming the fields that are missing, unknown or of another type."""
+        if not isinstance(data, dict):
+            raise ValueError(f"a fingerprint is an object, not {type(data).__name__}")
+        names = {field.name: field.type for field in fields(cls)}
+        wrong = [f"lacks {name}" for name in names if name not in data]
+        wrong += [f"has an unknown {name}" for name in data if name not in names]
+        wrong += [
+            f"has {n} {data[n]!r}, not {t}" for n, t in names.items() if n in data and type(data[n]).__name__ != t
+        ]
+        if wrong:
+            raise ValueError("the fingerprint " + "; ".join(wrong))
+        return cls(**data)
+
+
+def cpu_name() -> str:
+    """Model name with family, model and stepping: virtual machines often give the name without its number."""
+    wanted = ("model name", "cpu family", "model", "stepping")
+    found: dict[str, str] = {}
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in wanted:
+            found.setdefault(key.strip(), value.strip())
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    numbers = [f"{key.removeprefix('cpu ')} {found[key]}" for key in wanted[1:] if key in found]
+    return f"{found['model name']} ({', '.join(numbers)})" if numbers else found["model name"]
+
+
+def core_count() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def package_version(name: str) -> str:
+    """Version of an installed package, "" without it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def folder_digest(folder: str | Path) -> str:
+    """16 hex digits that tell a checkpoint folder from others: its config.json and, of each file with weights, the
+    size, the beginning (where safetensors describes its tensors) and the end. Reads 2 MiB a file, however large.
+
+    Raises FileNotFoundError where the folder has neither.
+    """
+    folder = Path(folder)
+    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    config = folder / "config.json"
+    if not config.is_file() and not files:
+        raise FileNotFoundError(f"{folder} has neither config.json nor weights")
+    digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLE_BYTES))
+            file.seek(max(0, size - SAMPLE_BYTES))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,47 @@
+"""Pictures of a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from outrider.scheduler.cost import StepCost
+from outrider.scheduler.grid import level_contexts
+
+
+def plot_steps_per_second(cost: StepCost, picture: str | Path) -> bool:
+    """Draw SPS(B) for each measured number of requests as a PNG; False when matplotlib is not installed.
+
+    Dots were measured (bars: fastest and slowest repetition), lines are what the planner assumes in between. The
+    smallest context is drawn, without drafting.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 4.5))
+    shapes: dict[int, dict[int, tuple[float, tuple[float, ...]]]] = {}
+    for point in level_contexts(cost.points):
+        if point.tokens and not point.drafted:
+            shapes.setdefault(point.requests, {}).setdefault(point.tokens, (point.context, point.seconds))
+    for requests, measured in shapes.items():
+        context = min(found for found, _ in measured.values())
+        tokens = np.arange(min(measured), max(measured) + 1)
+        [line] = axis.plot(tokens, cost.steps_per_second(requests, tokens, context), label=f"{requests}")
+        rates = [np.quantile(1.0 / np.array(seconds), [0, 0.5, 1]) for _, seconds in measured.values()]
+        low, middle, high = np.transpose(rates)
+        bars = (middle - low, high - middle)
+        axis.errorbar(list(measured), middle, bars, fmt="o", markersize=4, capsize=2, color=line.get_color())
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("tokens verified in a step")
+    axis.set_ylabel("steps per second")
+    axis.set_ylim(bottom=0)
+    axis.legend(title="requests")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+    pyplot.close(figure)
+    return True

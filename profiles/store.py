@@ -1,0 +1,188 @@
+"""Profiles on disk: a folder `NAME/` with `profile.json` (fingerprint and measured grid) and `calibration.json`.
+
+Profiles are looked for in the user's folder first and then among those that come with Outrider.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.profiles.fingerprint import Fingerprint
+from outrider.scheduler.cost import StepCost
+from outrider.scheduler.grid import Point
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+PROFILE = "profile.json"
+CALIBRATION = "calibration.json"
+SHIPPED = Path(__file__).parent / "shipped"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What was measured of one engine.
+
+    measured_at: ISO 8601, UTC. measured_how: the command, for people. folder: where it lies; None until it is saved.
+    """
+
+    name: str
+    fingerprint: Fingerprint
+    points: tuple[Point, ...]
+    measured_at: str
+    measured_how: str
+    folder: Path | None = None
+
+    @property
+    def calibration(self) -> Path | None:
+        """Path of the calibration; None where there is none."""
+        path = self.folder / CALIBRATION if self.folder else None
+        return path if path and path.is_file() else None
+
+    def cost(self) -> StepCost:
+        """A cost model of its own: its drift is not shared."""
+        return StepCost(self.points)
+
+    def require(self, here: Fingerprint) -> None:
+        """Raise ProfileError naming each difference unless the profile was measured on an engine like this one."""
+        if differ := self.fingerprint.differences(here):
+            raise ProfileError(
+                f"profile {self.name} was measured on another engine and is not used. It has "
+                + "; ".join(differ)
+                + ". Measure this one: outrider tune"
+            )
+
+
+def save(profile: Profile, root: Path, calibration: dict[str, Any] | None) -> Profile:
+    """Write the profile to `root`/NAME/, over one of the same name; the profile with its folder.
+
+    Each file appears by one rename, so that whoever reads or is killed meanwhile finds an old or a new one. Without
+    `calibration` a former one is removed.
+    """
+    if not NAME.fullmatch(profile.name):
+        raise ProfileError(f"a profile's name is letters, digits, dots, dashes and underscores, not {profile.name!r}")
+    folder = root / profile.name
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "schema": SCHEMA,
+        "measured_at": profile.measured_at,
+        "measured_how": profile.measured_how,
+        "fingerprint": profile.fingerprint.to_json(),
+        "points": [point.to_json() for point in profile.points],
+    }
+    if calibration is None:
+        (folder / CALIBRATION).unlink(missing_ok=True)
+    else:
+        write_json(folder / CALIBRATION, calibration)
+    write_json(folder / PROFILE, content)
+    return read(folder)
+
+
+def read(folder: Path) -> Profile:
+    """The profile in `folder`; raises ProfileError saying what is wrong with it."""
+    path = folder / PROFILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ProfileError(f"{folder} is no profile: it has no {PROFILE}; measure one: outrider tune") from None
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA:
+        raise ProfileError(
+            f"{path} has schema {schema!r}, this version of Outrider reads {SCHEMA}; measure anew: outrider tune"
+        )
+    try:
+        profile = Profile(
+            name=folder.name,
+            fingerprint=Fingerprint.from_json(content["fingerprint"]),
+            points=StepCost.from_json(content["points"]).points,
+            measured_at=str(content["measured_at"]),
+            measured_how=str(content["measured_how"]),
+            folder=folder,
+        )
+    except KeyError as error:
+        raise _damaged(path, f"it lacks {error}") from error
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    return profile
+
+
+def load(wanted: str, here: Fingerprint, roots: Sequence[Path]) -> Profile:
+    """The profile that the user named, by path or by name in one of `roots`; ProfileError unless it fits `here`."""
+    profile = locate(wanted, roots)
+    profile.require(here)
+    return profile
+
+
+def locate(wanted: str, roots: Sequence[Path]) -> Profile:
+    """The profile that the user named, whatever engine it was measured on."""
+    path = Path(wanted).expanduser()
+    if path.name == PROFILE and path.is_file():
+        return read(path.parent)
+    if (path / PROFILE).is_file() or (path.is_dir() and not NAME.fullmatch(wanted)):
+        return read(path)
+    if NAME.fullmatch(wanted):
+        for root in roots:
+            if (root / wanted).is_dir():
+                return read(root / wanted)
+    known = sorted({folder.name for root in roots for folder in _folders(root)})
+    raise ProfileError(
+        f"there is no profile {wanted}; known are {', '.join(known) or 'none'}. Measure one: outrider tune"
+    )
+
+
+def find(here: Fingerprint, roots: Sequence[Path]) -> Profile | None:
+    """The profile that fits, the latest of the first root that has one; a damaged one is passed over with a warning."""
+    for root in roots:
+        fitting = []
+        for folder in _folders(root):
+            try:
+                profile = read(folder)
+            except ProfileError as error:
+                logger.warning("passed over a profile: %s", error)
+                continue
+            if not profile.fingerprint.differences(here):
+                fitting.append(profile)
+        if fitting:
+            return max(fitting, key=lambda p: (p.measured_at, p.name))
+    return None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace `path` at once; its folder is left without a temporary file whatever happens."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path.parent for path in root.glob(f"*/{PROFILE}"))
+
+
+def _damaged(path: Path, reason: object) -> ProfileError:
+    return ProfileError(f"{path} is damaged ({reason}); delete its folder and measure anew: outrider tune")

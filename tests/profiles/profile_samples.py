@@ -1,0 +1,42 @@
+"""A fingerprint and a grid that the tests of profiles share."""
+
+from __future__ import annotations
+
+from outrider.profiles.fingerprint import Fingerprint
+from outrider.profiles.store import Profile
+from outrider.scheduler.grid import Point
+
+HERE = Fingerprint(
+    device="AMD EPYC (family 25, model 17, stepping 1)",
+    cores=2,
+    threads=2,
+    target="0123456789abcdef",
+    drafter="dspark",
+    gamma=7,
+    drafter_checkpoint="fedcba9876543210",
+    dtype="bfloat16",
+    attention_backend="outrider",
+    kernels=True,
+    sglang="0.5.21",
+    outrider="0.1.0",
+)
+
+POINTS = (
+    *(
+        Point(requests, requests * n, requests * 128, (1e-2 + 1e-3 * requests * n, 1.1e-2 + 1e-3 * requests * n))
+        for requests in (1, 2, 4)
+        for n in (1, 2, 4, 8)
+    ),
+    Point(1, 0, 128, (2e-3,), True),
+    Point(4, 0, 512, (3e-3,), True),
+)
+
+
+def profile(name: str = "epyc", fingerprint: Fingerprint = HERE, measured_at: str = "2026-01-01T00:00:00Z") -> Profile:
+    return Profile(
+        name=name,
+        fingerprint=fingerprint,
+        points=tuple(sorted(POINTS, key=lambda p: p.key)),
+        measured_at=measured_at,
+        measured_how="outrider tune",
+    )
