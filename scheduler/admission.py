@@ -1,0 +1,80 @@
+"""Survival, and the top-K that admits draft tokens by it (DSpark, section 3.2.2 and 5.2).
+
+a_{r,j} = c_{r,1} ... c_{r,j} never rises with j. The K largest with ties going to the smaller request, then the smaller
+position, are therefore a prefix of every request, and whether x_{r,k} is among them depends on c_{r,1..k} and on other
+requests only: an entry behind it in its own request never stands before it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+FIRST = 2.0**64
+"""Survivals of requests that are served first are multiplied by this: exact in float32, and larger than all others.
+(A survival below 2^-64 does not get ahead; it is as good as none.)"""
+
+
+def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:
+    """[R, gamma] float32 prefix survival of confidence [R, gamma]; 0 at and beyond `draft_lens` [R] where given.
+
+    Confidences are clamped to 0..1, NaN to 0, so that a broken drafter costs speed and nothing else.
+    """
+    gamma = confidence.shape[1]
+    if confidence.device.type == "cpu":  # numpy has less to do before it begins
+        clamped = np.fmax(confidence.numpy(), np.float32(0.0))
+        np.fmin(clamped, np.float32(1.0), out=clamped)
+        survival = torch.from_numpy(clamped).cumprod_(1)
+        if draft_lens is not None and np.count_nonzero(draft_lens.numpy() < gamma):
+            clamped *= np.arange(gamma) < draft_lens.numpy()[:, None]
+        return survival
+    # nan_to_num first: a clamp lets NaN through, and a product would carry it on. Parallel products round differently
+    # at each position: cummin keeps them from rising.
+    survival = torch.nan_to_num(confidence.float(), nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
+    if draft_lens is not None:
+        survival *= torch.arange(gamma, device=survival.device) < draft_lens[:, None]
+    return survival
+
+
+def top_k(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None = None) -> torch.Tensor:
+    """verify_lens [R] int64: the `tokens` largest entries of survival [R, gamma] (None: no bound) that are above 0.
+
+    first: [R] bool, requests whose entries come before all others. On the survival's device, without waiting for it.
+    """
+    if survival.device.type == "cpu":
+        return torch.from_numpy(top_k_numpy(survival.numpy(), tokens, first))
+    if first is not None:
+        survival = survival * torch.from_numpy(np.where(first, np.float32(FIRST), np.float32(1.0))[:, None]).to(
+            survival.device, non_blocking=True
+        )
+    admitted = survival > 0
+    if tokens is not None and tokens < survival.numel():
+        best = survival.flatten().sort(descending=True, stable=True).indices[:tokens]
+        chosen = torch.zeros_like(admitted)
+        chosen.view(-1)[best] = True
+        admitted &= chosen
+    return admitted.sum(1)
+
+
+def top_k_numpy(survival: np.ndarray, tokens: int | None, first: np.ndarray | None = None) -> np.ndarray:
+    """`top_k` for arrays: a partial sort finds the K-th largest survival, ties are counted in order."""
+    if first is not None:
+        survival = survival * np.where(first, np.float32(FIRST), np.float32(1.0))[:, None]
+    if tokens is None or tokens >= survival.size:
+        return _row_counts(survival > 0)
+    if tokens <= 0:
+        return np.zeros(len(survival), dtype=np.int64)
+    flat = survival.reshape(-1)
+    least = np.partition(flat, flat.size - tokens)[flat.size - tokens]
+    if least <= 0:
+        return _row_counts(survival > 0)
+    admitted = flat >= least
+    excess = int(np.count_nonzero(admitted)) - tokens
+    if excess:
+        admitted[np.flatnonzero(flat == least)[-excess:]] = False
+    return _row_counts(admitted.reshape(survival.shape))
+
+
+def _row_counts(mask: np.ndarray) -> np.ndarray:
+    """[R] int64; a matrix product, because numpy's sum over short rows is four times slower."""
+    return (mask.astype(np.float32) @ np.ones(mask.shape[1], dtype=np.float32)).astype(np.int64)

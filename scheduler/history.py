@@ -1,0 +1,135 @@
+"""What the asynchronous planner remembers: each request's last survivals, and how acceptance compares with them.
+
+Everything is in arrays as large as the engine's request pool (grown to the largest row that was seen) or smaller;
+nothing grows with uptime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+PRIOR_CONFIDENCE = 0.8
+"""Before anything was drafted, so that drafting is tried."""
+PROFILE_REQUESTS = 512
+"""The mean profile follows about the last so many drafted blocks."""
+ENOUGH = 64
+"""Requests per step that are enough for averages: of steps with n times as many, every n-th is looked at."""
+DEPTH = 16
+"""Survivals that are kept of each request; a power of two."""
+
+
+class SurvivalHistory:
+    """The last DEPTH survivals [gamma] of every row, forgotten when the row's generation changes.
+
+    profile: [gamma], running mean of survivals, which stands in for requests without history.
+    """
+
+    def __init__(self, gamma: int, rows: int = 64):
+        self.profile = (PRIOR_CONFIDENCE ** np.arange(1, gamma + 1)).astype(np.float32)
+        self._profile_weight = 0.0
+        self._turn = 0
+        self._survival = np.zeros((rows * DEPTH, gamma), dtype=np.float32)  # row by row
+        self._generations = np.zeros(rows, dtype=np.int64)
+        self._counts = np.zeros(rows, dtype=np.int64)  # 0: nothing known of this row
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays indexed by row."""
+        return self._survival.nbytes + self._generations.nbytes + self._counts.nbytes
+
+    def write(self, rows: np.ndarray, generations: np.ndarray, survival: np.ndarray) -> None:
+        """Append survival [R, gamma] of requests (rows [R], generations [R])."""
+        if not len(rows):
+            return
+        counts = self._count(rows, generations)
+        self._survival[rows * DEPTH + (counts & (DEPTH - 1))] = survival
+        self._counts[rows] = counts + 1
+        self._generations[rows] = generations
+        self._turn += 1
+        if self._turn * ENOUGH < len(rows):
+            return
+        self._turn = 0
+        # Before the window is full, an ordinary mean.
+        self._profile_weight = min(self._profile_weight + len(rows), max(PROFILE_REQUESTS, len(rows)))
+        mean = np.ones(len(rows), dtype=np.float32) @ survival / len(rows)  # numpy's mean over rows is slower
+        self.profile += (mean - self.profile) * np.float32(len(rows) / self._profile_weight)
+
+    def read(self, rows: np.ndarray, generations: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [R] bool: who has any.
+
+        At most DEPTH samples. A request with fewer repeats those it has; one without gets the profile.
+        """
+        counts = self._count(rows, generations)
+        back = np.arange(1, min(samples, DEPTH) + 1)[:, None]
+        if len(back) > 1:
+            back = (back - 1) % np.clip(counts, 1, DEPTH) + 1
+        found = self._survival.take(rows * DEPTH + ((counts - back) & (DEPTH - 1)), axis=0)
+        known = counts > 0
+        if np.count_nonzero(known) < len(known):
+            found[:, ~known] = self.profile
+        return found, known
+
+    def _count(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
+        """[R] survivals written for each request; room is made for rows that are new."""
+        if not len(rows):
+            return rows
+        try:
+            counts = self._counts[rows]
+        except IndexError:
+            self._grow(int(rows.max()) + 1)
+            counts = self._counts[rows]
+        counts *= self._generations[rows] == generations
+        return counts
+
+    def _grow(self, rows: int) -> None:
+        more = max(rows, 2 * len(self._counts)) - len(self._counts)
+        self._survival = np.pad(self._survival, ((0, more * DEPTH), (0, 0)))
+        self._generations, self._counts = np.pad(self._generations, (0, more)), np.pad(self._counts, (0, more))
+
+
+class Correction:
+    """Observed over predicted prefix survival by position, learnt from the verified tokens.
+
+    A position counts only where it was verified (`verify_lens` >= k). Whether it was, was decided before x_k was drawn,
+    so leaving the others out does not shift the ratio; counting an early rejection for the positions behind it would.
+    """
+
+    BOUNDS = (0.5, 1.25)
+    PRIOR = 64.0
+    """Verified tokens' worth of belief in the calibration."""
+    WINDOW = 4096.0
+    """Verified tokens per position after which old ones have faded."""
+    FADE = 0.9
+    """Weight of the past after a probe: it looks whether things have changed, and may verify nothing itself."""
+
+    def __init__(self, gamma: int):
+        self.factors = np.ones(gamma, dtype=np.float32)
+        self._positions = np.arange(gamma)
+        self._turn = 0
+        self._sums = np.zeros((3, gamma))  # survival predicted, observed, tokens
+
+    def observe(
+        self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, *, fade: bool = False
+    ) -> None:
+        """Take in survival [R, gamma], verify_lens [R] and accept_lens [R] in 1..gamma+1 of one step."""
+        self._turn += 1
+        if self._turn * ENOUGH < len(verify_lens) and not fade:
+            return
+        self._turn = 0
+        gamma = len(self._positions)
+        verified = survival * (verify_lens[:, None] > self._positions)
+        step = np.empty_like(self._sums)
+        step[0] = np.ones(len(verified), dtype=np.float32) @ verified
+        step[1] = _at_least(accept_lens - 1, gamma)
+        step[2] = _at_least(verify_lens, gamma)
+        self._sums *= np.maximum(1.0 - step[2] / self.WINDOW, 0.0) * (self.FADE if fade else 1.0)
+        self._sums += step
+        # The prior agrees with the prediction, at the mean survival of the position.
+        predicted, observed, tokens = self._sums
+        prior = self.PRIOR * (predicted / np.maximum(tokens, 1.0)) + 1e-9
+        np.clip((observed + prior) / (predicted + prior), *self.BOUNDS, out=self.factors, casting="unsafe")
+
+
+def _at_least(lens: np.ndarray, gamma: int) -> np.ndarray:
+    """[gamma] how many of `lens` are at least 1, 2, ..., gamma."""
+    return np.bincount(lens, minlength=gamma + 1)[:0:-1].cumsum()[::-1]

@@ -1,0 +1,38 @@
+"""Service levels: a request may ask for a minimum of tokens per second.
+
+A level counts as kept by a step when the step brings the request as many tokens, per second of the step, as it asked
+for. The planner keeps as many levels as any step could keep, and only then looks for throughput: so a level that can
+be kept bounds the step's length, and one that no step could keep, not even the shortest, bounds nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MARGIN = 1.1
+"""How much faster than its level a request is planned to be: prefills and other work come between decode steps."""
+
+
+def behind(levels: np.ndarray, progress: np.ndarray) -> np.ndarray | None:
+    """[R] bool, requests slower so far than the level they asked for; None when there are none."""
+    late = progress < levels
+    return late if late.any() else None
+
+
+def levels_kept(levels: np.ndarray, tokens: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """[n] int64, how many of L levels a step of each length `seconds` [n] keeps.
+
+    levels: [L] tokens per second, above 0. tokens: [L] that the step is expected to bring each request.
+    """
+    allowed = np.sort(tokens / (levels * MARGIN))
+    return len(allowed) - np.searchsorted(allowed, seconds)
+
+
+def met(levels: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+    """[N] bool, finished requests whose tokens per second `speeds` [N] reached their level; true without one."""
+    return speeds >= levels
+
+
+def goodput(levels: np.ndarray, speeds: np.ndarray, tokens: np.ndarray) -> int:
+    """Tokens of the requests that met their level; tokens: [N] that each had."""
+    return int(tokens[met(levels, speeds)].sum())
