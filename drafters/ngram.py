@@ -10,6 +10,12 @@ import torch
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.history import SlotTokens
 
+# Logits of the confidence: 1, log of the matched length (each accepted token lengthens it), log odds that earlier
+# matches were followed by the drafted token, temperature. Logistic regression on lookups in 700 answers of
+# SmolLM2-135M-Instruct (code, chat, math; temperatures 0, 0.7 and 1); another model's are corrected by calibration.
+FIRST = (-2.01, 1.67, 1.00, -0.61)
+LATER = (-2.32, 2.23, 0.23, -0.72)
+
 
 class NgramDrafter(Drafter):
     """Drafts gamma tokens where the last n tokens (longest n first, down to `min_match`) occurred before, else none.
@@ -18,15 +24,16 @@ class NgramDrafter(Drafter):
     the text goes on periodically: the text is then repeating itself.
     """
 
-    def __init__(self, gamma: int, max_match: int = 4, min_match: int = 2):
+    def __init__(self, gamma: int, max_match: int = 8, min_match: int = 2, device: torch.device | str = "cpu"):
         if not 1 <= min_match <= max_match:
             raise ValueError(f"expected 1 <= min_match <= max_match, got {min_match} and {max_match}")
         self.gamma = gamma
         self.max_match = max_match
         self.min_match = min_match
+        self.device = device
 
     def allocate(self, slots: int) -> None:
-        self.history = SlotTokens(slots)
+        self.history = SlotTokens(slots, self.device)
 
     def observe(self, features: Features) -> None:
         self.history.write(features.slots, features.tokens)
@@ -35,40 +42,45 @@ class NgramDrafter(Drafter):
         lens = batch.seq_lens + 1  # the anchor is part of the text
         width = int(lens.max())
         text = self.history.read(batch.page_table, batch.rows, width)
-        text[torch.arange(len(lens)), batch.seq_lens] = batch.anchors
-        match, start = self._latest_match(text, lens)
-        found = start >= 0
+        text[torch.arange(len(lens), device=text.device), batch.seq_lens] = batch.anchors
+        matched = self._matched_lengths(text, lens)
+        longest = matched.amax(1)
+        # The latest of the longest: later positions win ties.
+        start = (matched * width + torch.arange(width, device=text.device)).argmax(1)
+        found = longest >= self.min_match
         period = (lens - start).clamp(min=1)
-        offsets = torch.arange(self.gamma) % period[:, None]
-        tokens = text.gather(1, (start[:, None] + offsets).clamp(min=0))
-        agreement = self._agreement(text, match, tokens[:, 0])
+        steps = torch.arange(self.gamma, device=text.device)
+        tokens = text.gather(1, start[:, None] + steps % period[:, None])
+        agreeing = ((matched >= self.min_match) & (text == tokens[:, :1])).sum(1)
+        differing = (matched >= self.min_match).sum(1) - agreeing
         return Draft(
             tokens=tokens,
             lens=torch.where(found, self.gamma, 0),
-            confidence=agreement[:, None].expand(-1, self.gamma) * found[:, None],
+            confidence=self._confidence(longest, agreeing, differing, batch.temperatures) * found[:, None],
         )
 
-    def _latest_match(self, text: torch.Tensor, lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the continuation of the longest matching suffix begins.
+    def _matched_lengths(self, text: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+        """[R, L] how many tokens before each position equal the last ones of its text, up to `max_match`.
 
-        text: [R, L], lens: [R]. Returns match [R, L], true at every position whose preceding tokens match the
-        suffix (for the length n that is used), and start [R], the last such position; -1 without a match.
+        text: [R, L]. lens: [R]. Positions at or beyond a text's end count 0.
         """
-        positions = torch.arange(text.shape[1])
-        inside = positions < lens[:, None]
-        run = torch.ones_like(text, dtype=torch.bool)  # run[:, j]: the tokens before j equal the last n of the text
-        best = torch.zeros_like(run)
+        run = torch.arange(text.shape[1], device=text.device) < lens[:, None]
+        matched = torch.zeros_like(text)
         for n in range(1, self.max_match + 1):
             suffix = text.gather(1, (lens - n).clamp(min=0)[:, None])
             equal = torch.zeros_like(run)
             equal[:, n:] = text[:, :-n] == suffix
-            run = run & equal & inside & (lens > n)[:, None]
-            if n >= self.min_match:
-                best = torch.where(run.any(1, keepdim=True), run, best)
-        start = torch.where(best, positions, -1).amax(1)
-        return best, start
+            run = run & equal & (lens > n)[:, None]
+            matched += run
+        return matched
 
-    def _agreement(self, text: torch.Tensor, match: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-        """[R] share of the matches that were followed by the drafted token, with one success and one failure added."""
-        agree = (match & (text == first[:, None])).sum(1)
-        return (agree + 1.0) / (match.sum(1) + 2.0)
+    def _confidence(
+        self, longest: torch.Tensor, agreeing: torch.Tensor, differing: torch.Tensor, temperatures: torch.Tensor
+    ) -> torch.Tensor:
+        """[R, gamma] chance that each token is accepted if those before it were; all arguments [R]."""
+        steps = torch.arange(self.gamma, device=longest.device)
+        length = (longest[:, None] + steps).clamp(1, self.max_match).float().log()
+        odds = ((agreeing + 0.5) / (differing + 0.5)).log()[:, None]
+        weights = torch.tensor([FIRST] + [LATER] * (self.gamma - 1), device=longest.device).unbind(1)
+        logits = weights[0] + weights[1] * length + weights[2] * odds + weights[3] * temperatures[:, None]
+        return torch.sigmoid(logits)

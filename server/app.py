@@ -13,11 +13,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.server import api_errors, completions, grammars, parsing, validation
+from outrider.server import api_errors, completions, grammars, parsing, tune_route, validation
 from outrider.server.api_errors import ApiError
 from outrider.server.engine import Engine
 from outrider.server.lifecycle import Lifecycle
 from outrider.server.metrics import HttpMetrics, render
+from outrider.server.models import Model
 from outrider.server.protocol import CHAT, TEXT, Kind
 from outrider.server.settings import Settings
 
@@ -27,6 +28,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 
 def build(
     settings: Settings,
+    model: Model,
     engine: Engine,
     lifecycle: Lifecycle,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
@@ -53,6 +55,7 @@ def build(
             raise ApiError(f"the server is {lifecycle.state.value}; try another", status=503, code="unavailable")
         data = await parsing.read_body(raw, settings.max_body_bytes)
         request = parsing.parse(kind, data)
+        completions.take_headers(request, raw)
         validation.check(request, limits)
         # Off the event loop: a large grammar must not hold up the streams of others.
         await asyncio.to_thread(grammars.check, request)
@@ -99,6 +102,7 @@ def build(
         body, content_type = await asyncio.to_thread(render)
         return Response(body, media_type=content_type)
 
+    tune_route.install(app, settings, model, engine, lifecycle)
     app.add_middleware(_Gate, api_key=settings.api_key, lifecycle=lifecycle, metrics=metrics)
     return app
 

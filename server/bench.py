@@ -2,6 +2,7 @@
 
 outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
   outrider bench accept   accepted length of a drafter on files of prompts
+  outrider bench load     throughput and latency by concurrency, planned against unplanned
   outrider bench speed    tokens per second with speculation against without
 """
 
@@ -14,6 +15,7 @@ import importlib
 BENCHMARKS = {
     "steps": ("outrider.server.bench_steps", "time of one engine step by shape"),
     "accept": ("outrider.server.bench_accept", "accepted length and acceptance by position of a drafter"),
+    "load": ("outrider.server.bench_load", "throughput and latency by concurrency, planned against unplanned"),
     "speed": ("outrider.server.bench_speed", "tokens per second with speculation against without"),
 }
 

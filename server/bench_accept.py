@@ -74,7 +74,11 @@ async def _measure(
                 room = engine.context_length - len(ids) - args.gamma - 2
                 if room > 0:
                     await offline.generate(
-                        manager, ids, temperature=temperature, max_new_tokens=min(args.new_tokens, room)
+                        manager,
+                        ids,
+                        temperature=temperature,
+                        max_new_tokens=min(args.new_tokens, room),
+                        custom_params={"speculation": {"schedule": False}},
                     )
                 progress.update()
 

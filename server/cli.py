@@ -26,6 +26,7 @@ examples:
   outrider serve --drafter off                    the same server without speculation, to compare
   outrider serve -- --tp-size 2                   anything after -- goes to SGLang as it is
   outrider train dspark --target ./Qwen3-4B --self-prompts 5000 --out runs/dspark
+  outrider tune                                   measure this machine, for better planning
   outrider bench steps                            what an engine step costs here
   outrider prepare                                only unpack the embedded model, then exit
 
@@ -35,7 +36,9 @@ When the server is ready it prints a curl command to try. Ctrl-C drains and stop
 COMMANDS = {
     "serve": ("outrider.server.serve", "start a server"),
     "prepare": ("outrider.server.prepare", "unpack the embedded model and compile the CPU kernels"),
+    "tune": ("outrider.server.tune", "measure step costs and calibrate the drafter"),
     "bench": ("outrider.server.bench", "measure on this machine"),
+    "simulate": ("outrider.server.simulate", "compare planners on a simulated server"),
     "train": ("outrider.server.train", "train a DSpark or DFlash drafter for a model"),
     "export": ("outrider.server.export", "write a drafter in another storage"),
     "version": ("outrider.server.version", "print versions"),

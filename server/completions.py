@@ -14,8 +14,10 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from outrider.server.api_errors import code_for, error_body
+from outrider.server.api_errors import ApiError, code_for, error_body
 from outrider.server.protocol import ChatRequest, TextRequest
+
+LEVEL_HEADER = "X-Min-Tokens-Per-Second"
 
 
 class _Handler:
@@ -31,12 +33,27 @@ class _Handler:
         return json.dumps(error_body(message, status_code, code=code_for(message)))
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
+        ours: dict[str, Any] = {}
         if request.speculation is not None:
-            request.custom_params = {"speculation": request.speculation.model_dump()}
+            ours["speculation"] = request.speculation.model_dump()
+        if request.min_tokens_per_second is not None:
+            ours["min_tokens_per_second"] = request.min_tokens_per_second
+        request.custom_params = ours or None
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
         if request.seed is not None and request.n > 1:
             internal = _with_a_seed_each(internal, request.seed, request.n)
         return internal, request
+
+
+def take_headers(request: ChatRequest | TextRequest, raw: Request) -> None:
+    """A service level may come as a header, for clients and proxies that cannot change the body; the body wins."""
+    text = raw.headers.get(LEVEL_HEADER)
+    if text is None or request.min_tokens_per_second is not None:
+        return
+    try:
+        request.min_tokens_per_second = float(text)
+    except ValueError:
+        raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {text!r}", code="invalid_value") from None
 
 
 def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest, multiprocess
 
 # Anything else is counted as "other": clients choose paths, and must not choose how many series there are.
-PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/metrics"})
+PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/metrics", "/outrider/tune"}
+)
 
 
 class HttpMetrics:

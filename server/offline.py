@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from outrider.drafters.training.prompts import BadLine, read_samples
 from outrider.server.errors import UserError
 from outrider.server.models import Model
-from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, Settings
+from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, QUANTIZATIONS, Settings
 
 if TYPE_CHECKING:
     from outrider.server.engine import Engine
@@ -25,35 +25,48 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, drafter: bool) -> N
     defaults = Settings()
     parser.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="(default: the embedded model)")
     parser.add_argument("--dtype", choices=DTYPES, default=defaults.dtype)
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default=defaults.quantization)
     parser.add_argument("--device", choices=DEVICES, default=defaults.device)
     if drafter:
         drafters = [name for name in DRAFTERS if name != "off"]
         parser.add_argument("--drafter", choices=drafters, default=defaults.drafter, help="(default: %(default)s)")
         parser.add_argument("--drafter-path", metavar="FOLDER", help="checkpoint (default: the shipped one)")
+        parser.add_argument(
+            "--lookup",
+            action=argparse.BooleanOptionalAction,
+            default=defaults.lookup,
+            help="prompt lookup beside a dspark or dflash drafter (default: yes)",
+        )
         parser.add_argument("--gamma", type=int, default=defaults.gamma, metavar="N", help="(default: %(default)s)")
 
 
 def settings_of(args: argparse.Namespace, **others: Any) -> Settings:
     """Settings from the flags of `add_engine_arguments`; `others` are fixed by the measurement."""
-    names = ("model", "dtype", "device", "drafter", "drafter_path", "gamma")
+    names = ("model", "dtype", "quantization", "device", "drafter", "drafter_path", "lookup", "gamma")
     return Settings(**{name: getattr(args, name) for name in names if hasattr(args, name)} | others)
 
 
-def measure(settings: Settings, measurement: Callable[[Engine, Model], Awaitable[T]]) -> T:
+def measure(
+    settings: Settings, measurement: Callable[[Engine, Model], Awaitable[T]], *, find_profile: bool = True
+) -> T:
     """Start the engine, run `measurement(engine, model)` on its event loop, stop the engine; the measurement's result.
+
+    find_profile: plan by the profile that fits, if there is one; else settings.profile is a folder, whatever is in it.
 
     Raises UserError with one line where the engine cannot start.
     """
     from tqdm import tqdm
 
     from outrider.server import engine as engines
-    from outrider.server import memory, models, shipped
+    from outrider.server import memory, models, profiling, shipped
 
     # By default tqdm's lock is one between processes, which would be missed when the engine's processes are ended.
     tqdm.set_lock(threading.RLock())
 
     model = models.find(settings.model)
     settings = shipped.with_drafter_path(settings, model)
+    if find_profile:
+        settings, _ = profiling.with_profile(settings, model)
     engine = engines.start(settings, model, memory.plan(settings, model))
 
     async def run() -> T:

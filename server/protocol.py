@@ -26,10 +26,12 @@ class SpeculationOptions(BaseModel):
 
 class ChatRequest(ChatCompletionRequest):
     speculation: SpeculationOptions | None = None
+    min_tokens_per_second: float | None = None
 
 
 class TextRequest(CompletionRequest):
     speculation: SpeculationOptions | None = None
+    min_tokens_per_second: float | None = None
 
 
 def _names(text: str) -> frozenset[str]:
@@ -39,7 +41,7 @@ def _names(text: str) -> frozenset[str]:
 SHARED_FIELDS = _names(
     """
     model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed stop stream
-    stream_options temperature top_p user speculation
+    stream_options temperature top_p user speculation min_tokens_per_second
     top_k min_p min_tokens regex ebnf repetition_penalty stop_token_ids no_stop_trim ignore_eos skip_special_tokens
     cache_salt return_cached_tokens_details return_spec_tokens_details
     """

@@ -17,13 +17,14 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from outrider.server.errors import UserError
-from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, LOG_LEVELS, Settings
+from outrider.server.settings import DEVICES, DRAFTERS, DTYPES, LOG_LEVELS, PLANNERS, QUANTIZATIONS, Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from outrider.server.engine import Engine
     from outrider.server.lifecycle import Lifecycle
+    from outrider.server.models import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="what to serve (default: the embedded model)")
     model.add_argument("--served-model-name", metavar="NAME", help="the name requests use (default: the model's)")
     model.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: float32 on CPUs without bfloat16")
+    model.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=defaults.quantization,
+        help="int8: 8-bit weights and activations on a CPU, faster and less accurate (default: %(default)s)",
+    )
     model.add_argument("--device", choices=DEVICES, default="auto")
     model.add_argument("--context-length", type=int, metavar="N", help="tokens of prompt and answer together")
     model.add_argument("--chat-template", metavar="FILE", help="a template in place of the model's own")
@@ -44,7 +51,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter-path", metavar="FOLDER", help="checkpoint of a dspark or dflash drafter (default: the shipped one)"
     )
     speculation.add_argument(
+        "--lookup",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.lookup,
+        help="leave text that repeats itself to prompt lookup, with a dspark or dflash drafter (default: yes)",
+    )
+    speculation.add_argument(
         "--gamma", type=int, default=defaults.gamma, metavar="N", help="draft tokens per step (default: %(default)s)"
+    )
+
+    speculation.add_argument(
+        "--planner",
+        choices=PLANNERS,
+        default=defaults.planner,
+        help="decides how much of each draft is verified (default: %(default)s, by measured costs)",
+    )
+    speculation.add_argument(
+        "--threshold", type=float, default=defaults.threshold, metavar="P", help="survival for --planner threshold"
+    )
+    speculation.add_argument(
+        "--profile",
+        metavar="NAME_OR_FOLDER",
+        help="measured step costs and calibration, by `outrider tune` (default: the one that fits)",
+    )
+    speculation.add_argument(
+        "--tune",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.tune,
+        help="without a profile that fits, measure a quick one at start (default: yes)",
     )
 
     capacity = parser.add_argument_group("capacity")
@@ -88,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     listener = bind(settings.host, settings.port)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
-    from outrider.server import memory, models, prepare, shipped
+    from outrider.server import memory, models, prepare, profiling, shipped
 
     model = models.find(settings.model)
     settings = shipped.with_drafter_path(settings, model)
@@ -96,12 +130,13 @@ def run(args: argparse.Namespace) -> int:
     _say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), drafter {settings.drafter}")
     if settings.resolved_device == "cpu":
         prepare.compile_kernels()
+    settings, untuned = profiling.with_profile(settings, model)
     from outrider.server import engine as engines
 
     engine = engines.start(settings, model, plan)
     grace = 0.0
     try:
-        exit_code = _serve(settings, engine, listener)
+        exit_code = _serve(settings, model, engine, listener, tune=untuned and settings.tune)
         if exit_code == 0 and settings.resolved_device == "cuda":
             grace = engines.EXIT_SECONDS
         return exit_code
@@ -129,7 +164,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
+def _serve(settings: Settings, model: Model, engine: Engine, listener: socket.socket, *, tune: bool) -> int:
+    """tune: measure a quick profile before the first request is taken."""
     import uvicorn
 
     from outrider.server import app
@@ -142,7 +178,7 @@ def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         nonlocal failure
         try:
-            await _begin(engine, lifecycle, settings)
+            await _begin(engine, lifecycle, settings, model if tune else None)
             _announce(settings, engine)
         except Exception as error:
             failure = engine.report.read() or str(error) or repr(error)
@@ -158,7 +194,7 @@ def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
 
     server = Server(
         uvicorn.Config(
-            app.build(settings, engine, lifecycle, lifespan),
+            app.build(settings, model, engine, lifecycle, lifespan),
             log_level=settings.log_level,
             access_log=settings.log_level in ("debug", "info"),
             loop="uvloop",
@@ -174,8 +210,11 @@ def _serve(settings: Settings, engine: Engine, listener: socket.socket) -> int:
     return lifecycle.exit_code
 
 
-async def _begin(engine: Engine, lifecycle: Lifecycle, settings: Settings) -> None:
-    """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm."""
+async def _begin(engine: Engine, lifecycle: Lifecycle, settings: Settings, tuned: Model | None) -> None:
+    """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm.
+
+    tuned: measure a quick profile for this model.
+    """
     from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 
@@ -188,7 +227,22 @@ async def _begin(engine: Engine, lifecycle: Lifecycle, settings: Settings) -> No
     async for _ in manager.generate_request(GenerateReqInput(text="1 2 3 1 2 3 1 2", sampling_params=parameters)):
         pass
     engine.report.started()
+    if tuned is not None:
+        await _tune(engine, settings, tuned)
     lifecycle.up()
+
+
+async def _tune(engine: Engine, settings: Settings, model: Model) -> None:
+    """Measure a quick profile; a server that cannot be measured still serves."""
+    from outrider.server import tuning
+
+    _say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
+    try:
+        tuned = await tuning.tune(engine, settings, model, tuning.QUICK)
+    except (OSError, ValueError, RuntimeError) as error:
+        _say(f"Not measured ({error}); every draft is verified")
+    else:
+        _say(f"Profile {tuned.profile.name}: {tuned.summary}")
 
 
 def _announce(settings: Settings, engine: Engine) -> None:

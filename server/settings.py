@@ -12,9 +12,13 @@ BLOCK_DRAFTERS = ("dspark", "dflash")
 DRAFTERS = (*BLOCK_DRAFTERS, "ngram", "off")
 MEASURING_DRAFTER = "fixed"  # not for users: steps of an exact shape, see bench_steps.py
 DTYPES = ("auto", "bfloat16", "float32")
+QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_GAMMA = 64
+PLANNERS = ("asynchronous", "synchronous", "threshold", "verify-all")
+PROFILED_PLANNERS = PLANNERS[:2]
+"""Those that weigh tokens against measured time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +26,13 @@ class Settings:
     """Everything `outrider serve` can be told. None means: choose for me.
 
     model: folder or hub name; None is the embedded model.
+    quantization: int8 rounds the weights of all linear layers and the head as they are loaded, on a CPU.
     drafter_path: checkpoint folder of a dspark or dflash drafter; None is the one shipped for the model.
+    lookup: a dspark or dflash drafter leaves text that repeats itself to prompt lookup.
     gamma: draft tokens per step, 1..64.
+    planner: decides how much of each draft is verified. threshold: of survival, for the planner of that name.
+    profile: folder or name of measured step costs and calibration; None finds the one that fits.
+    tune: without a profile that fits, measure a quick one at start.
     max_total_tokens: tokens of the KV cache, all requests together.
     max_choices: largest `n` that one request may ask for.
     max_body_bytes: largest request body.
@@ -38,9 +47,15 @@ class Settings:
     api_key: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     drafter: str = "ngram"
     drafter_path: str | None = None
+    lookup: bool = True
     gamma: int = 7
+    planner: str = "asynchronous"
+    threshold: float = 0.3
+    profile: str | None = None
+    tune: bool = True
     max_running_requests: int | None = None
     context_length: int | None = None
     max_total_tokens: int | None = None
@@ -57,7 +72,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._require_one_of("drafter", (*DRAFTERS, MEASURING_DRAFTER))
+        self._require_one_of("planner", PLANNERS)
+        self._require_between("threshold", 0, 1)
         self._require_one_of("dtype", DTYPES)
+        self._require_one_of("quantization", QUANTIZATIONS)
         self._require_one_of("device", DEVICES)
         self._require_one_of("log_level", LOG_LEVELS)
         self._require_between("port", 1, 65535)
@@ -76,6 +94,12 @@ class Settings:
             raise UserError("--model is empty; leave it out to serve the embedded model")
         if self.device == "cuda" and not hardware.has_gpu():
             raise UserError("--device cuda, but nvidia-smi finds no GPU here; use --device cpu")
+
+        if self.quantization != "none" and self.resolved_device == "cuda":
+            raise UserError(
+                f"--quantization {self.quantization} is made for CPUs; on a GPU give SGLang's own after --, "
+                "like -- --quantization fp8"
+            )
 
     def _require_one_of(self, name: str, allowed: tuple[str, ...]) -> None:
         if getattr(self, name) not in allowed:
@@ -100,7 +124,16 @@ class Settings:
 
     @property
     def plugin_config(self) -> PluginConfig:
-        return PluginConfig(drafter=self.drafter, gamma=self.gamma, drafter_path=self.drafter_path or "")
+        return PluginConfig(
+            drafter=self.drafter,
+            gamma=self.gamma,
+            drafter_path=self.drafter_path or "",
+            lookup=self.lookup,
+            planner=self.planner,
+            threshold=self.threshold,
+            profile=self.profile or "",
+            quantization=self.quantization,
+        )
 
 
 def _flag(name: str) -> str:

@@ -37,6 +37,9 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
         _check_text(request, limits)
     _check_max_tokens(request, limits)
     _check_stop(request)
+    level = request.min_tokens_per_second
+    if level is not None and not (math.isfinite(level) and level > 0):
+        raise _out_of_range("min_tokens_per_second", "a number of tokens per second above 0", level)
     _check_logit_bias(request, limits)
     for token in request.stop_token_ids or []:
         if not 0 <= token < limits.vocab_size:

@@ -6,6 +6,7 @@ from typing import Any
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.fixed import FixedDrafter
+from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.server.plugin_config import PluginConfig
 
@@ -18,10 +19,13 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
     if config.drafter == "off":
         return None
     if config.drafter == "ngram":
-        return NgramDrafter(config.gamma)
+        return NgramDrafter(config.gamma, device=runner.device)
     if config.drafter == "fixed":
         return FixedDrafter(config.gamma)
-    return _load_block_drafter(config, runner)
+    model = _load_block_drafter(config, runner)
+    if not config.lookup:
+        return model
+    return LookupFirst(NgramDrafter(model.gamma, device=runner.device), model)
 
 
 def _load_block_drafter(config: PluginConfig, runner: Any) -> Drafter:

@@ -8,9 +8,11 @@ on or off.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
@@ -20,13 +22,14 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.history import SlotTokens
 from outrider.kernels.uniforms import Purpose, uniforms
-from outrider.scheduler.planner import Planner, VerifyAll
 from outrider.server.plugin.logprobs import write_logprobs
 from outrider.server.plugin.metrics import SpeculationMetrics
+from outrider.server.plugin.planning import load_plan
 from outrider.server.plugin.relay import FlatVerify, StepState, VerifyInput, flatten
 from outrider.server.plugin.requests import RequestTable
 from outrider.server.plugin.rules import RowContext, apply_rules
 from outrider.server.plugin.sampler import Sampler
+from outrider.server.plugin.scheduling import Scheduling, Step
 from outrider.server.plugin_config import PluginConfig
 
 
@@ -38,9 +41,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.config = PluginConfig.from_env()
         self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
         self.speculative_num_draft_tokens = self.width
-        self.planner: Planner = VerifyAll()
         self.sampler = Sampler()
-        self.metrics = SpeculationMetrics(self.width - 1, self.config.drafter)
 
     @property
     def draft_worker(self) -> None:
@@ -55,6 +56,12 @@ class SpeculativeWorker(BaseSpecWorker):
         self.device = runner.device
         self.history = SlotTokens(slots, self.device)
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
+        self.scheduling = Scheduling(
+            *load_plan(self.config),
+            requests=self.requests,
+            metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
+            device=self.device,
+        )
         self.drafter: Drafter | None = load_drafter(self.config, runner)
         if self.drafter is not None:
             self.drafter.allocate(slots)
@@ -70,6 +77,17 @@ class SpeculativeWorker(BaseSpecWorker):
             return self._prefill(batch, on_publish)
         return self._decode(batch, on_publish, grammar_barrier)
 
+    def outrider_state(self) -> dict[str, Any]:
+        """What was recorded since `forget_records`, for another process."""
+        return self.scheduling.state()
+
+    def forget_records(self) -> None:
+        self.scheduling.forget()
+
+    def reload_profile(self) -> None:
+        """Plan by the profile as it now stands on the disk."""
+        self.scheduling.planner, self.scheduling.cost, self.scheduling.calibration = load_plan(self.config)
+
     @property
     def _captures_hidden(self) -> bool:
         return self.drafter is not None and bool(self.drafter.target_layers)
@@ -77,6 +95,7 @@ class SpeculativeWorker(BaseSpecWorker):
     # -- prefill ------------------------------------------------------------------------------------------------
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
+        self.scheduling.interrupt(batch.req_pool_indices_cpu.numpy())
         self.requests.admit(batch.reqs, batch.req_pool_indices)
         input_ids, slots = batch.input_ids, batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
@@ -130,8 +149,9 @@ class SpeculativeWorker(BaseSpecWorker):
         anchors = batch.spec_info.bonus_tokens.long()
         seeds = self.requests.seeds[rows]
 
-        draft = self._draft(batch, rows, seq_lens, anchors, seeds)
-        verify_lens = self.planner.plan(draft.confidence, draft.lens)
+        step = self.scheduling.begin(*self._host_view(batch), self._temperatures(batch))
+        draft = self._draft(batch, step, rows, seq_lens, anchors, seeds)
+        verify_lens = self.scheduling.admit(step, draft)
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
         result = self._verify(batch, flat, verify_lens)
         logits_output = result.logits_output
@@ -159,7 +179,7 @@ class SpeculativeWorker(BaseSpecWorker):
             on_publish(new_seq_lens)
         if batch.return_logprob:
             self._write_logprobs(batch, logits_output, flat, tokens)
-        self.metrics.observe_step(draft.lens, verify_lens, accept_lens)
+        self.scheduling.finish(step, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
         return GenerationBatchResult(
@@ -173,31 +193,42 @@ class SpeculativeWorker(BaseSpecWorker):
         )
 
     def _draft(
-        self, batch: Any, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, seeds: torch.Tensor
+        self,
+        batch: Any,
+        step: Step,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        anchors: torch.Tensor,
+        seeds: torch.Tensor,
     ) -> Draft:
         """Drafts for every request; those that switched speculation off get length 0."""
         gamma = self.width - 1
-        limits = self.requests.limits[rows]
-        if self.drafter is None or not bool(limits.any()):
+        if self.drafter is None or not step.drafts:
             shape = (len(rows), gamma)
             return Draft(
                 tokens=torch.zeros(shape, dtype=torch.int64, device=self.device),
                 lens=torch.zeros(len(rows), dtype=torch.int64, device=self.device),
                 confidence=torch.zeros(shape, device=self.device),
             )
-        info = batch.sampling_info
-        temperatures = torch.where(self.sampler.greedy(info), 0.0, info.temperatures[:, 0])
+        began = time.perf_counter()
         draft = self.drafter.propose(
             DraftBatch(
                 anchors=anchors,
                 seq_lens=seq_lens,
                 page_table=self.req_to_token_pool.req_to_token,
                 rows=rows,
-                temperatures=temperatures,
+                temperatures=step.temperatures,
                 uniforms=uniforms(seeds, seq_lens, gamma, Purpose.DRAFT),
             )
         )
-        return Draft(draft.tokens, torch.minimum(draft.lens, limits), draft.confidence, draft.probs, draft.vocab)
+        step.draft_seconds = time.perf_counter() - began
+        limits = self.requests.limits[rows]
+        lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
+        if step.padded.any():
+            padded = torch.from_numpy(step.padded).to(self.device)
+            lens = torch.where(padded, limits, lens)
+            tokens = torch.where(padded[:, None], anchors[:, None], tokens)
+        return Draft(tokens, lens, draft.confidence, draft.probs, draft.vocab)
 
     def _verify(self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor) -> GenerationBatchResult:
         batch.forward_mode = ForwardMode.TARGET_VERIFY
@@ -229,6 +260,15 @@ class SpeculativeWorker(BaseSpecWorker):
         logits_output.next_token_logprobs = logits_output.next_token_logprobs.view(-1, self.width)
 
     # -- request state ------------------------------------------------------------------------------------------
+
+    def _host_view(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and cached tokens of the batch's requests, without waiting for the device."""
+        return batch.req_pool_indices_cpu.numpy().astype(np.int64), batch.seq_lens_cpu.numpy().astype(np.int64)
+
+    def _temperatures(self, batch: Any) -> torch.Tensor:
+        """[R] float32, 0 for greedy requests."""
+        info = batch.sampling_info
+        return torch.where(self.sampler.greedy(info), 0.0, info.temperatures[:, 0])
 
     def _slots_at(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.req_to_token_pool.req_to_token[rows, positions].long()

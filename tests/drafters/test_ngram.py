@@ -30,7 +30,7 @@ def propose(texts, gamma=4):
     )
 
 
-def expected(text, gamma=4, longest=4, shortest=2):
+def expected(text, gamma=4, longest=8, shortest=2):
     """The rule in words: the latest earlier occurrence of the longest matching suffix, continued."""
     for n in range(longest, shortest - 1, -1):
         for start in range(len(text) - n - 1, -1, -1):

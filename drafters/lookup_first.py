@@ -1,0 +1,93 @@
+"""A drafter model that first looks whether the text is repeating itself.
+
+Prompt lookup costs next to nothing and is right for long where an answer quotes or repeats; a trained drafter is right
+more often elsewhere. Which of the two drafts for a request is decided by what both know before their first token is
+drawn, so that the choice cannot favour one outcome of that draw over another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.ngram import NgramDrafter
+
+SURE = 2.0
+"""Expected accepted tokens from which a lookup is taken without asking the model."""
+MODEL_RUN = 1.7
+"""A model's expected accepted tokens over its chance of the first: what usually follows an accepted one."""
+
+
+class LookupFirst(Drafter):
+    """Drafts by `lookup` where that promises more tokens than `model`, which is asked only where the lookup is unsure."""
+
+    def __init__(self, lookup: NgramDrafter, model: Drafter):
+        if lookup.gamma != model.gamma:
+            raise ValueError(f"both drafters need one gamma, got {lookup.gamma} and {model.gamma}")
+        self.lookup, self.model = lookup, model
+        self.gamma = model.gamma
+        self.target_layers = model.target_layers
+
+    def allocate(self, slots: int) -> None:
+        self.lookup.allocate(slots)
+        self.model.allocate(slots)
+
+    def observe(self, features: Features) -> None:
+        self.lookup.observe(features)
+        self.model.observe(features)
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        found = self.lookup.propose(batch)
+        expected = found.confidence.cumprod(1).sum(1)
+        asked = (expected < SURE).nonzero()[:, 0]
+        if len(asked) == 0:
+            return found
+        everyone = len(asked) == len(batch.rows)
+        drafted = self.model.propose(batch if everyone else select(batch, asked))
+        better = expected[asked] < MODEL_RUN * drafted.confidence[:, 0]
+        return merge(found, drafted, asked, better, batch.temperatures)
+
+
+def select(batch: DraftBatch, requests: torch.Tensor) -> DraftBatch:
+    """The part of a batch that is about `requests` [M]."""
+    return replace(
+        batch,
+        anchors=batch.anchors[requests],
+        seq_lens=batch.seq_lens[requests],
+        rows=batch.rows[requests],
+        temperatures=batch.temperatures[requests],
+        uniforms=batch.uniforms[requests],
+    )
+
+
+def merge(
+    found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor
+) -> Draft:
+    """The lookups `found` of R requests, replaced for those of the M `asked` where the model's draft is `better` [M].
+
+    Where q is given at all, a lookup's is a point mass on its token; its draft ends before a token that the model's
+    vocabulary lacks, unless the request is greedy and q is not read.
+    """
+    taken = asked[better]
+    tokens, lens, confidence = found.tokens.clone(), found.lens.clone(), found.confidence.clone()
+    tokens[taken], lens[taken], confidence[taken] = (
+        drafted.tokens[better],
+        drafted.lens[better],
+        drafted.confidence[better],
+    )
+    if drafted.probs is None:
+        return Draft(tokens, lens, confidence)
+    probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
+    column, known = tokens, torch.ones_like(tokens, dtype=torch.bool)
+    if drafted.vocab is not None:
+        column = torch.searchsorted(drafted.vocab, tokens).clamp(max=len(drafted.vocab) - 1)
+        known = drafted.vocab[column] == tokens
+    probs.scatter_(2, column[:, :, None], known[:, :, None].to(probs.dtype))
+    probs[taken] = drafted.probs[better]
+    reach = known.long().cumprod(1).sum(1)
+    lookups = torch.ones_like(lens, dtype=torch.bool)
+    lookups[taken] = False
+    lens = torch.where(lookups & (temperatures > 0), torch.minimum(lens, reach), lens)
+    return Draft(tokens, lens, confidence, probs, drafted.vocab)

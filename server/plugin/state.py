@@ -1,0 +1,49 @@
+"""A way into the running worker from the HTTP process: SGLang's internal-state messages carry ours as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RELOAD = "outrider_reload_profile"
+FORGET = "outrider_forget"
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    HookRegistry.register(f"{scheduler}.get_internal_state", _get, HookType.AROUND)
+    HookRegistry.register(f"{scheduler}.set_internal_state", _set, HookType.AROUND)
+
+
+def _get(original: Any, scheduler: Any, request: Any) -> Any:
+    output = original(scheduler, request)
+    if hasattr(scheduler.draft_worker, "outrider_state"):
+        output.internal_state["outrider"] = scheduler.draft_worker.outrider_state()
+    return output
+
+
+def _set(original: Any, scheduler: Any, request: Any) -> Any:
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    commands = {RELOAD: "reload_profile", FORGET: "forget_records"}
+    ours = [name for name in request.server_args if name in commands]
+    if not ours:
+        return original(scheduler, request)
+    for name in ours:
+        getattr(scheduler.draft_worker, commands[name])()
+    return SetInternalStateReqOutput(updated=True)
+
+
+async def read(manager: Any) -> dict[str, Any]:
+    """The worker's records and its description; `manager` is SGLang's tokenizer manager."""
+    states = await manager.get_internal_state()
+    state: dict[str, Any] = states[0]["outrider"]
+    return state
+
+
+async def command(manager: Any, name: str) -> None:
+    """Have the worker do RELOAD or FORGET; returns when it is done."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    await manager.set_internal_state(SetInternalStateReq(server_args={name: 1}))
