@@ -34,7 +34,7 @@ def plot_steps_per_second(cost: StepCost, picture: str | Path) -> bool:
         [line] = axis.plot(tokens, cost.steps_per_second(requests, tokens, context), label=f"{requests}")
         rates = [np.quantile(1.0 / np.array(seconds), [0, 0.5, 1]) for _, seconds in measured.values()]
         low, middle, high = np.transpose(rates)
-        bars = (middle - low, high - middle)
+        bars = np.vstack([middle - low, high - middle])
         axis.errorbar(list(measured), middle, bars, fmt="o", markersize=4, capsize=2, color=line.get_color())
     axis.set_xscale("log", base=2)
     axis.set_xlabel("tokens verified in a step")
