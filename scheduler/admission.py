@@ -20,19 +20,23 @@ def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None
 
     Confidences are clamped to 0..1, NaN to 0, so that a broken drafter costs speed and nothing else.
     """
-    gamma = confidence.shape[1]
-    if confidence.device.type == "cpu":  # numpy has less to do before it begins
-        clamped = np.fmax(confidence.numpy(), np.float32(0.0))
-        np.fmin(clamped, np.float32(1.0), out=clamped)
-        survival = torch.from_numpy(clamped).cumprod_(1)
-        if draft_lens is not None and np.count_nonzero(draft_lens.numpy() < gamma):
-            clamped *= np.arange(gamma) < draft_lens.numpy()[:, None]
-        return survival
-    # nan_to_num first: a clamp lets NaN through, and a product would carry it on. Parallel products round differently
-    # at each position: cummin keeps them from rising.
+    if confidence.device.type != "cpu":
+        return survival_torch(confidence, draft_lens)
+    clamped = np.fmax(confidence.float().numpy(), np.float32(0.0))  # numpy has less to do before it begins
+    np.fmin(clamped, np.float32(1.0), out=clamped)
+    survival = torch.from_numpy(clamped).cumprod_(1)
+    if draft_lens is not None and np.count_nonzero(draft_lens.numpy() < clamped.shape[1]):
+        clamped *= np.arange(clamped.shape[1]) < draft_lens.numpy()[:, None]
+    return survival
+
+
+def survival_torch(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:
+    """`survival_of` on any device, without waiting for it."""
+    # nan_to_num first: a clamp lets NaN through. cummin, because products in parallel round differently at each
+    # position, and survival must not rise.
     survival = torch.nan_to_num(confidence.float(), nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
     if draft_lens is not None:
-        survival *= torch.arange(gamma, device=survival.device) < draft_lens[:, None]
+        survival *= torch.arange(survival.shape[1], device=survival.device) < draft_lens[:, None]
     return survival
 
 
@@ -43,10 +47,14 @@ def top_k(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None =
     """
     if survival.device.type == "cpu":
         return torch.from_numpy(top_k_numpy(survival.numpy(), tokens, first))
+    return top_k_torch(survival, tokens, first)
+
+
+def top_k_torch(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None = None) -> torch.Tensor:
+    """`top_k` on any device: a stable sort."""
     if first is not None:
-        survival = survival * torch.from_numpy(np.where(first, np.float32(FIRST), np.float32(1.0))[:, None]).to(
-            survival.device, non_blocking=True
-        )
+        ahead = torch.from_numpy(np.where(first, np.float32(FIRST), np.float32(1.0)))
+        survival = survival * ahead.to(survival.device, non_blocking=True)[:, None]
     admitted = survival > 0
     if tokens is not None and tokens < survival.numel():
         best = survival.flatten().sort(descending=True, stable=True).indices[:tokens]

@@ -27,6 +27,8 @@ from outrider.scheduler.service import behind, levels_kept
 
 LAG = 2
 """A budget sees steps that are at least this many before it."""
+PROBE_WEIGHT = 4
+"""What a probe shows counts as so many steps: what was seen before it is old by then."""
 LATE = 64
 """Steps that may be unobserved at a time."""
 
@@ -126,8 +128,8 @@ class Asynchronous(Planner):
         if throughput[tokens] > plain_throughput:
             return Budget(draft=True, tokens=tokens, first=first, seconds=seconds)
         news = self._number > self._last_probe + LAG and bool((~known & (step.limits > 0)).any())
-        if self._probing.due(float(seconds[tokens] - plain[0]), float(plain[0]), news):
-            return Budget(draft=True, tokens=tokens, first=first, seconds=seconds, probe=True)
+        if self._probing.due(float(seconds[0] - plain[0]), float(plain[0]), news):
+            return Budget(draft=True, tokens=0, seconds=seconds, probe=True)
         return without
 
     # -- the past -------------------------------------------------------------------------------------------------
@@ -149,7 +151,8 @@ class Asynchronous(Planner):
             if issued.room < self.gamma * len(rows):  # nothing was drafted for requests that have it switched off
                 on = issued.view.limits > 0
                 rows, generations, survival = rows[on], generations[on], survival[on]
-            self.history.write(rows, generations, survival)
+            for _ in range(PROBE_WEIGHT if issued.probe else 1):
+                self.history.write(rows, generations, survival)
 
 
 def throughput_curve(requests: int, room: int, survival: np.ndarray, seconds: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ class Correction:
     WINDOW = 4096.0
     """Verified tokens per position after which old ones have faded."""
     FADE = 0.9
-    """Weight of the past after a probe: it looks whether things have changed, and may verify nothing itself."""
+    """Weight of the past after a probe: it looks whether things have changed, and verifies nothing itself."""
 
     def __init__(self, gamma: int):
         self.factors = np.ones(gamma, dtype=np.float32)

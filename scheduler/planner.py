@@ -46,7 +46,7 @@ class Budget:
     first: [R] bool, requests served before all others (behind their level); None: nobody.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
         from planners that do not know costs.
-    probe: drafted only to see whether drafting would pay again.
+    probe: drafted only to see whether drafting would pay again; verifies nothing, so what it costs is known.
     """
 
     draft: bool

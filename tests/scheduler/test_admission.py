@@ -1,0 +1,163 @@
+"""Top-K by survival: prefixes, best value, ties, and no look ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from planning import curve_cost, prefixes, value, view
+
+from outrider.scheduler import admission
+from outrider.scheduler.admission import survival_of, survival_torch, top_k, top_k_torch
+from outrider.scheduler.asynchronous import Asynchronous
+from outrider.scheduler.planner import Budget, Planner, StaticGamma, Threshold, VerifyAll
+from outrider.scheduler.synchronous import Synchronous
+
+GAMMA = 3
+# Few distinct values, so that ties are common; broken ones among them.
+CONFIDENCES = st.sampled_from([0.0, 0.25, 0.5, 0.5000001, 0.9, 1.0, float("nan"), -0.5, 1.5])
+BLOCKS = st.integers(1, 4).flatmap(
+    lambda requests: st.lists(
+        st.lists(CONFIDENCES, min_size=GAMMA, max_size=GAMMA), min_size=requests, max_size=requests
+    )
+)
+
+
+@given(BLOCKS, st.integers(0, 13), st.data())
+def test_prefixes_within_bounds_and_of_the_best_value(block, tokens, data):
+    confidence = torch.tensor(block)
+    lens = data.draw(st.lists(st.integers(0, GAMMA), min_size=len(block), max_size=len(block)))
+    survival = survival_of(confidence, torch.tensor(lens))
+    verify_lens = top_k(survival, tokens)
+    assert verify_lens.dtype == torch.int64
+    assert bool((verify_lens <= torch.tensor(lens)).all())
+    assert int(verify_lens.sum()) <= tokens
+    possible = min(tokens, int((survival > 0).sum()))
+    assert int(verify_lens.sum()) == possible
+    best = max(value(survival.numpy(), found) for found in prefixes(lens, possible))
+    assert value(survival.numpy(), tuple(verify_lens.tolist())) == pytest.approx(best, abs=1e-6)
+
+
+@given(BLOCKS, st.integers(0, 13))
+def test_ties_go_to_the_smaller_request_then_position(block, tokens):
+    survival = survival_of(torch.tensor(block))
+    order = sorted(
+        (-float(survival[r, k]), r, k) for r in range(len(block)) for k in range(GAMMA) if survival[r, k] > 0
+    )
+    expected = [sum(1 for _, row, _ in order[:tokens] if row == r) for r in range(len(block))]
+    assert top_k(survival, tokens).tolist() == expected
+
+
+@given(BLOCKS, st.integers(0, 13), st.data())
+def test_requests_behind_come_first(block, tokens, data):
+    survival = survival_of(torch.tensor(block))
+    first = np.array(data.draw(st.lists(st.booleans(), min_size=len(block), max_size=len(block))))
+    verify_lens = top_k(survival, tokens, first)
+    useful = (survival > 0).sum(1)
+    ahead = top_k(survival[first], tokens)
+    assert torch.equal(verify_lens[first], ahead)
+    assert torch.equal(verify_lens[~first], top_k(survival[~first], tokens - int(ahead.sum())))
+    if int(verify_lens[~first].sum()):
+        assert torch.equal(verify_lens[first], useful[first])
+
+
+@given(BLOCKS, st.one_of(st.none(), st.integers(0, 13)), st.data())
+def test_the_version_for_devices_is_the_same(block, tokens, data):
+    confidence = torch.tensor(block)
+    lens = torch.tensor(data.draw(st.lists(st.integers(0, GAMMA), min_size=len(block), max_size=len(block))))
+    survival = survival_of(confidence, lens)
+    assert torch.equal(survival, survival_torch(confidence, lens))
+    first = data.draw(st.one_of(st.none(), st.lists(st.booleans(), min_size=len(block), max_size=len(block))))
+    first = None if first is None else np.array(first)
+    assert torch.equal(top_k(survival, tokens, first), top_k_torch(survival, tokens, first))
+
+
+def test_survival_of_broken_confidences():
+    confidence = torch.tensor([[0.5, torch.nan, 1.0], [2.0, 0.5, -1.0], [torch.inf, 0.5, 0.5]])
+    expected = torch.tensor([[0.5, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.25]])
+    assert torch.equal(survival_of(confidence), expected)
+    assert torch.equal(survival_of(confidence, torch.tensor([3, 1, 0]))[1:], torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
+    assert bool(confidence[0, 1].isnan())  # the drafter's tensor is left alone
+
+
+def test_first_keeps_the_order_of_survivals_exactly():
+    survival = torch.tensor([[0.3, 0.29999998], [0.30000001, 0.1]])
+    scaled = survival * admission.FIRST
+    assert torch.equal(scaled / admission.FIRST, survival)
+    assert bool((scaled > 1).all())
+
+
+def seasoned(planner: Planner, requests: int) -> Planner:
+    """A planner that has seen a few steps."""
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        step = view(requests, GAMMA)
+        budget = planner.budget(step)
+        confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
+        verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
+        planner.observe(step, survival_of(confidence).numpy(), verify_lens, verify_lens // 2 + 1, budget.draft, None)
+    return planner
+
+
+def planners(requests: int) -> list[Planner]:
+    seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
+    return [
+        VerifyAll(),
+        StaticGamma(2),
+        Threshold(0.25),
+        Synchronous(curve_cost(requests, seconds)),
+        Asynchronous(curve_cost(requests, seconds), GAMMA),
+    ]
+
+
+@given(BLOCKS, st.data())
+def test_admission_of_a_token_does_not_look_behind_it(block, data):
+    """Confidences c_{k+1..} of its own request, which depend on x_k, change nothing up to x_k."""
+    requests = len(block)
+    row, k = data.draw(st.integers(0, requests - 1)), data.draw(st.integers(1, GAMMA))
+    changed = [list(values) for values in block]
+    changed[row][k:] = data.draw(st.lists(CONFIDENCES, min_size=GAMMA - k, max_size=GAMMA - k))
+    lens = torch.full((requests,), GAMMA)
+    for planner in planners(requests):
+        budget = seasoned(planner, requests).budget(view(requests, GAMMA))
+        admitted = [int(planner.admit(torch.tensor(b), lens, budget)[row].clamp(max=k)) for b in (block, changed)]
+        assert admitted[0] == admitted[1], planner
+
+
+@given(BLOCKS, st.data())
+def test_every_planner_admits_within_the_draft(block, data):
+    requests = len(block)
+    lens = torch.tensor(data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests)))
+    for planner in planners(requests):
+        verify_lens = planner.admit(torch.tensor(block), lens, planner.budget(view(requests, GAMMA)))
+        assert verify_lens.dtype == torch.int64
+        assert bool(((verify_lens >= 0) & (verify_lens <= lens)).all()), planner
+
+
+def test_the_property_test_would_see_a_search_that_looks_behind():
+    """Power of the test above: admission by the best of the whole curve changes with c_{k+1}."""
+    seconds = np.array([1.0, 2.0, 1 / 0.45])
+
+    def naive(confidence: list[float]) -> int:
+        survival = np.cumprod(confidence)
+        return int(((1 + np.concatenate([[0], survival.cumsum()])) / seconds).argmax())
+
+    assert naive([0.8, 0.9]) == 2
+    assert naive([0.8, 0.0]) == 0
+
+
+def test_baselines():
+    confidence, lens = torch.tensor([[0.9, 0.9, 0.1], [0.4, 1.0, 1.0]]), torch.tensor([3, 2])
+    everything = Budget(draft=True, tokens=None)
+    assert VerifyAll().admit(confidence, lens, everything).tolist() == [3, 2]
+    assert StaticGamma(1).admit(confidence, lens, everything).tolist() == [1, 1]
+    assert Threshold(0.5).admit(confidence, lens, everything).tolist() == [2, 0]
+    assert Threshold(0.0).admit(confidence, lens, everything).tolist() == [3, 2]
+    assert not StaticGamma(0).budget(view(2, 3)).draft
+    assert not VerifyAll().budget(view(2, 3, limits=[0, 0])).draft
+    with pytest.raises(ValueError, match=r"in 0\.\.1"):
+        Threshold(1.5)
+    with pytest.raises(ValueError, match="0 or more"):
+        StaticGamma(-1)

@@ -1,0 +1,134 @@
+"""Appendix A's counterexample, both ways: what comes out with our planners, and with a search that looks behind.
+
+One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, so c_1 = 0.8. The second position's
+confidence is 0.9 after x_1 = A and 0 after x_1 = B. Tokens are drafted, planned and accepted by the project's own code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from planning import curve_cost, view
+
+from outrider.kernels.acceptance import accept
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.asynchronous import Asynchronous
+from outrider.scheduler.planner import Planner, Threshold, VerifyAll
+from outrider.scheduler.synchronous import Synchronous
+
+SAMPLES = 4000
+A, B = 0, 1
+P = torch.tensor([[0.7, 0.3], [0.4, 0.6], [0.5, 0.5]])  # after the anchor, after x_1, after x_2
+Q = torch.tensor([[0.5, 0.5], [0.4, 0.6]])
+APPENDIX = [1.0, 2.0, 1 / 0.45]  # seconds of SPS 1, 0.5, 0.45
+
+Plan = Callable[[torch.Tensor], torch.Tensor]
+
+
+def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
+    """Share of A among the first tokens of SAMPLES steps one after the other, and how often each length was verified.
+
+    plan: verify_lens [1] from confidence [1, 2].
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tokens = (torch.rand(SAMPLES, 2, generator=generator) >= Q[:, 0]).long()
+    confidence = torch.stack([torch.full((SAMPLES,), 0.8), torch.where(tokens[:, 0] == A, 0.9, 0.0)], 1)
+    verify_lens = torch.cat([plan(confidence[i : i + 1]) for i in range(SAMPLES)])
+    qo_indptr = torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)])
+    rows = torch.cat([P[: n + 1] for n in verify_lens.tolist()])
+    _, out = accept(
+        tokens,
+        verify_lens,
+        qo_indptr,
+        uniforms=torch.rand(SAMPLES, 2, generator=generator),
+        final_uniforms=torch.rand(SAMPLES, generator=generator),
+        probs=rows,
+        draft_probs=Q.expand(SAMPLES, 2, 2).contiguous(),
+    )
+    lengths = verify_lens.bincount(minlength=3).tolist()
+    return float((out[:, 0] == A).float().mean()), dict(enumerate(lengths))
+
+
+def steps_of(planner: Planner) -> Plan:
+    """Whole steps of a planner; where it does not draft, nothing is verified."""
+
+    def plan(confidence: torch.Tensor) -> torch.Tensor:
+        step = view(1, 2)
+        budget = planner.budget(step)
+        verify_lens = torch.zeros(1, dtype=torch.int64)
+        if budget.draft:
+            verify_lens = planner.admit(confidence, torch.tensor([2]), budget)
+        survival = survival_of(confidence).numpy()
+        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, budget.draft, None)
+        return verify_lens
+
+    return plan
+
+
+def naive(seconds: list[float]) -> Plan:
+    """The global maximum of the whole curve of the current step: lines 7 to 15 of Algorithm 1 without the break."""
+
+    def plan(confidence: torch.Tensor) -> torch.Tensor:
+        survival = survival_of(confidence)[0]
+        throughput = torch.cat([torch.ones(1), 1 + survival.cumsum(0)]) / torch.tensor(seconds)
+        return throughput.argmax(keepdim=True)
+
+    return plan
+
+
+def bound(share: float) -> float:
+    """Five standard deviations; the bias of 0.15 is 20 of them."""
+    return 5 * math.sqrt(share * (1 - share) / SAMPLES)
+
+
+def asynchronous(seconds: list[float]) -> Asynchronous:
+    return Asynchronous(curve_cost(1, seconds), 2, smoothing=1)
+
+
+@pytest.mark.parametrize(
+    ("planner", "lengths_seen"),
+    [
+        (Synchronous(curve_cost(1, APPENDIX)), {0}),
+        (Synchronous(curve_cost(1, [1.0, 1.2, 2.0])), {1}),  # a_2 never pays
+        (Synchronous(curve_cost(1, [1.0, 1.2, 1.6])), {1, 2}),
+        (asynchronous(APPENDIX), {0, 1, 2}),
+        (asynchronous([1.0, 1.2, 1.6]), {1, 2}),
+    ],
+)
+def test_planners_keep_the_distribution(planner, lengths_seen):
+    """The lengths are asserted because a planner that always does the same is lossless for the wrong reason."""
+    share, lengths = first_tokens(steps_of(planner))
+    assert abs(share - 0.7) < bound(0.7)
+    assert {length for length, count in lengths.items() if count > SAMPLES / 20} == lengths_seen
+
+
+@pytest.mark.parametrize("planner", [VerifyAll(), Threshold(0.75)])
+def test_baselines_keep_the_distribution(planner):
+    share, _ = first_tokens(steps_of(planner))
+    assert abs(share - 0.7) < bound(0.7)
+
+
+def test_the_naive_search_is_seen():
+    share, lengths = first_tokens(naive(APPENDIX))
+    assert abs(share - 0.85) < bound(0.85)
+    assert abs(share - 0.7) > 3 * bound(0.7)
+    assert lengths[1] == 0
+    assert lengths[0] > SAMPLES / 3
+    assert lengths[2] > SAMPLES / 3
+
+
+class Peeking(Asynchronous):
+    """The same search, but over the step that is being planned."""
+
+    def admit(self, confidence, draft_lens, budget):
+        survival = survival_of(confidence)[0]
+        throughput = torch.cat([torch.ones(1), 1 + survival.cumsum(0)]) / torch.from_numpy(budget.seconds)
+        return throughput.argmax(keepdim=True) if budget.draft else torch.zeros(1, dtype=torch.int64)
+
+
+def test_an_asynchronous_planner_that_peeks_is_seen():
+    share, _ = first_tokens(steps_of(Peeking(curve_cost(1, APPENDIX), 2, smoothing=1)))
+    assert share > 0.7 + bound(0.7)

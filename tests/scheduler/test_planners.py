@@ -1,0 +1,391 @@
+"""Planners against brute force, and the asynchronous planner's past: how old, whose, and how much of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from planning import curve_cost, prefixes, value, view
+
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.asynchronous import Asynchronous
+from outrider.scheduler.cost import StepCost
+from outrider.scheduler.grid import Point
+from outrider.scheduler.planner import StepView
+from outrider.scheduler.synchronous import Synchronous
+
+GAMMA = 3
+
+
+def jagged(rng: np.random.Generator, room: int) -> list[float]:
+    return (1.0 + np.cumsum(rng.uniform(0, 0.3, room + 1)) + (rng.random(room + 1) < 0.3) * rng.uniform(0, 1)).tolist()
+
+
+def run(
+    planner: Asynchronous,
+    step: StepView,
+    confidence: np.ndarray,
+    accepted: int | np.ndarray = 0,
+    *,
+    draft: bool | None = None,
+) -> int | None:
+    """One whole step; tokens of its budget, None without drafting. `draft` overrules the planner."""
+    budget = planner.budget(step)
+    drafted = budget.draft if draft is None else draft
+    lens = torch.from_numpy(step.limits)
+    verify_lens = planner.admit(torch.from_numpy(confidence), lens, budget).numpy() if drafted else np.zeros_like(lens)
+    survival = survival_of(torch.from_numpy(confidence), lens).numpy()
+    planner.observe(step, survival, verify_lens, np.minimum(verify_lens, accepted) + 1, drafted, None)
+    return budget.tokens if budget.draft else None
+
+
+def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
+    """A planner that takes survivals as they are."""
+    planner = Asynchronous(cost, gamma, smoothing=smoothing)
+    planner.correction.observe = lambda *args, **kwargs: None
+    return planner
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_algorithm_1_finds_the_best_of_all_choices_where_throughput_has_one_peak(seed):
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, 4))
+    room = requests * GAMMA
+    slope, start = rng.uniform(0.02, 0.6), rng.uniform(0.5, 2)
+    seconds = [start + slope * k for k in range(room + 1)]  # linear: one peak
+    planner = Synchronous(curve_cost(requests, seconds, draft=0.1))
+    confidence = rng.random((requests, GAMMA)).astype(np.float32)
+    lens = rng.integers(0, GAMMA + 1, requests)
+    budget = planner.budget(view(requests, GAMMA))
+    verify_lens = planner.admit(torch.from_numpy(confidence), torch.from_numpy(lens), budget)
+    survival = confidence.cumprod(1)
+
+    def throughput(found: tuple[int, ...]) -> float:
+        return (requests + value(survival, found)) / (seconds[sum(found)] + 0.1)
+
+    best = max(throughput(found) for k in range(room + 1) for found in prefixes(lens.tolist(), k))
+    assert throughput(tuple(verify_lens.tolist())) == pytest.approx(best, rel=1e-5)
+
+
+def test_algorithm_1_stops_at_the_first_drop_though_more_would_pay():
+    planner = Synchronous(curve_cost(1, [1.0, 2.0, 2.1, 2.2]))
+    certain = torch.ones(1, 3)
+    assert planner.admit(certain, torch.tensor([3]), planner.budget(view(1, 3))).tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_budget_is_the_best_of_the_jagged_curve_of_two_steps_ago(seed):
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, 4))
+    limits = rng.integers(0, GAMMA + 1, requests).tolist()
+    room, draft = sum(limits), rng.uniform(0, 0.2)
+    seconds = jagged(rng, requests * GAMMA)
+    planner = uncorrected(curve_cost(requests, seconds, draft=draft))
+    confidences = [rng.random((requests, GAMMA)).astype(np.float32) ** 0.3 for _ in range(3)]
+    steps = [view(requests, GAMMA, limits=limits) for _ in confidences]
+    run(planner, steps[0], confidences[0], draft=room > 0)
+    run(planner, steps[1], confidences[1], draft=room > 0)
+    budget = planner.budget(steps[2])
+    survival = confidences[0].cumprod(1)
+    cost = planner.cost.seconds(requests, np.arange(requests, requests + room + 1), 0.0)
+    found = [
+        (requests + max(value(survival, f) for f in prefixes(limits, k))) / (cost[k] + draft) for k in range(room + 1)
+    ]
+    if not budget.draft or budget.probe:
+        assert room == 0 or requests / cost[0] >= max(found) * (1 - 1e-6)
+    else:
+        assert max(found) > requests / cost[0] * (1 - 1e-6)
+        assert found[budget.tokens] == pytest.approx(max(found), rel=1e-6)
+        assert budget.predicted_seconds(budget.tokens) == pytest.approx(cost[budget.tokens] + draft)
+
+
+def test_the_search_gets_over_a_cliff():
+    planner = uncorrected(curve_cost(1, [1.0, 2.0, 2.05, 2.1]))
+    sure = np.full((1, GAMMA), 0.95, dtype=np.float32)
+    assert [run(planner, view(1, GAMMA), sure) for _ in range(4)][-1] == 3
+
+
+CHEAP = [1.0 + 0.3 * k for k in range(2 * GAMMA + 1)]
+LIKELY, UNLIKELY = (np.full((2, GAMMA), c, dtype=np.float32) for c in (0.9, 0.5))
+
+
+def test_the_newest_step_does_not_reach_the_budget():
+    """Budgets follow confidences by two steps exactly, whenever they are observed."""
+    planner = uncorrected(curve_cost(2, CHEAP))
+    alone = {}
+    for name, confidence in (("likely", LIKELY), ("unlikely", UNLIKELY)):
+        steady = uncorrected(curve_cost(2, CHEAP))
+        alone[name] = [run(steady, view(2, GAMMA), confidence) for _ in range(4)][-1]
+    assert alone["likely"] != alone["unlikely"]
+    order = ["likely", "unlikely", "unlikely", "likely", "unlikely", "likely", "likely"]
+    budgets = [run(planner, view(2, GAMMA), {"likely": LIKELY, "unlikely": UNLIKELY}[name]) for name in order]
+    assert budgets[2:] == [alone[name] for name in order[:-2]]
+
+
+def test_late_observation_plans_the_same():
+    """As on a GPU: a step is observed only when the next one has been planned."""
+    prompt, late = (uncorrected(curve_cost(2, CHEAP)) for _ in range(2))
+    rng = np.random.default_rng(1)
+    waiting, budgets = None, []
+    for _ in range(20):
+        confidence = rng.random((2, GAMMA)).astype(np.float32) ** 0.2
+        expected = run(prompt, view(2, GAMMA), confidence)
+        step = view(2, GAMMA)
+        budget = late.budget(step)
+        budgets.append((expected, budget.tokens if budget.draft else None))
+        if waiting is not None:
+            late.observe(*waiting)
+        survival = confidence.cumprod(1)
+        waiting = (step, survival, np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64), budget.draft, None)
+    assert len({expected for expected, _ in budgets}) > 2
+    assert all(expected == found for expected, found in budgets)
+
+
+def test_steps_are_observed_in_order_and_once():
+    planner = uncorrected(curve_cost(1, CHEAP))
+    step = view(1, GAMMA)
+    planner.budget(step)
+    arguments = (LIKELY[:1].cumprod(1), np.array([1]), np.array([1]), True, None)
+    planner.observe(step, *arguments)
+    with pytest.raises(ValueError, match="step order"):
+        planner.observe(step, *arguments)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"generations": [2, 1]},  # row 0 was given to another request, or its request was retracted and prefilled again
+        {"rows": [5, 1]},  # request 0 left, another one joined in a row of its own
+    ],
+)
+def test_history_belongs_to_a_request(other):
+    """What row 0 showed before says nothing of the request that now is in its place: the mean of all does."""
+    planner = uncorrected(curve_cost(2, CHEAP))
+    good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
+    for _ in range(50):
+        run(planner, view(2, GAMMA), good_then_bad, draft=True)
+    same, known = planner.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
+    assert known.all()
+    assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
+    changed = view(2, GAMMA, **other)
+    found, known = planner.history.read(changed.rows, changed.generations, 1)
+    assert known.tolist() == [False, True]
+    assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
+    assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
+
+
+def test_a_late_write_of_the_former_request_does_not_leak():
+    planner = uncorrected(curve_cost(1, CHEAP))
+    old, new = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.99, 0.3))
+    run(planner, view(1, GAMMA, generations=[1]), old, draft=True)
+    run(planner, view(1, GAMMA, generations=[1]), old, draft=True)
+    run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last of `old` is absorbed
+    run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
+    run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
+    found, known = planner.history.read(np.array([0]), np.array([2]), 4)
+    assert known.all()
+    assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
+
+
+def test_requests_without_speculation_leave_no_history():
+    planner = uncorrected(curve_cost(2, CHEAP))
+    for _ in range(4):
+        run(planner, view(2, GAMMA, limits=[0, GAMMA]), LIKELY, draft=True)
+    _, known = planner.history.read(np.array([0, 1]), np.array([1, 1]), 1)
+    assert known.tolist() == [False, True]
+    assert not planner.budget(view(2, GAMMA, limits=[0, 0])).draft
+
+
+def test_smoothing_takes_the_mean_of_the_curves():
+    """A lone request whose drafts are good every other time gets one budget, not two that are each a step late."""
+    cost = curve_cost(1, [1.0, 1.4, 1.8, 2.2])
+    good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.05))
+    by_smoothing = {}
+    for smoothing in (1, 64):
+        planner = uncorrected(cost, smoothing=smoothing)
+        budgets = [run(planner, view(1, GAMMA), (good, bad)[i % 2], draft=True) for i in range(80)]
+        by_smoothing[smoothing] = set(budgets[60:])
+    assert len(by_smoothing[1]) == 2
+    assert len(by_smoothing[64]) == 1
+
+
+def test_memory_does_not_grow_with_uptime():
+    planner = Asynchronous(curve_cost(2, CHEAP), GAMMA)
+    rng = np.random.default_rng(0)
+
+    def live(steps: int) -> int:
+        for i in range(steps):
+            rows = rng.choice(100, 2, replace=False).tolist()
+            run(planner, view(2, GAMMA, rows=rows, generations=[i + 1, i + 1]), LIKELY, accepted=2)
+        return planner.history.nbytes
+
+    after_few = live(300)
+    assert live(2000) == after_few
+    assert after_few < 200 * (16 * GAMMA * 4 + 16) + 1
+    assert len(planner._issued) == 0
+    assert len(planner._finished) <= 2
+
+
+# -- not drafting, probes ---------------------------------------------------------------------------------------------
+
+DEAR = [1.0 + 0.5 * k for k in range(2 * GAMMA + 1)]
+
+
+def test_without_gain_steps_run_without_drafting_and_probes_cost_a_hundredth():
+    cost = curve_cost(2, DEAR, draft=0.4)
+    planner = Asynchronous(cost, GAMMA)
+    for _ in range(20):
+        run(planner, view(2, GAMMA), UNLIKELY)
+    drafted, spent, steps = 0, 0.0, 4000
+    for _ in range(steps):
+        step = view(2, GAMMA)
+        budget = planner.budget(step)
+        if budget.draft:
+            drafted += 1
+            assert budget.probe
+            spent += budget.predicted_seconds(0) - 1.0
+        verify_lens = np.zeros(2, dtype=np.int64)
+        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.draft, None)
+    assert drafted > 10
+    assert spent <= 0.0101 * steps
+
+
+def test_probes_notice_that_drafting_pays_again():
+    planner = Asynchronous(curve_cost(2, CHEAP, draft=0.4), GAMMA)
+    bad = np.full((2, GAMMA), 0.05, dtype=np.float32)
+    for _ in range(300):
+        run(planner, view(2, GAMMA), bad)
+    assert run(planner, view(2, GAMMA), bad) is None
+    good = np.full((2, GAMMA), 0.99, dtype=np.float32)
+    budgets = [run(planner, view(2, GAMMA), good, accepted=GAMMA) for _ in range(400)]
+    assert all(tokens == 2 * GAMMA for tokens in budgets[-100:])
+
+
+def test_a_request_that_joins_brings_the_probe_forward():
+    def steps_to_probe(joins: bool) -> int:
+        planner = Asynchronous(curve_cost(2, DEAR, draft=0.4), GAMMA)
+        budget = None
+        for _ in range(500):  # the profile learns that drafting does not pay; then until just after a probe
+            step = view(2, GAMMA)
+            budget = planner.budget(step)
+            planner.observe(step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft, None)
+        while not budget.probe:
+            step = view(2, GAMMA)
+            budget = planner.budget(step)
+            planner.observe(step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft, None)
+        for count in range(1, 500):
+            step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
+            budget = planner.budget(step)
+            if budget.draft:
+                return count
+            planner.observe(step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), False, None)
+        raise AssertionError("no probe")
+
+    assert steps_to_probe(joins=True) == 6
+    assert steps_to_probe(joins=False) > 20
+
+
+# -- correction by what was accepted ----------------------------------------------------------------------------------
+
+
+def test_overconfident_survivals_are_corrected_by_what_is_accepted():
+    """Confidences say 0.95, a third of that survives: the planner stops drafting what does not pay."""
+    cost = curve_cost(2, CHEAP)
+    rng = np.random.default_rng(0)
+    sure = np.full((2, GAMMA), 0.95, dtype=np.float32)
+    planner, trusting = Asynchronous(cost, GAMMA), uncorrected(cost)
+    budgets = {}
+    for name, one in (("corrected", planner), ("trusting", trusting)):
+        budgets[name] = [
+            run(one, view(2, GAMMA), sure, accepted=(rng.random((2, GAMMA)) < 0.3).cumprod(1).sum(1))
+            for _ in range(400)
+        ]
+    assert budgets["trusting"][-1] == 2 * GAMMA
+    assert sum(tokens or 0 for tokens in budgets["corrected"][-100:]) < 50 * 2 * GAMMA
+
+
+def test_calibrated_confidences_are_left_alone_whatever_is_verified():
+    """Positions that were not verified are censored: a low budget must not look like rejection."""
+    planner = Asynchronous(curve_cost(8, [1.0 + 0.001 * k for k in range(8 * 7 + 1)]), 7)
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        confidence = rng.beta(4, 1, (8, 7)).astype(np.float32)
+        survival = confidence.cumprod(1)
+        accepted = (rng.random((8, 7)) < confidence).cumprod(1).sum(1)
+        verify_lens = (survival > 0.4).sum(1)  # the later, the more is censored
+        planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1)
+    assert planner.correction.factors == pytest.approx(np.ones(7), abs=0.05)
+
+
+# -- service levels ---------------------------------------------------------------------------------------------------
+
+
+def levelled(levels: list[float], progress: list[float], seconds: list[float]) -> tuple:
+    planner = uncorrected(curve_cost(2, seconds, draft=0.01))
+    sure = np.full((2, GAMMA), 0.9, dtype=np.float32)
+    for _ in range(3):
+        run(planner, view(2, GAMMA), sure, draft=True)
+    budget = planner.budget(view(2, GAMMA, levels=levels, progress=progress))
+    return budget, sure
+
+
+RISING = [1.0 + 0.15 * k for k in range(2 * GAMMA + 1)]
+
+
+def test_the_strictest_level_that_can_be_kept_bounds_the_step():
+    free, sure = levelled([0, 0], [5, 5], RISING)
+    assert free.tokens == 2 * GAMMA
+    expected = 1 + sure[0].cumprod().sum()
+    level = expected / 1.4 / 1.1  # kept by steps of 1.4 seconds, with the margin
+    bound, _ = levelled([level, 0], [5, 5], RISING)
+    assert bound.draft
+    assert bound.predicted_seconds(bound.tokens) <= 1.4
+    assert bound.predicted_seconds(bound.tokens + 1) > 1.4
+    stricter, _ = levelled([level / 2, level], [5, 5], RISING)
+    assert stricter.tokens == bound.tokens
+
+
+def test_a_level_that_no_step_keeps_bounds_nothing():
+    free, _ = levelled([0, 0], [5, 5], RISING)
+    hopeless, _ = levelled([1000, 0], [5, 5], RISING)
+    assert hopeless.tokens == free.tokens
+    beside, _ = levelled([1000, 0.1], [5, 5], RISING)
+    assert beside.tokens == free.tokens
+
+
+def test_a_level_that_only_plain_steps_keep_stops_drafting():
+    seconds = [1.0] + [4.0 + 0.01 * k for k in range(1, 2 * GAMMA + 1)]
+    level = [0.9, 0.0]
+    planner = uncorrected(curve_cost(2, seconds, draft=2.5))
+    sure = np.full((2, GAMMA), 0.99, dtype=np.float32)
+    for _ in range(3):
+        run(planner, view(2, GAMMA), sure, draft=True)
+    budget = planner.budget(view(2, GAMMA, levels=level, progress=[5.0, 5.0]))
+    assert not budget.draft
+
+
+def test_requests_behind_are_served_first():
+    budget, _ = levelled([3.0, 3.0], [2.0, 4.0], RISING)
+    assert budget.first.tolist() == [True, False]
+    on_time, _ = levelled([3.0, 3.0], [np.inf, 3.0], RISING)
+    assert on_time.first is None
+    planner = uncorrected(curve_cost(2, RISING))
+    better = torch.tensor([[0.3] * GAMMA, [0.9] * GAMMA])
+    scarce = type(budget)(draft=True, tokens=4, first=np.array([True, False]))
+    assert planner.admit(better, torch.tensor([GAMMA, GAMMA]), scarce).tolist() == [3, 1]
+
+
+def test_a_planner_for_a_real_grid():
+    """Requests and contexts between the measured ones."""
+    points = [
+        Point(r, r * n, r * c, (5e-3 + 1e-4 * r * n + 1e-7 * r * c,))
+        for r in (1, 8, 32)
+        for n in range(1, 9)
+        for c in (100, 1000)
+    ]
+    planner = Asynchronous(StepCost(points), 7)
+    rng = np.random.default_rng(0)
+    for requests in (1, 3, 20, 40):
+        for _ in range(4):
+            tokens = run(planner, view(requests, 7), rng.beta(5, 1, (requests, 7)).astype(np.float32), accepted=3)
+        assert tokens is None or 0 < tokens <= 7 * requests

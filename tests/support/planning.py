@@ -1,0 +1,49 @@
+"""What tests of the planners share: step-cost models of given curves, step views, brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from outrider.scheduler.cost import StepCost
+from outrider.scheduler.grid import Point
+from outrider.scheduler.planner import StepView
+
+
+def curve_cost(requests: int, seconds: list[float], draft: float = 0.0) -> StepCost:
+    """T(requests, requests + K) = seconds[K], whatever the context; drafting takes `draft`."""
+    points = [Point(requests, requests + k, 0, (s,)) for k, s in enumerate(seconds)]
+    if draft:
+        points.append(Point(requests, 0, 0, (draft,), drafted=True))
+    return StepCost(points)
+
+
+def view(
+    requests: int,
+    gamma: int,
+    *,
+    rows: list[int] | None = None,
+    generations: list[int] | None = None,
+    limits: list[int] | None = None,
+    levels: list[float] | None = None,
+    progress: list[float] | None = None,
+) -> StepView:
+    return StepView(
+        rows=np.array(rows if rows is not None else range(requests)),
+        generations=np.array(generations or [1] * requests),
+        contexts=np.zeros(requests, dtype=np.int64),
+        limits=np.array(limits if limits is not None else [gamma] * requests),
+        levels=np.array(levels or [0.0] * requests),
+        progress=np.array(progress or [np.inf] * requests),
+    )
+
+
+def prefixes(lens: list[int], tokens: int) -> list[tuple[int, ...]]:
+    """All verify_lens within `lens` that sum to `tokens`."""
+    return [found for found in itertools.product(*(range(n + 1) for n in lens)) if sum(found) == tokens]
+
+
+def value(survival: np.ndarray, verify_lens: tuple[int, ...]) -> float:
+    """Expected accepted draft tokens."""
+    return float(sum(survival[r, :n].sum() for r, n in enumerate(verify_lens)))
