@@ -87,7 +87,9 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     base = [compiler, *COMMON, *extra_flags]
     include = ["-isystem", str(torch_root / "include"), "-fopenmp"]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        jobs = [(f"{folder}/ops.o", [*base, *include, "-c", str(SOURCES / "ops.cpp")])]
+        jobs = [
+            (f"{folder}/{name}.o", [*base, *include, "-c", str(SOURCES / f"{name}.cpp")]) for name in ("ops", "layer")
+        ]
         for name, flags in INSTRUCTION_SETS.items():
             command = [*base, *flags, f"-DISA={name}", "-c", str(SOURCES / "kernels.cpp")]
             jobs.append((f"{folder}/{name}.o", command))

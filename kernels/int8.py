@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.kernels import native
-from outrider.kernels.linear import PANEL
+from outrider.kernels.linear import PANEL, PackedWeight, packed_linear
 
 GROUP = 64
 """Neighbours in depth that share a scale; as in csrc/kernels.h."""
@@ -47,6 +47,11 @@ def int8_linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
     if x.shape[-1] != weight.depth:
         raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
     return torch.ops.outrider.int8_linear(x.contiguous(), weight.codes, weight.scales, weight.bias, weight.outputs)
+
+
+def multiply(x: torch.Tensor, weight: PackedWeight | Int8Weight) -> torch.Tensor:
+    """x [..., depth] times a weight that was prepared either way."""
+    return int8_linear(x, weight) if isinstance(weight, Int8Weight) else packed_linear(x, weight)
 
 
 def reference_int8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,6 +1,4 @@
 // Torch's side: checks, work lists, threads. The arithmetic is in the other files.
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -9,10 +7,9 @@
 #include <string>
 
 #include "kernels.h"
+#include "ops.h"
 
-namespace {
-
-using at::Tensor;
+namespace outrider {
 
 struct Variant {
   const char* name;
@@ -100,6 +97,7 @@ void on_every_thread(int64_t items, const F& work, int64_t multiplications = INT
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
                       int64_t window, double logit_cap) {
+  const Timed timed(ATTENTION);
   const int type = type_of(q, "q");
   TORCH_CHECK(k_pool.scalar_type() == q.scalar_type() && v_pool.scalar_type() == q.scalar_type(),
               "q, k_pool and v_pool must have one type");
@@ -159,6 +157,7 @@ constexpr int64_t GRAIN = 65536;  // numbers a thread should at least get: wakin
 int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
 
 Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight, double eps) {
+  const Timed timed(SMALL);
   const int type = type_of(x, "x");
   const int64_t width = x.size(-1);
   TORCH_CHECK(x.is_contiguous() && width % 16 == 0, "x must be dense with a last dimension that 16 divides");
@@ -176,6 +175,7 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Te
 }
 
 Tensor silu_mul(const Tensor& x) {
+  const Timed timed(SMALL);
   const int type = type_of(x, "x");
   const int64_t width = x.size(-1) / 2;
   TORCH_CHECK(x.is_contiguous() && x.size(-1) % 32 == 0, "x must be dense with a last dimension that 32 divides");
@@ -190,6 +190,7 @@ Tensor silu_mul(const Tensor& x) {
 
 void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& positions, const Tensor& cos_sin,
           std::optional<Tensor> k_pool, std::optional<Tensor> v_pool, const std::optional<Tensor>& slots) {
+  const Timed timed(SMALL);
   const int type = type_of(q, "q");
   check_heads(q, "q");
   check_heads(k, "k");
@@ -245,6 +246,7 @@ Tensor pack_linear(const Tensor& weight) {
 }
 
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
+  const Timed timed(PRODUCTS);
   const int type = type_of(x, "x");
   const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
   TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == x.scalar_type() && packed.numel() == panels * PANEL * depth,
@@ -278,6 +280,7 @@ std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
 
 Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
                    int64_t outputs) {
+  const Timed timed(PRODUCTS);
   const int type = type_of(x, "x");
   const int64_t depth = x.size(-1), rows = depth ? x.numel() / depth : 0;
   const int64_t panels = (outputs + PANEL - 1) / PANEL, groups = (depth + GROUP - 1) / GROUP;
@@ -306,6 +309,7 @@ Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, c
 
 Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std::optional<Tensor>& top_ks,
                     const std::optional<Tensor>& top_ps, const std::optional<Tensor>& min_ps) {
+  const Timed timed(SAMPLING);
   const int type = type_of(logits, "logits");
   TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.size(1) < INT32_MAX, "logits must be [rows, vocab]");
   const int64_t rows = logits.size(0), vocab = logits.size(1);
@@ -321,6 +325,7 @@ Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std:
 }
 
 Tensor argmax(const Tensor& x) {
+  const Timed timed(SAMPLING);
   const int type = type_of(x, "x");
   TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) > 0, "x must be [rows, columns]");
   Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
@@ -337,6 +342,7 @@ void check_numbers(const Tensor& x, at::ScalarType type, int64_t count, const ch
 
 Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejected, const std::optional<Tensor>& q,
                   const std::optional<Tensor>& q_rows, const std::optional<Tensor>& vocab, const Tensor& uniforms) {
+  const Timed timed(SAMPLING);
   const int64_t requests = rows.numel(), width = probs.size(-1);
   TORCH_CHECK(probs.dim() == 2 && width > 0 && (!q || (q->dim() == 2 && q_rows)), "probs and q must be matrices");
   check_numbers(probs, at::kFloat, probs.numel(), "probs");
@@ -364,10 +370,17 @@ Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejecte
   return out;
 }
 
-}  // namespace
+// Seconds spent in products, attention, norms and the like, sampling since it was last asked; from now on counted or not.
+std::vector<double> time_spent(bool count) {
+  std::vector<double> seconds(Timed::spent, Timed::spent + PARTS);
+  std::fill(Timed::spent, Timed::spent + PARTS, 0.);
+  Timed::on = count;
+  return seconds;
+}
 
 TORCH_LIBRARY(outrider, m) {
   m.def("instruction_set() -> str", instruction_set);
+  m.def("time_spent(bool count) -> float[]", time_spent);
   m.def("use_instruction_set(str name) -> ()", use_instruction_set);
   m.def("flat_attention(Tensor q, Tensor k_pool, Tensor v_pool, Tensor qo_indptr, Tensor kv_lens, Tensor rows, "
         "Tensor page_table, float scale, bool causal, int window, float logit_cap) -> Tensor");
@@ -398,3 +411,5 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("argmax", argmax);
   m.impl("draw_final", draw_final);
 }
+
+}  // namespace outrider

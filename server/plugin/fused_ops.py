@@ -8,10 +8,16 @@ from typing import Any
 import torch
 
 from outrider.kernels import fused
-from outrider.kernels.linear import PackedWeight, pack, packed_linear
+from outrider.kernels.int8 import Int8Weight, multiply, pack_int8
+from outrider.kernels.linear import PackedWeight, pack
+from outrider.server.plugin import fused_layer
+from outrider.server.plugin_config import PluginConfig
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
+
+
+Prepare = Callable[[torch.Tensor], PackedWeight | Int8Weight]
 
 
 def register() -> None:
@@ -27,34 +33,39 @@ def register() -> None:
     for op, forward in ((RMSNorm, _rms_norm), (SiluAndMul, _silu_and_mul), (RotaryEmbedding, _rope)):
         base.register_oot_forward(op, forward, DISPATCH_KEY)
     # Matrix products are no operator of that dispatch.
-    UnquantizedLinearMethod.process_weights_after_loading = _pack_layer
+    prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
+    UnquantizedLinearMethod.process_weights_after_loading = _layer_packing(prepare)
     UnquantizedLinearMethod.apply = _apply_linear
-    LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head)
+    LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
+    fused_layer.register()
 
 
-def _pack_layer(self: Any, layer: Any) -> None:
-    """Lay a linear layer's weight out for our kernel, once it is loaded; the original is freed."""
-    layer.packed = pack(layer.weight.data)
-    if layer.packed.panels is not None:
-        layer.weight.data = layer.weight.data.new_empty(0)
+def _layer_packing(prepare: Prepare) -> Callable[[Any, Any], None]:
+    def pack_layer(self: Any, layer: Any) -> None:
+        """Lay a linear layer's weight out for our kernel, once it is loaded; the original is freed."""
+        layer.packed = prepare(layer.weight.data)
+        if getattr(layer.packed, "plain", None) is None:
+            layer.weight.data = layer.weight.data.new_empty(0)
+
+    return pack_layer
 
 
 def _apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    out = packed_linear(x, layer.packed)
+    out = multiply(x, layer.packed)
     return out if bias is None else out.add_(bias)
 
 
-def _lm_head_with_fallback(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepare) -> Callable[..., torch.Tensor]:
     """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too."""
 
     def compute_lm_head(self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None) -> torch.Tensor:
         plain = type(lm_head).__name__ in ("ParallelLMHead", "VocabParallelEmbedding") and not self.use_fp32_lm_head
         if not plain or bias is not None or lm_head.weight.dtype != hidden.dtype:
             return original(self, hidden, lm_head, bias)
-        packed: PackedWeight | None = getattr(lm_head, "packed", None)
+        packed: PackedWeight | Int8Weight | None = getattr(lm_head, "packed", None)
         if packed is None:
-            packed = lm_head.packed = pack(lm_head.weight.data)
-        return packed_linear(hidden, packed)
+            packed = lm_head.packed = prepare(lm_head.weight.data)
+        return multiply(hidden, packed)
 
     return compute_lm_head
 

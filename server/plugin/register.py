@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from outrider.server.plugin import stopwatch
+
 
 def register() -> None:
+    stopwatch.install_if_asked()
     _register_algorithm()
     _bridge_older_sglang()
     if not torch.cuda.is_available():

@@ -22,7 +22,7 @@ def smollm2() -> Model:
 
 def test_plugin_config_survives_the_environment() -> None:
     environ: dict[str, str] = {}
-    config = PluginConfig(drafter="ngram", gamma=5)
+    config = PluginConfig(drafter="ngram", gamma=5, quantization="int8")
     config.to_env(environ)
     assert PluginConfig.from_env(environ) == config
     assert PluginConfig.from_env({}) == PluginConfig()
