@@ -27,7 +27,10 @@ WARM_UP = 0.2
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the time that counts. tokens: that requests received; emitted: by steps, which may overshoot an end."""
+    """Sums over the time that counts. tokens: that requests received; emitted: by steps, which may overshoot an end.
+
+    planner_seconds: processor time of the planner, real and not simulated.
+    """
 
     seconds: float = 0.0
     steps: int = 0
@@ -171,9 +174,9 @@ class Simulation:
         """One decode step of the requests in slots `active` [R]; [4, n] the columns of Result of those it finished."""
         slots, gamma, totals = self._slots, self.acceptance.gamma, self.totals
         view = self._view(active)
-        began = time.perf_counter()
+        began = time.process_time()
         budget = self.planner.budget(view)
-        planning = time.perf_counter() - began
+        planning = time.process_time() - began
         slots.drift[active] = self.acceptance.drift_step(slots.drift[active], self._rng)
         verify_lens = np.zeros(len(active), dtype=np.int64)
         survival = np.zeros((len(active), gamma), dtype=np.float32)
@@ -181,9 +184,9 @@ class Simulation:
         if budget.draft:
             confidence, chances = self.acceptance.draft(slots.difficulty[active], slots.drift[active], self._rng)
             shown = torch.from_numpy(confidence.astype(np.float32))
-            began = time.perf_counter()
+            began = time.process_time()
             verify_lens = self.planner.admit(shown, torch.full((len(active),), gamma), budget).numpy()
-            planning += time.perf_counter() - began
+            planning += time.process_time() - began
             survival = survival_of(shown).numpy()
             # Drawn for all positions and after admission: what was admitted cannot depend on it, nor it on that.
             kept = (self._rng.random(chances.shape) < chances).cumprod(1).sum(1)
@@ -191,9 +194,9 @@ class Simulation:
         accept_lens = runs + 1
         seconds = self._step_seconds(view, int(verify_lens.sum()), budget.draft)
         self.now += seconds
-        began = time.perf_counter()
+        began = time.process_time()
         self.planner.observe(view, survival, verify_lens, accept_lens, budget.draft, seconds)
-        planning += time.perf_counter() - began
+        planning += time.process_time() - began
 
         received = np.minimum(accept_lens, slots.output[active] - slots.generated[active])
         slots.generated[active] += received

@@ -60,7 +60,8 @@ class Workload:
         calm = self.rate if self.arrivals == "poisson" else self.rate * (1 - 0.2 * self.burst) / 0.8
         now, bursting, ends = 0.0, False, math.inf
         if self.arrivals == "bursty":
-            ends = rng.exponential(4 * self.burst_seconds)
+            bursting = rng.random() < 0.2
+            ends = rng.exponential(self.burst_seconds * (1 if bursting else 4))
         while True:
             rate = self.rate * self.burst if bursting else calm
             now += rng.exponential(1 / rate) if rate > 0 else math.inf

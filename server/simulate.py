@@ -9,14 +9,14 @@ Up to `knee` tokens a step is bound by reading the weights and more tokens are f
 
 Arrivals: with "closed", --concurrency users ask again as soon as they are answered. With "poisson" and "bursty",
 --concurrency requests can run at a time, and --load says how many arrive: 1 is what a server without speculation can
-just answer. "bursty" brings four times that for a fifth of the time.
+just answer. "bursty" brings four times that for a fifth of the time, in bursts of a fifth of an answer's time.
 
 The table, one row per concurrency and planner:
   tok/s      tokens per second in all           user, p50, p1  tokens per second of a request after its first token
   wait, p99  seconds to the first token         tau            tokens out per request and step
   verify     tokens in per request and step     waste          share of verified drafts that were rejected
   plain      share of steps without drafting    met, goodput   requests that kept their --level, tok/s of those
-  us         microseconds of the planner itself per step, on this machine
+  us         microseconds of processor time that the planner takes per step, on this machine
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--noise", type=float, default=0.02, metavar="X", help="of step times (default: 0.02)")
     parser.add_argument(
-        "--steps", type=int, default=1000, metavar="N", help="simulated time, in steps without drafts (default: 1000)"
+        "--steps",
+        type=int,
+        metavar="N",
+        help="simulated time, in steps without drafts (default: 1000, or 4000 where arrivals vary)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there as well")
@@ -141,6 +144,7 @@ def _simulate(args: argparse.Namespace) -> list[dict[str, float | str]]:
 
     sizes = _concurrencies(args.concurrency)
     names = [name for name in args.planners.split(",") if name]
+    args.steps = args.steps or (1000 if args.arrivals == "closed" else 4000)
     if args.steps < 10 or args.slowdown <= 0 or args.noise < 0 or args.load <= 0:
         raise UserError("--steps is at least 10, --slowdown and --load above 0, --noise 0 or more")
     scenario = _scenario(args, max(sizes))
@@ -270,7 +274,7 @@ def _workload(args: argparse.Namespace, cost: StepCost, size: int) -> tuple[Work
         arrivals=args.arrivals,
         concurrency=size,
         rate=args.load * answered,
-        burst_seconds=args.output * step,
+        burst_seconds=args.output * step / 5,
         max_running=size,
         prompt=args.prompt,
         output=args.output,
