@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
-from outrider.server.plugin import stopwatch
+from outrider.server.plugin import state, stopwatch
+
+
+PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
+"""Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
 
 
 def register() -> None:
+    if os.environ.get(PLATFORM_ONLY) == "1":
+        return
     stopwatch.install_if_asked()
     _register_algorithm()
+    state.register()
     _bridge_older_sglang()
     if not torch.cuda.is_available():
         _register_cpu_attention()
