@@ -46,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--reasoning-parser", metavar="NAME", help="SGLang's parser for reasoning, or auto")
 
     speculation = parser.add_argument_group("speculation")
-    speculation.add_argument("--drafter", choices=DRAFTERS, default=defaults.drafter, help="(default: %(default)s)")
+    speculation.add_argument(
+        "--drafter",
+        choices=DRAFTERS,
+        default=defaults.drafter,
+        help="who proposes tokens; auto: dspark with the embedded model, else ngram (default: %(default)s)",
+    )
     speculation.add_argument(
         "--drafter-path", metavar="FOLDER", help="checkpoint of a dspark or dflash drafter (default: the shipped one)"
     )

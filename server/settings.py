@@ -9,7 +9,7 @@ from outrider.server.errors import UserError
 from outrider.server.plugin_config import PluginConfig
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
-DRAFTERS = (*BLOCK_DRAFTERS, "ngram", "off")
+DRAFTERS = ("auto", *BLOCK_DRAFTERS, "ngram", "off")
 MEASURING_DRAFTER = "fixed"  # not for users: steps of an exact shape, see bench_steps.py
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8")
@@ -27,6 +27,7 @@ class Settings:
 
     model: folder or hub name; None is the embedded model.
     quantization: int8 rounds the weights of all linear layers and the head as they are loaded, on a CPU.
+    drafter: auto is the dspark drafter that comes with the embedded model, and ngram for any other.
     drafter_path: checkpoint folder of a dspark or dflash drafter; None is the one shipped for the model.
     lookup: a dspark or dflash drafter leaves text that repeats itself to prompt lookup.
     gamma: draft tokens per step, 1..64.
@@ -48,7 +49,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
-    drafter: str = "ngram"
+    drafter: str = "auto"
     drafter_path: str | None = None
     lookup: bool = True
     gamma: int = 7

@@ -14,7 +14,9 @@ WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
 
 
 def with_drafter_path(settings: Settings, model: Model) -> Settings:
-    """Settings whose drafter_path names the checkpoint, where the drafter needs one."""
+    """Settings that name the drafter instead of "auto", and its checkpoint where it needs one."""
+    if settings.drafter == "auto" and settings.drafter_path is None:
+        settings = replace(settings, drafter="dspark" if settings.model is None else "ngram")
     if settings.drafter not in BLOCK_DRAFTERS:
         if settings.drafter_path is not None:
             raise UserError(f"--drafter-path goes with --drafter {' or '.join(BLOCK_DRAFTERS)}")

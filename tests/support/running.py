@@ -30,7 +30,7 @@ class Server:
         self.log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [OUTRIDER, "serve", "--port", str(self.port), *flags],
+                [OUTRIDER, "serve", "--port", str(self.port), "--no-tune", *flags],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment(),

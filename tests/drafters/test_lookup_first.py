@@ -1,0 +1,120 @@
+"""Lookup beside a model: who drafts, that q is what was drawn from, and that a choice never looks at the draw."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.ngram import NgramDrafter
+
+GAMMA, CONTEXT, VOCAB = 4, 64, torch.tensor([0, 3, 5, 7, 8, 9])
+LOOPING = [5, 7, 9] * 8
+FRESH = [1, 2, 3, 4, 6]
+OUTSIDE = [5, 2, 9] * 8  # 2 is not in the model's vocabulary
+
+
+class Model(Drafter):
+    """Draws 7 whatever stands before, and says how sure it is of it."""
+
+    def __init__(self, sure: float):
+        self.gamma, self.sure = GAMMA, sure
+        self.asked: list[int] = []
+
+    def allocate(self, slots: int) -> None: ...
+
+    def observe(self, features: Features) -> None: ...
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        count = len(batch.anchors)
+        self.asked.append(count)
+        probs = None
+        if bool((batch.temperatures > 0).any()):
+            probs = torch.full((count, GAMMA, len(VOCAB)), 0.1)
+            probs[:, :, 3] = 0.5
+        tokens = torch.full((count, GAMMA), 7)
+        return Draft(tokens, torch.full((count,), GAMMA), torch.full((count, GAMMA), self.sure), probs, VOCAB)
+
+
+def propose(texts: list[list[int]], temperatures: list[float], sure: float = 0.5) -> tuple[Draft, Model]:
+    model = Model(sure)
+    drafter = LookupFirst(NgramDrafter(GAMMA), model)
+    drafter.allocate(CONTEXT * len(texts))
+    table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
+    for row, text in enumerate(texts):
+        cached = torch.tensor(text[:-1])
+        drafter.observe(Features(None, cached, torch.arange(len(cached)), table[row, : len(cached)]))
+    draft = drafter.propose(
+        DraftBatch(
+            anchors=torch.tensor([t[-1] for t in texts]),
+            seq_lens=torch.tensor([len(t) - 1 for t in texts]),
+            page_table=table.to(torch.int32),
+            rows=torch.arange(len(texts)),
+            temperatures=torch.tensor(temperatures),
+            uniforms=torch.zeros(len(texts), GAMMA),
+        )
+    )
+    return draft, model
+
+
+def test_the_model_is_asked_only_where_the_text_does_not_repeat_itself():
+    draft, model = propose([LOOPING, FRESH, LOOPING], [0.0, 0.0, 0.0])
+    assert model.asked == [1]
+    assert draft.tokens.tolist() == [[5, 7, 9, 5], [7, 7, 7, 7], [5, 7, 9, 5]]
+    assert draft.lens.tolist() == [GAMMA] * 3
+    assert draft.probs is None
+    assert propose([LOOPING, LOOPING], [0.0, 1.0])[1].asked == []
+
+
+def test_an_unsure_lookup_gives_way_to_a_surer_model():
+    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]  # seen once, two tokens long
+    assert propose([once], [1.0], sure=0.05)[0].tokens[0, 0] == 9
+    assert propose([once], [1.0], sure=0.99)[0].tokens[0, 0] == 7
+
+
+def test_q_is_a_point_mass_where_the_lookup_drafted():
+    draft, _ = propose([LOOPING, FRESH], [1.0, 1.0])
+    assert draft.probs is not None
+    column = torch.searchsorted(VOCAB, draft.tokens[0])
+    assert torch.equal(draft.probs[0], torch.nn.functional.one_hot(column, len(VOCAB)).float())
+    assert torch.equal(draft.probs[1, :, 3], torch.full((GAMMA,), 0.5))
+
+
+def test_a_sampled_lookup_ends_before_a_token_that_q_cannot_name():
+    draft, _ = propose([OUTSIDE, FRESH], [1.0, 1.0])
+    assert draft.tokens[0].tolist() == [5, 2, 9, 5]
+    assert draft.lens.tolist() == [1, GAMMA]
+    greedy, _ = propose([OUTSIDE, FRESH], [0.0, 1.0])
+    assert greedy.lens.tolist() == [GAMMA, GAMMA]  # a greedy request's q is not read
+
+
+def test_the_choice_depends_on_the_first_confidence_alone():
+    """What the model says of later tokens has seen the first draw; choosing by it would bias that draw."""
+
+    class Hopeful(Model):
+        def propose(self, batch: DraftBatch) -> Draft:
+            draft = super().propose(batch)
+            draft.confidence[:, 1:] = self.later
+            return draft
+
+    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]
+    drafts = []
+    for later in (0.0, 1.0):
+        model = Hopeful(0.3)
+        model.later = later
+        drafter = LookupFirst(NgramDrafter(GAMMA), model)
+        drafter.allocate(CONTEXT)
+        cached = torch.tensor(once[:-1])
+        drafter.observe(Features(None, cached, torch.arange(len(cached)), torch.arange(len(cached))))
+        batch = DraftBatch(
+            torch.tensor(once[-1:]), torch.tensor([len(once) - 1]), torch.arange(CONTEXT)[None].int(),
+            torch.tensor([0]), torch.tensor([1.0]), torch.zeros(1, GAMMA),
+        )  # fmt: skip
+        drafts.append(drafter.propose(batch).tokens[0].tolist())
+    assert drafts[0] == drafts[1]
+
+
+def test_drafters_of_different_gamma_are_refused():
+    with pytest.raises(ValueError, match="one gamma"):
+        LookupFirst(NgramDrafter(3), Model(0.5))
