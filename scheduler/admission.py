@@ -7,6 +7,8 @@ requests only: an entry behind it in its own request never stands before it.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 
@@ -22,8 +24,8 @@ def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None
     """
     if confidence.device.type != "cpu":
         return survival_torch(confidence, draft_lens)
-    clamped = np.fmax(confidence.float().numpy(), np.float32(0.0))  # numpy has less to do before it begins
-    np.fmin(clamped, np.float32(1.0), out=clamped)
+    clamped = np.fmax(confidence.float().numpy(), 0.0)  # numpy has less to do before it begins
+    np.fmin(clamped, 1.0, out=clamped)
     survival = torch.from_numpy(clamped).cumprod_(1)
     if draft_lens is not None and np.count_nonzero(draft_lens.numpy() < clamped.shape[1]):
         clamped *= np.arange(clamped.shape[1]) < draft_lens.numpy()[:, None]
@@ -85,4 +87,9 @@ def top_k_numpy(survival: np.ndarray, tokens: int | None, first: np.ndarray | No
 
 def _row_counts(mask: np.ndarray) -> np.ndarray:
     """[R] int64; a matrix product, because numpy's sum over short rows is four times slower."""
-    return (mask.astype(np.float32) @ np.ones(mask.shape[1], dtype=np.float32)).astype(np.int64)
+    return (mask.astype(np.float32) @ _ones(mask.shape[1])).astype(np.int64)
+
+
+@lru_cache(maxsize=8)
+def _ones(count: int) -> np.ndarray:
+    return np.ones(count, dtype=np.float32)

@@ -90,8 +90,12 @@ class Calibration:
         """Raises ValueError saying what is wrong; keys it does not know are skipped, so SGLang's own files load."""
         try:
             data: Any = json.loads(text)
-            known: dict[str, Any] = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
-            return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+            fields: dict[str, Any] = {
+                key: tuple(data[key]) if isinstance(data[key], list) else data[key]
+                for key in cls.__dataclass_fields__
+                if key in data
+            }
+            return cls(**fields)
         except (TypeError, ValueError) as error:
             raise ValueError(f"not a calibration: {error}") from None
 

@@ -94,7 +94,7 @@ class StepCost:
         """
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        predicted = float(self.seconds(requests, np.array([tokens]), context)[0])
+        predicted = self._dense(requests, tokens - requests + 1).one(tokens - requests, context) * self.drift
         predicted += self.draft_seconds(requests) if drafted else 0.0
         surprise = min(max(math.log(seconds / predicted), -DRIFT_STEP), DRIFT_STEP)
         low, high = map(math.log, DRIFT_BOUNDS)
@@ -164,6 +164,12 @@ class _Dense:
         self.times = times[:-1]
         self.slopes = np.diff(times, axis=0) / np.diff(self.knots)[:, None]
         self.size = self.times.size + self.slopes.size
+
+    def one(self, column: int, context: float) -> float:
+        """`at` for one column."""
+        knot = min(max(bisect_right(self.knots, context) - 1, 0), len(self.times) - 1)
+        beyond = max(context - self.knots[knot], 0.0)
+        return float(self.times[knot, column] + self.slopes[knot, column] * beyond)
 
     def at(self, columns: np.ndarray, context: float) -> np.ndarray:
         """[n] seconds of `columns` [n]; below the smallest knot nothing is assumed to be cheaper."""

@@ -42,8 +42,11 @@ class SurvivalHistory:
         if not len(rows):
             return
         counts = self._count(rows, generations)
-        self._survival[rows * DEPTH + (counts & (DEPTH - 1))] = survival
-        self._counts[rows] = counts + 1
+        place = counts & (DEPTH - 1)
+        place += rows * DEPTH
+        self._survival[place] = survival
+        counts += 1
+        self._counts[rows] = counts
         self._generations[rows] = generations
         self._turn += 1
         if self._turn * ENOUGH < len(rows):
@@ -60,13 +63,18 @@ class SurvivalHistory:
         At most DEPTH samples. A request with fewer repeats those it has; one without gets the profile.
         """
         counts = self._count(rows, generations)
-        back = np.arange(1, min(samples, DEPTH) + 1)[:, None]
-        if len(back) > 1:
-            back = (back - 1) % np.clip(counts, 1, DEPTH) + 1
-        found = self._survival.take(rows * DEPTH + ((counts - back) & (DEPTH - 1)), axis=0)
         known = counts > 0
+        newest = counts - 1
+        if samples > 1:
+            back = np.arange(min(samples, DEPTH))[:, None]
+            newest = newest - back % np.minimum(np.maximum(counts, 1), DEPTH)
+        newest &= DEPTH - 1
+        newest += rows * DEPTH
+        found = self._survival.take(newest, axis=0)
+        if samples == 1:
+            found = found[None]
         if np.count_nonzero(known) < len(known):
-            found[:, ~known] = self.profile
+            found[:, np.flatnonzero(counts == 0)] = self.profile
         return found, known
 
     def _count(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
@@ -94,7 +102,7 @@ class Correction:
     so leaving the others out does not shift the ratio; counting an early rejection for the positions behind it would.
     """
 
-    BOUNDS = (0.5, 1.25)
+    BOUNDS = (0.5, 1.25)  # above 1: confidences that are too low are put right as well
     PRIOR = 64.0
     """Verified tokens' worth of belief in the calibration."""
     WINDOW = 4096.0
@@ -105,24 +113,39 @@ class Correction:
     def __init__(self, gamma: int):
         self.factors = np.ones(gamma, dtype=np.float32)
         self._positions = np.arange(gamma)
-        self._turn = 0
         self._sums = np.zeros((3, gamma))  # survival predicted, observed, tokens
+        self._turn = 0
+        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._waiting_requests = 0
 
     def observe(
         self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, *, fade: bool = False
     ) -> None:
-        """Take in survival [R, gamma], verify_lens [R] and accept_lens [R] in 1..gamma+1 of one step."""
+        """Take in survival [R, gamma], verify_lens [R] and accept_lens [R] in 1..gamma+1 of one step.
+
+        Small steps are gathered, of large ones some are left out: numbers this small cost by the call.
+        """
+        if fade:
+            self._sums *= self.FADE
         self._turn += 1
-        if self._turn * ENOUGH < len(verify_lens) and not fade:
+        if self._turn * ENOUGH < len(verify_lens):
             return
         self._turn = 0
+        self._waiting.append((survival, verify_lens, accept_lens))
+        self._waiting_requests += len(verify_lens)
+        if self._waiting_requests >= ENOUGH:
+            survival, verify_lens, accept_lens = (np.concatenate(part) for part in zip(*self._waiting, strict=True))
+            self._waiting, self._waiting_requests = [], 0
+            self._update(survival, verify_lens, accept_lens)
+
+    def _update(self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray) -> None:
         gamma = len(self._positions)
         verified = survival * (verify_lens[:, None] > self._positions)
         step = np.empty_like(self._sums)
         step[0] = np.ones(len(verified), dtype=np.float32) @ verified
         step[1] = _at_least(accept_lens - 1, gamma)
         step[2] = _at_least(verify_lens, gamma)
-        self._sums *= np.maximum(1.0 - step[2] / self.WINDOW, 0.0) * (self.FADE if fade else 1.0)
+        self._sums *= np.maximum(1.0 - step[2] / self.WINDOW, 0.0)
         self._sums += step
         # The prior agrees with the prediction, at the mean survival of the position.
         predicted, observed, tokens = self._sums

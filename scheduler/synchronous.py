@@ -46,8 +46,8 @@ class Synchronous(Planner):
     ) -> None:
         if seconds is not None:
             requests = len(step.rows)
-            context = float(step.contexts.sum())
-            self.cost.observe(requests, requests + int(verify_lens.sum()), context, drafted, seconds)
+            context = float(np.add.reduce(step.contexts))
+            self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafted, seconds)
 
 
 def first_drop(requests: int, survival: np.ndarray, seconds: np.ndarray) -> int:

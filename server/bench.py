@@ -3,6 +3,8 @@
 outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
   outrider bench accept   accepted length of a drafter on files of prompts
   outrider bench load     throughput and latency by concurrency, planned against unplanned
+  outrider bench plan     microseconds per step of each planner
+  outrider bench peers    tokens per second of other engines on the same prompts
   outrider bench speed    tokens per second with speculation against without
 """
 
@@ -16,6 +18,8 @@ BENCHMARKS = {
     "steps": ("outrider.server.bench_steps", "time of one engine step by shape"),
     "accept": ("outrider.server.bench_accept", "accepted length and acceptance by position of a drafter"),
     "load": ("outrider.server.bench_load", "throughput and latency by concurrency, planned against unplanned"),
+    "plan": ("outrider.server.bench_plan", "microseconds per step of each planner"),
+    "peers": ("outrider.server.bench_peers", "tokens per second of other engines on the same prompts"),
     "speed": ("outrider.server.bench_speed", "tokens per second with speculation against without"),
 }
 

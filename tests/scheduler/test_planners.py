@@ -92,10 +92,10 @@ def test_budget_is_the_best_of_the_jagged_curve_of_two_steps_ago(seed):
         (requests + max(value(survival, f) for f in prefixes(limits, k))) / (cost[k] + draft) for k in range(room + 1)
     ]
     if not budget.draft or budget.probe:
-        assert room == 0 or requests / cost[0] >= max(found) * (1 - 1e-6)
+        assert room == 0 or requests / cost[0] >= max(found) * (1 - 1e-4)
     else:
-        assert max(found) > requests / cost[0] * (1 - 1e-6)
-        assert found[budget.tokens] == pytest.approx(max(found), rel=1e-6)
+        assert max(found) > requests / cost[0] * (1 - 1e-4)
+        assert found[budget.tokens] == pytest.approx(max(found), rel=1e-4)  # survivals are rounded to 2e-5
         assert budget.predicted_seconds(budget.tokens) == pytest.approx(cost[budget.tokens] + draft)
 
 
