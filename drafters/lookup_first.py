@@ -14,7 +14,7 @@ import torch
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.ngram import NgramDrafter
 
-SURE = 2.0
+SURE = 1.2
 """Expected accepted tokens from which a lookup is taken without asking the model."""
 MODEL_RUN = 1.7
 """A model's expected accepted tokens over its chance of the first: what usually follows an accepted one."""
