@@ -8,27 +8,83 @@ from pathlib import Path
 import pytest
 from running import Server
 
+from outrider.profiles import store
+from outrider.profiles.store import Profile
+from outrider.scheduler.grid import Point
+from outrider.server import models, profiling, shipped
+from outrider.server.settings import Settings
+
 EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--chunked-prefill-size", "32")
 """A cache for eight requests of these tests, not for twenty-four; most prompts are prefilled in several chunks."""
 
 
 @pytest.fixture(scope="session")
 def exact_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from _serve(tmp_path_factory.mktemp("exact") / "log", "ngram")
+    yield from _serve(tmp_path_factory.mktemp("exact") / "log", "--drafter", "ngram")
+
+
+@pytest.fixture(scope="session")
+def planned_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default drafter, planned: sampled drafts with a distribution of their own over a truncated vocabulary, text
+    lookups among them, verification lengths by costs at which every decision of the planner occurs."""
+    folder = tmp_path_factory.mktemp("planned")
+    yield from _serve(folder / "log", "--profile", str(jagged_profile(folder)))
 
 
 @pytest.fixture(scope="session")
 def dspark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Drafts with a model: sampled drafts with a distribution of their own, over a truncated vocabulary."""
-    yield from _serve(tmp_path_factory.mktemp("dspark") / "log", "dspark")
+    """The model drafts everything, and every draft is verified."""
+    yield from _serve(tmp_path_factory.mktemp("dspark") / "log", "--drafter", "dspark", "--no-lookup")
 
 
-def _serve(log: Path, drafter: str) -> Iterator[Server]:
-    started = Server(log, *EXACT, "--drafter", drafter)
+@pytest.fixture(scope="session")
+def dflash_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from _serve(tmp_path_factory.mktemp("dflash") / "log", "--drafter", "dflash", "--no-lookup")
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest) -> Server:
+    """The server named by a test's parameter; a drafter on its own only with --exhaustive."""
+    if request.param in ("dspark_server", "dflash_server") and not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive serves each model drafter on its own as well")
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+def _serve(log: Path, *flags: str) -> Iterator[Server]:
+    started = Server(log, *EXACT, *flags)
     try:
         yield started.wait_until_ready()
     finally:
         started.stop()
+
+
+def jagged_profile(folder: Path) -> Path:
+    """A profile for the default drafter on this machine whose costs have cliffs: steps without drafts, short and long
+    verification all win now and then."""
+    model = models.find(None)
+    settings = shipped.with_drafter_path(Settings(dtype="float32"), model)
+    points = [
+        Point(
+            requests,
+            requests * tokens,
+            requests * 128.0,
+            (0.01 * (1 + requests * tokens // 6 + 0.04 * requests * tokens),),
+        )
+        for requests in (1, 2, 4, 8)
+        for tokens in range(1, 9)
+    ]
+    points += [Point(requests, 0, requests * 128.0, (0.004,), drafted=True) for requests in (1, 2, 4, 8)]
+    profile = Profile(
+        name="jagged",
+        fingerprint=profiling.fingerprint(settings, model),
+        points=tuple(points),
+        measured_at="2026-01-01T00:00:00+00:00",
+        measured_how="made up by a test",
+    )
+    saved = store.save(profile, folder, None)
+    assert saved.folder is not None
+    return saved.folder
 
 
 @pytest.fixture(scope="session")

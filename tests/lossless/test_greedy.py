@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asking import accepted_tokens, complete, complete_all, tokens
+from asking import accepted_tokens, complete, complete_all, counter, tokens
 
 TOKENS = 128
 PLAIN = {"max_tokens": TOKENS, "temperature": 0}
@@ -23,12 +23,24 @@ def test_fifty_prompts_eight_at_a_time(exact_server, prompts, plain):
     assert drafted == plain
 
 
-def test_a_drafter_with_a_model(dspark_server, prompts, plain):
+def test_the_default_drafter_planned(planned_server, prompts, plain):
     """Against the answers of the other server, without speculation."""
-    before = accepted_tokens(dspark_server)
-    drafted = [tokens(a) for a in complete_all(dspark_server, prompts[:24], 8, speculate=True, **PLAIN)]
-    assert accepted_tokens(dspark_server) - before > 200
+    before, undrafted = accepted_tokens(planned_server), counter(planned_server, "outrider_undrafted_steps_total")
+    wasted = counter(planned_server, "outrider_wasted_tokens_total")
+    drafted = [tokens(a) for a in complete_all(planned_server, prompts[:24], 8, speculate=True, **PLAIN)]
+    accepted = accepted_tokens(planned_server) - before
+    assert accepted > 200
+    assert counter(planned_server, "outrider_undrafted_steps_total") > undrafted  # the planner took every kind of step
+    assert counter(planned_server, "outrider_wasted_tokens_total") - wasted < 4 * accepted
     assert drafted == plain[:24]
+
+
+@pytest.mark.parametrize("served", ["dspark_server", "dflash_server"], indirect=True)
+def test_a_drafter_on_its_own(served, prompts, plain):
+    before = accepted_tokens(served)
+    drafted = [tokens(a) for a in complete_all(served, prompts, 8, speculate=True, **PLAIN)]
+    assert accepted_tokens(served) - before > 400
+    assert drafted == plain
 
 
 @pytest.mark.parametrize("speculate", [False, True])

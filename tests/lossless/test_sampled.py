@@ -76,19 +76,25 @@ def p_value(counts: Counter, probs: dict, total: int) -> float:
 
 @pytest.mark.parametrize(
     ("served", "temperature", "rules"),
-    [("exact_server", 1.0, {}), ("exact_server", 0.8, {"top_k": 20, "top_p": 0.9}), ("dspark_server", 1.0, {})],
-    ids=["plain", "top-k and top-p", "a drafter with a model"],
+    [
+        ("exact_server", 1.0, {}),
+        ("exact_server", 0.8, {"top_k": 20, "top_p": 0.9}),
+        ("planned_server", 1.0, {}),
+        ("dspark_server", 1.0, {}),
+        ("dflash_server", 1.0, {}),
+    ],
+    ids=["plain", "top-k and top-p", "planned", "dspark", "dflash"],
+    indirect=["served"],
 )
-def test_first_two_tokens_against_the_exact_distribution(request, target, served, temperature, rules):
-    server = request.getfixturevalue(served)
+def test_first_two_tokens_against_the_exact_distribution(target, served, temperature, rules):
 
     def probs(continuation):
         return filtered(target(continuation, temperature), rules.get("top_k"), rules.get("top_p", 1.0))
 
-    before = accepted_tokens(server)
-    drawn = samples(server, True, temperature=temperature, **rules)
+    before = accepted_tokens(served)
+    drawn = samples(served, True, temperature=temperature, **rules)
     assert len(drawn) == SAMPLES
-    assert accepted_tokens(server) - before > SAMPLES / 20  # drafts were accepted, and some were not
+    assert accepted_tokens(served) - before > SAMPLES / 20  # drafts were accepted, and some were not
 
     first = probs(())
     assert p_value(Counter(t[0] for t in drawn), dict(enumerate(first)), SAMPLES) > 1e-4

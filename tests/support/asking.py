@@ -35,5 +35,10 @@ def tokens(answer: dict[str, Any]) -> list[int]:
 
 def accepted_tokens(server: Server) -> float:
     """Drafted tokens that the server has accepted since it started."""
+    return counter(server, "outrider_accepted_tokens_total")
+
+
+def counter(server: Server, name: str) -> float:
+    """A counter of the server's, over all its labels."""
     lines = httpx.get(f"{server.url}/metrics", timeout=10).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("outrider_accepted_tokens_total"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
