@@ -64,7 +64,7 @@ def prepare() -> Path:
 
 
 def _make(target: Path) -> None:
-    gguf = _find_gguf()
+    gguf = find_gguf()
     free = shutil.disk_usage(target.parent).free
     if free < DISK_NEEDED:
         raise UserError(
@@ -92,7 +92,8 @@ def _make(target: Path) -> None:
         raise
 
 
-def _find_gguf() -> Path:
+def find_gguf() -> Path:
+    """The embedded model as its package ships it."""
     # Found, not imported: the package imports llama.cpp's bindings, which are not installed.
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     for location in (spec.submodule_search_locations or []) if spec else []:

@@ -9,7 +9,6 @@ import torch
 
 from outrider.server.plugin import state, stopwatch
 
-
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
 
