@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
 from outrider.server import offline
 from outrider.server.errors import UserError
+from outrider.server.plugin import state
 
 if TYPE_CHECKING:
     from outrider.server.engine import Engine
@@ -84,14 +85,15 @@ async def _measure(
 
         for name, asked in questions.items():
             for temperature in temperatures:
-                before = _counts(args.gamma)
+                before = await _counts(manager, args.gamma)
                 await asyncio.gather(*(ask(question, temperature) for question in asked))
-                results[f"{name}, T={temperature:g}"] = _difference(_counts(args.gamma), before)
+                results[f"{name}, T={temperature:g}"] = _difference(await _counts(manager, args.gamma), before)
     return results
 
 
-def _counts(gamma: int) -> Acceptance:
+async def _counts(manager: Any, gamma: int) -> Acceptance:
     """What the worker has counted since it started."""
+    await state.read(manager)  # brings its counters up to date
     from prometheus_client import CollectorRegistry, multiprocess
 
     registry = CollectorRegistry()

@@ -8,6 +8,7 @@ prompts, every draft verified; a part of the prompts is held out to judge the ca
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import statistics
 import time
@@ -270,17 +271,19 @@ async def tune(
     if not partial.points:
         raise RuntimeError("no step ran alone; is the server busy?")
     asked = list(questions or built_in_questions())[: effort.prompts]
-    parts = [
-        await record_answers(
-            manager,
-            part,
-            new_tokens=effort.new_tokens,
-            concurrency=CONCURRENCY,
-            context_length=engine.context_length,
-            progress=lambda done, part=part: progress("answers", done, 2 * len(part)),
+    parts = []
+    for part in split(asked):
+        note = functools.partial(_note_answers, progress, 2 * len(part))
+        parts.append(
+            await record_answers(
+                manager,
+                part,
+                new_tokens=effort.new_tokens,
+                concurrency=CONCURRENCY,
+                context_length=engine.context_length,
+                progress=note,
+            )
         )
-        for part in split(asked)
-    ]
     calibration = calibrate(*parts, dataset=f"{len(asked)} prompts at temperatures 0 and 1")
     profile = Profile(
         name=folder.name,
@@ -293,6 +296,10 @@ async def tune(
     partial.discard()
     await state.command(manager, state.RELOAD)
     return Tuned(saved, calibration, parts[1])
+
+
+def _note_answers(progress: Progress, total: int, done: int) -> None:
+    progress("answers", done, total)
 
 
 async def _measure_grid(

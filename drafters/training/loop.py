@@ -157,6 +157,7 @@ class Run:
         decay_start = recipe.steps - recipe.decay_steps
         batches, size, saved = None, 0, time.monotonic()
         sums: dict[str, float] = {}
+        summed = 0  # fewer than `every` in the first row after a resumption
         progress = tqdm(total=recipe.steps, initial=self.step, desc=f"train {config.kind}", unit="step")
         while self.step < recipe.steps:
             began = time.monotonic()
@@ -177,16 +178,18 @@ class Run:
             self.anchors += len(batch.anchors)
             self.seconds += time.monotonic() - began
             for key, value in row.items():
-                sums[key] = sums.get(key, 0.0) + value / every
+                sums[key] = sums.get(key, 0.0) + value
+            summed += 1
             progress.update()
             validate = self.step % recipe.validate_every == 0 or self.step == recipe.steps
             if self.step % every == 0:
-                means = {**sums, "step": self.step, "anchors": self.anchors, "seconds": self.seconds, "rate": rate}
-                progress.set_postfix_str(f"first {sums['first']:.3f} accept {sums['accept']:.3f}")
+                mean = {key: total / summed for key, total in sums.items()}
+                means = {**mean, "step": self.step, "anchors": self.anchors, "seconds": self.seconds, "rate": rate}
+                progress.set_postfix_str(f"first {mean['first']:.3f} accept {mean['accept']:.3f}")
                 if validate and held_out:
                     means["tau"] = self.validate(store, held_out)
                 self.log(means)
-                sums = {}
+                sums, summed = {}, 0
             if keep and self.step == decay_start:
                 self.save(self.folder / "before-decay.pt")
             if time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:

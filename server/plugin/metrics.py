@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.server.plugin.scheduling import Step
 
 CALIBRATION_BINS = 10
+FLUSH_SECONDS = 0.25
 STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 
@@ -79,6 +81,10 @@ class SpeculationMetrics:
         self.observed_bin = [observed.labels(name) for name in names]
         self.accepted_bin = [kept.labels(name) for name in names]
         self.expected_bin = [hoped.labels(name) for name in names]
+        # What these fifty counters are behind by: written one by one at every step they would cost a percent of it.
+        self.by_position = np.zeros((3, gamma))
+        self.by_bin = np.zeros((3, CALIBRATION_BINS))
+        self.flushed = time.monotonic()
 
     def observe_step(
         self,
@@ -111,15 +117,28 @@ class SpeculationMetrics:
     def _observe_positions(self, confidence: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray) -> None:
         observed = np.minimum(verify_lens, accept_lens)[:, None] >= self.positions
         kept = accept_lens[:, None] - 1 >= self.positions
-        _add(self.verified_at, observed.sum(0))
-        _add(self.accepted_at, kept.sum(0))
-        _add(self.expected_at, (confidence * observed).sum(0))
-        seen = confidence[observed]
+        self.by_position += observed.sum(0), kept.sum(0), (confidence * observed).sum(0)
+        seen, outcome = confidence[observed], kept[observed]
         bins = np.minimum((seen * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-        _add(self.observed_bin, np.bincount(bins, minlength=CALIBRATION_BINS))
-        _add(self.accepted_bin, np.bincount(bins, weights=kept[observed], minlength=CALIBRATION_BINS))
-        _add(self.expected_bin, np.bincount(bins, weights=seen, minlength=CALIBRATION_BINS))
+        for row, weights in enumerate((None, outcome, seen)):
+            self.by_bin[row] += np.bincount(bins, weights, minlength=CALIBRATION_BINS)
         self.watch.count(int(observed[:, 0].sum()), int(kept[:, 0].sum()))
+        if time.monotonic() - self.flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring the counters by position and by confidence up to date."""
+        for counters, amounts in zip(
+            (self.verified_at, self.accepted_at, self.expected_at), self.by_position, strict=True
+        ):
+            _add(counters, amounts)
+        for counters, amounts in zip(
+            (self.observed_bin, self.accepted_bin, self.expected_bin), self.by_bin, strict=True
+        ):
+            _add(counters, amounts)
+        self.by_position[:] = 0
+        self.by_bin[:] = 0
+        self.flushed = time.monotonic()
 
     def observe_requests(self, levels: np.ndarray, speeds: np.ndarray, tokens: np.ndarray) -> None:
         """Finished requests [M]: tokens/s asked for (0: none) and had, and tokens."""

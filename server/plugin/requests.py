@@ -72,7 +72,6 @@ class RequestTable:
             progress=np.where(had > 0, had / seconds, np.inf),
         )
 
-
     def take(self, step: StepView, accept_lens: np.ndarray) -> None:
         """Count the tokens [R] that a step brought, less those of requests whose row has another by now."""
         current = self.generations[step.rows] == step.generations

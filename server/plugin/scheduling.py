@@ -33,7 +33,7 @@ RECORDED_STEPS = 1 << 12
 class Step:
     """One decode step of R requests, filled in as it goes.
 
-    view, budget: what the planner was asked and said. scheduled: [R] bool, requests it decides for.
+    view, budget: what the planner was asked and said. drafts: whether anybody drafts. scheduled: [R] bool, requests it decides for.
     padded: [R] bool, requests whose drafts are filled up to their limit.
     raw, confidence: [R, gamma] as the drafter gave them, and calibrated. draft_lens, verify_lens, accept_lens: [R].
     tokens: verified over all requests, anchors included; None until the outcome was read.
@@ -42,6 +42,7 @@ class Step:
 
     view: StepView
     budget: Budget
+    drafts: bool
     scheduled: np.ndarray
     padded: np.ndarray
     temperatures: torch.Tensor
@@ -55,13 +56,6 @@ class Step:
     accept_lens: torch.Tensor | None = None
     tokens: int | None = None
     seconds: float | None = None
-
-    @property
-    def drafts(self) -> bool:
-        """Whether anybody drafts in this step."""
-        return bool((self.view.limits[~self.scheduled] > 0).any()) or (
-            self.budget.draft and bool((self.view.limits[self.scheduled] > 0).any())
-        )
 
 
 @dataclass(slots=True)
@@ -135,10 +129,12 @@ class Scheduling:
         view = self.requests.view(rows, contexts)
         budget = self.planner.budget(view)
         table = self.requests
+        scheduled, may_draft = table.scheduled[rows], view.limits > 0
         step = Step(
             view=view,
             budget=budget,
-            scheduled=table.scheduled[rows],
+            drafts=bool((may_draft & (budget.draft | ~scheduled)).any()),
+            scheduled=scheduled,
             padded=table.padded[rows],
             temperatures=temperatures,
             began=now,
@@ -176,10 +172,13 @@ class Scheduling:
     def interrupt(self, rows: np.ndarray) -> None:
         """Requests are prefilled into `rows` next, so how long the last step took cannot be told."""
         self.last = None
+        self.metrics.flush()
         self._see_off(np.setdiff1d(self.running, rows))
 
     def _see_off(self, rows: np.ndarray) -> None:
         """Only `rows` are left of the step before: did those that have gone get the speed that they asked for?"""
+        if np.array_equal(self.running, rows):
+            return
         gone = np.setdiff1d(self.running, rows)
         self.running = rows
         if len(gone):
@@ -224,6 +223,7 @@ class Scheduling:
     def state(self) -> dict[str, Any]:
         """Everything recorded since `forget`, in types that can be sent to another process."""
         self._catch_up(0)
+        self.metrics.flush()
         records = self.records.records()
         return {
             "steps": self.steps.to_lists(),

@@ -26,9 +26,11 @@ def value(name, **labels):
 def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None):
     count = len(draft_lens)
     view = StepView(*(np.zeros(count, dtype=np.int64) for _ in range(3)), np.full(count, GAMMA), *np.zeros((2, count)))
+    budget = budget or Budget(draft=True, tokens=None)
     step = Step(
         view=view,
-        budget=budget or Budget(draft=True, tokens=None),
+        budget=budget,
+        drafts=budget.draft,
         scheduled=np.ones(count, dtype=bool),
         padded=np.zeros(count, dtype=bool),
         temperatures=torch.zeros(count),
@@ -40,6 +42,7 @@ def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budge
         np.full((count, GAMMA), confidence, dtype=np.float32),
         *map(np.array, (draft_lens, verify_lens, accept_lens)),
     )
+    metrics.flush()
 
 
 def test_positions_behind_a_rejection_are_unobserved(metrics):
