@@ -102,7 +102,7 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
     questions = offline.read_questions(args.prompts)
     tokenizer = AutoTokenizer.from_pretrained(models.find(args.model).path)
     chosen = questions[: max([args.count, *concurrencies]) * 2]
-    ids = [
+    ids: list[list[int]] = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
         )

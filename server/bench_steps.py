@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.server import offline
+from outrider.server import breakdown, offline
 from outrider.server.errors import UserError
+from outrider.server.plugin import stopwatch
 from outrider.server.settings import MEASURING_DRAFTER, Settings
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24
 """Steps timed per request and round; the first few, while requests still join, are left out."""
 WARM_STEPS = 4
+PREFILL = 512
+"""Prompt tokens of the prefill in the breakdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--context", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions of each (default: %(default)s)")
+    parser.add_argument("--breakdown", action="store_true", help="also what a step, and a prefill of 512, is made of")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
 
 
@@ -74,22 +80,37 @@ def run(args: argparse.Namespace) -> int:
         args,
         drafter=MEASURING_DRAFTER,
         gamma=max(gamma, 1),
-        max_total_tokens=largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
+        max_total_tokens=PREFILL + largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
         disable_radix_cache=True,
     )
 
-    async def measurement(engine: Engine, model: Model) -> dict[str, dict[str, list[float]]]:
-        return await _measure(engine, model.path, settings, shapes, args)
+    around = breakdown.Around()
 
-    results = offline.measure(settings, measurement)
-    _report(results)
+    async def measurement(engine: Engine, model: Model) -> dict[str, dict[str, list[float]]]:
+        around.watch(engine)
+        return await _measure(engine, model.path, settings, shapes, args, around)
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "steps.jsonl"
+        if args.breakdown:
+            os.environ[stopwatch.ENV] = str(log)  # for the scheduler's process
+        results = offline.measure(settings, measurement)
+        _report(results)
+        if args.breakdown:
+            kinds = {str(shape): (shape.requests, shape.requests * shape.tokens, False) for shape in shapes}
+            breakdown.report(breakdown.read(log), kinds | {f"prefill {PREFILL}": (1, PREFILL, True)}, around.per_step())
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
 async def _measure(
-    engine: Engine, model_path: str, settings: Settings, shapes: Sequence[Shape], args: argparse.Namespace
+    engine: Engine,
+    model_path: str,
+    settings: Settings,
+    shapes: Sequence[Shape],
+    args: argparse.Namespace,
+    around: breakdown.Around,
 ) -> dict[str, dict[str, list[float]]]:
     """Milliseconds per shape and round: {shape: {"step": [...], "floor": [...]}}."""
     from tqdm import tqdm
@@ -104,12 +125,15 @@ async def _measure(
         for _ in range(args.rounds):
             for shape in shapes:
                 results[str(shape)]["floor"].append(floor.milliseconds(shape.requests * shape.tokens))
-                results[str(shape)]["step"].append(await _steps(manager, shape, args.context))
+                with around.during(str(shape)):
+                    results[str(shape)]["step"].append(await _steps(manager, shape, args.context, around))
                 progress.update()
+            if args.breakdown:
+                await offline.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
     return results
 
 
-async def _steps(manager: Any, shape: Shape, context: int) -> float:
+async def _steps(manager: Any, shape: Shape, context: int, around: breakdown.Around | None = None) -> float:
     """Median milliseconds between two pieces of a stream while `shape.requests` requests run."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -119,7 +143,7 @@ async def _steps(manager: Any, shape: Shape, context: int) -> float:
 
     async def one(index: int) -> None:
         request = GenerateReqInput(
-            input_ids=[(7 * index + 31 * k) % 1000 + 100 for k in range(context)],
+            input_ids=_prompt(index, context),
             sampling_params={
                 "temperature": 0.0,
                 "max_new_tokens": budget,
@@ -132,12 +156,18 @@ async def _steps(manager: Any, shape: Shape, context: int) -> float:
         async for _ in manager.generate_request(request):
             now = time.perf_counter()
             pieces += 1
+            if index == 0 and around is not None:
+                around.step()
             if index == 0 and WARM_STEPS < pieces <= STEPS:
                 gaps.append((now - last) * 1e3)
             last = now
 
     await asyncio.gather(*(one(index) for index in range(shape.requests)))
     return statistics.median(gaps)
+
+
+def _prompt(index: int, tokens: int) -> list[int]:
+    return [(7 * index + 31 * k) % 1000 + 100 for k in range(tokens)]
 
 
 class GemmFloor:

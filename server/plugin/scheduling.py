@@ -33,8 +33,8 @@ RECORDED_STEPS = 1 << 12
 class Step:
     """One decode step of R requests, filled in as it goes.
 
-    view, budget: what the planner was asked and said. drafts: whether anybody drafts. scheduled: [R] bool, requests it decides for.
-    padded: [R] bool, requests whose drafts are filled up to their limit.
+    view, budget: what the planner was asked and said. drafts: whether anybody drafts.
+    scheduled, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
     raw, confidence: [R, gamma] as the drafter gave them, and calibrated. draft_lens, verify_lens, accept_lens: [R].
     tokens: verified over all requests, anchors included; None until the outcome was read.
     seconds: until the next decode step began; None until then, or where something else came between.
