@@ -21,7 +21,7 @@ MODEL_RUN = 1.7
 
 
 class LookupFirst(Drafter):
-    """Drafts by `lookup` where that promises more tokens than `model`, which is asked only where the lookup is unsure."""
+    """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure."""
 
     def __init__(self, lookup: NgramDrafter, model: Drafter):
         if lookup.gamma != model.gamma:
@@ -62,9 +62,7 @@ def select(batch: DraftBatch, requests: torch.Tensor) -> DraftBatch:
     )
 
 
-def merge(
-    found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor
-) -> Draft:
+def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
     """The lookups `found` of R requests, replaced for those of the M `asked` where the model's draft is `better` [M].
 
     Where q is given at all, a lookup's is a point mass on its token; its draft ends before a token that the model's

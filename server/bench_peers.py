@@ -100,7 +100,7 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
     from outrider.server import models
 
     questions = offline.read_questions(args.prompts)
-    tokenizer = AutoTokenizer.from_pretrained(models.find(args.model).path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(models.find(args.model).path)
     chosen = questions[: max([args.count, *concurrencies]) * 2]
     ids: list[list[int]] = [
         tokenizer.apply_chat_template(

@@ -15,16 +15,23 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
-    done = bench("steps", "--shapes", "1x1,2x3", "--rounds", "1", "--json", str(tmp_path / "steps.json"))
+    done = bench("steps", "--shapes", "1x1,2x3", "--rounds", "1", "--breakdown", "--json", str(tmp_path / "steps.json"))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    ratios, _, parts = done.stdout.partition("\n\n")
+    rows = [line.split() for line in ratios.splitlines()[1:]]
     assert [row[0] for row in rows] == ["1x1", "2x3"]
     measured = json.loads((tmp_path / "steps.json").read_text())
     for shape, step, floor, ratio, *_ in rows:
         assert float(ratio) == pytest.approx(measured[shape]["step"][0] / measured[shape]["floor"][0], abs=0.01)
         assert float(step) > 0
         assert float(floor) > 0
+    *_, single, several = [[cell.strip() for cell in line.split("|")[1:-1]] for line in parts.splitlines()]
+    assert [single[0], several[0]] == ["1x1", "2x3"]
+    for _, *spent, total, around in (single, several):
+        assert sum(map(float, spent)) == pytest.approx(float(total), rel=0.2)  # medians need not add up
+        assert min(map(float, spent)) > 0
+        assert float(around) > 0
 
 
 def test_accept_counts_what_the_engine_accepted(tmp_path: Path) -> None:

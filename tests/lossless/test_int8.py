@@ -1,0 +1,47 @@
+"""With 8-bit weights too, answers with speculation equal those without: the quantised model is the model then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from asking import accepted_tokens, complete_all, tokens
+from running import Server
+
+from outrider.kernels import native
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="8-bit weights need the compiled kernels")
+
+GREEDY = {"max_tokens": 64, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def int8_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(
+        tmp_path_factory.mktemp("int8") / "log", "--quantization", "int8", "--dtype", "float32",
+        "--disable-radix-cache", "--max-total-tokens", "3072", "--chunked-prefill-size", "32",
+    )  # fmt: skip
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.stop()
+
+
+def test_speculation_changes_nothing(int8_server: Server, prompts: list[str]) -> None:
+    chosen = prompts[:12]
+    plain = [tokens(a) for a in complete_all(int8_server, chosen, 1, speculate=False, **GREEDY)]
+    before = accepted_tokens(int8_server)
+    drafted = [tokens(a) for a in complete_all(int8_server, chosen, 6, speculate=True, **GREEDY)]
+    assert accepted_tokens(int8_server) - before > 50  # otherwise nothing was put to the test
+    assert drafted == plain
+
+
+def test_it_is_another_model(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:
+    """Otherwise the weights were not rounded at all."""
+    rounded, exact = (
+        [tokens(a) for a in complete_all(server, prompts[:6], 6, speculate=False, **GREEDY)]
+        for server in (int8_server, exact_server)
+    )
+    assert rounded != exact
+    agree = sum(r[:4] == e[:4] for r, e in zip(rounded, exact, strict=True))
+    assert agree >= 3  # but a close one
