@@ -60,8 +60,8 @@ def _serve(log: Path, *flags: str) -> Iterator[Server]:
 
 
 def jagged_profile(folder: Path) -> Path:
-    """A profile for the default drafter on this machine whose costs have cliffs: steps without drafts, short and long
-    verification all win now and then."""
+    """A profile for the default drafter whose costs have cliffs at every sixth token up to 24 and at 96,
+    and by which drafting never pays for two requests: not drafting, short and long verification all win at times."""
     model = models.find(None)
     settings = shipped.with_drafter_path(Settings(dtype="float32"), model)
     points = [
@@ -69,12 +69,15 @@ def jagged_profile(folder: Path) -> Path:
             requests,
             requests * tokens,
             requests * 128.0,
-            (0.01 * (1 + requests * tokens // 6 + 0.04 * requests * tokens),),
+            (0.01 + 0.003 * min(requests * tokens // 6, 4) + (0.03 if requests * tokens > 96 else 0.0),),
         )
-        for requests in (1, 2, 4, 8)
+        for requests in (1, 2, 4, 8, 32)
         for tokens in range(1, 9)
     ]
-    points += [Point(requests, 0, requests * 128.0, (0.004,), drafted=True) for requests in (1, 2, 4, 8)]
+    points += [
+        Point(requests, 0, requests * 128.0, (0.05 if requests == 2 else 0.0005,), drafted=True)
+        for requests in (1, 2, 4, 8, 32, 256)
+    ]
     profile = Profile(
         name="jagged",
         fingerprint=profiling.fingerprint(settings, model),
