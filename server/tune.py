@@ -4,7 +4,7 @@ Starts an engine as `outrider serve` would, or measures one that is running (--s
 goes to the cache folder, where `outrider serve` with the same model, drafter and machine finds it by itself.
 Interrupted, the same command goes on with the step times that are missing.
 
-  outrider tune                                 the embedded model, about five minutes on two cores
+  outrider tune                                 the embedded model, about eight minutes on two cores
   outrider tune --model ./Qwen3-4B --name fast  under a name, for `outrider serve --profile fast`
   outrider tune --server http://127.0.0.1:30000 a running server, which goes on with the new profile at once
 """
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="of the profile (default: made from model, drafter and machine)")
     add("--quick", action="store_true", help="what a server without a profile does at its start: under a minute")
     add("--max-requests", type=int, metavar="N", help="largest number of requests at a time (default: 32)")
-    add("--rounds", type=int, metavar="N", help="repetitions of each step shape (default: 2)")
+    add("--rounds", type=int, metavar="N", help="repetitions of each step shape (default: 3)")
     add("--prompts", type=Path, nargs="+", metavar="FILE", help="for the calibration (default: code, math and chat)")
     add("--pictures", type=Path, metavar="FOLDER", help="save steps-per-second.png and reliability.png there")
 

@@ -74,8 +74,8 @@ class Effort:
     tokens: tuple[int, ...] | None = None
     contexts: tuple[int, ...] = (128, 1024)
     steps: int = 10
-    rounds: int = 2
-    prompts: int = 96
+    rounds: int = 3
+    prompts: int = 144
     new_tokens: int = 128
     seconds: float | None = None
 
