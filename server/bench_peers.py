@@ -131,17 +131,24 @@ def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Jo
             raise UserError(f"--gguf {gguf} does not exist")
     setup = Setup(
         engine="",
-        model=args.model,
-        gguf=gguf,
+        model=_absolute(args.model),
+        gguf=_absolute(gguf) or "",
         dtype=dtype,
         quantization=args.quantization,
         drafter=args.drafter,
+        drafter_path=_absolute(args.drafter_path),
+        lookup=args.lookup,
         gamma=args.gamma,
         requests=max(job.concurrency for job in cases.values()),
         context=max(len(prompt) + job.new_tokens for job in cases.values() for prompt in job.prompts) + 8,
         threads=int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))),
     )
     return {name: Setup(**(asdict(setup) | {"engine": name})) for name in sorted(engines)}
+
+
+def _absolute(path: str | None) -> str | None:
+    """A path that holds in another folder as well; a hub name stays."""
+    return str(Path(path).resolve()) if path and Path(path).exists() else path
 
 
 class Peer:

@@ -41,6 +41,8 @@ class Setup:
     dtype: str
     quantization: str
     drafter: str
+    drafter_path: str | None
+    lookup: bool
     gamma: int
     requests: int
     context: int
@@ -93,6 +95,8 @@ def _outrider(setup: Setup, replies: TextIO) -> None:
         dtype=setup.dtype,
         quantization=setup.quantization,
         drafter=setup.drafter,
+        drafter_path=setup.drafter_path,
+        lookup=setup.lookup,
         gamma=setup.gamma,
         disable_radix_cache=True,
         max_running_requests=setup.requests,
