@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("nothing to measure: --concurrency and --prefill are empty")
     if min(args.count, args.new_tokens, args.rounds) < 1:
         raise UserError("--count, --new-tokens and --rounds are at least 1")
+    if args.device == "cuda":
+        raise UserError("bench peers compares engines on a CPU")
     if "llama.cpp" in arms:
         peers.import_xllamacpp()
     cases = make_cases(args, concurrencies, prefills)
@@ -120,8 +122,6 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
 
 def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Job]) -> dict[str, Setup]:
     dtype = Settings(dtype=args.dtype, device="cpu").resolved_dtype
-    if args.device == "cuda":
-        raise UserError("bench peers compares engines on a CPU")
     gguf = ""
     if "llama.cpp" in engines:
         if args.gguf is None and args.model is not None:
