@@ -42,6 +42,11 @@ def dflash_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _serve(tmp_path_factory.mktemp("dflash") / "log", "--drafter", "dflash", "--no-lookup")
 
 
+@pytest.fixture(scope="module")
+def int8_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from _serve(tmp_path_factory.mktemp("int8") / "log", "--quantization", "int8")
+
+
 @pytest.fixture
 def served(request: pytest.FixtureRequest) -> Server:
     """The server named by a test's parameter; a drafter on its own only with --exhaustive."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from asking import accepted_tokens, complete_all, tokens
 from running import Server
@@ -13,18 +11,6 @@ from outrider.kernels import native
 pytestmark = pytest.mark.skipif(not native.available(), reason="8-bit weights need the compiled kernels")
 
 GREEDY = {"max_tokens": 64, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def int8_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(
-        tmp_path_factory.mktemp("int8") / "log", "--quantization", "int8", "--dtype", "float32",
-        "--disable-radix-cache", "--max-total-tokens", "3072", "--chunked-prefill-size", "32",
-    )  # fmt: skip
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
 
 
 def test_speculation_changes_nothing(int8_server: Server, prompts: list[str]) -> None:
