@@ -49,6 +49,15 @@ def sequence_features(
     return sequences
 
 
+@torch.inference_mode()
+def answer_chances(target: Target, tokens: list[int], prompt: int, temperature: float) -> torch.Tensor:
+    """The target's probability [S - prompt] of every answer token at a temperature, given the tokens before it."""
+    ids = torch.tensor([tokens], device=target.device)
+    rows = target.model.model(input_ids=ids, use_cache=False).last_hidden_state[0, prompt - 1 : -1]
+    logits = (rows @ target.head.T).float() / temperature
+    return logits.log_softmax(-1).gather(1, ids[0, prompt:, None])[:, 0].exp()
+
+
 def build_store(
     target: Target,
     samples: Iterable[Sample],

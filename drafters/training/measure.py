@@ -1,7 +1,7 @@
-"""tau of a drafter folder at temperature 0 on files of prompts, without a server.
+"""tau of a drafter folder on files of prompts, without a server.
 
-The target answers greedily, and the drafter is then followed along those answers (see `validate`). A server at
-temperature 0 accepts the same tokens, up to ties that rounding decides.
+The target answers, and the drafter is then followed along those answers (see `validate`). A server at temperature 0
+accepts the same tokens, up to ties that rounding decides; at higher temperatures its tau has the same distribution.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import json
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from ..acceptance import Acceptance, acceptance_table, plot_acceptance
 from ..block import check_target, load, target_identity
 from .batches import BatchMaker
-from .features import sequence_features
+from .features import answer_chances, sequence_features
 from .forward import Frozen
 from .prompts import read_samples
 from .store import Sequence
 from .target import Target, decode, keep_freed_memory
-from .validate import acceptance
+from .validate import Chances, sequence_acceptance
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", nargs="+", required=True, metavar="FILE", help="JSONL files; the first user turn is answered")
     add("--count", type=int, default=64, help="prompts of each file")
     add("--new-tokens", type=int, default=256)
+    add("--temperatures", nargs="+", type=float, default=[0.0, 1.0], help="(default: 0 1)")
     add("--answers", type=Path, help="folder that keeps the target's answers for the next measurement")
     add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -38,44 +40,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plot", type=Path, help="PNG of acceptance by position")
 
 
-def greedy_answers(
-    target: Target, path: str, *, count: int, new_tokens: int, kept: Path | None
-) -> list[tuple[list[int], int]]:
-    """(prompt and answer ids, prompt length) of the first `count` prompts of a file."""
-    store = kept / f"{Path(path).stem}-{count}-{new_tokens}.json" if kept else None
+Answer = tuple[list[int], int]
+"""(ids of a prompt and its answer, prompt length)"""
+
+
+def target_answers(
+    target: Target, path: str, *, count: int, new_tokens: int, temperature: float, kept: Path | None
+) -> list[Answer]:
+    """Answers to the first `count` prompts of a file; those at least two tokens long."""
+    store = kept / f"{Path(path).stem}-{count}-{new_tokens}-T{temperature:g}.json" if kept else None
     if store and store.exists():
         return [(ids, prompt) for ids, prompt in json.loads(store.read_text())]
     samples = list(read_samples(path))[:count]
     prompts = sorted((target.chat_ids(list(s.turns[:1])) for s in samples), key=len)
-    pairs = []
+    answers = []
     for start in range(0, len(prompts), 32):
         batch = prompts[start : start + 32]
         for row, new, _ in decode(
-            target, batch, [0.0] * len(batch), max_new_tokens=new_tokens, stop_ids=target.stop_ids, seed=0
+            target, batch, [temperature] * len(batch), max_new_tokens=new_tokens, stop_ids=target.stop_ids, seed=start
         ):
-            pairs.append((batch[row] + new, len(batch[row])))
-    pairs = [p for p in pairs if len(p[0]) >= p[1] + 2]
+            answers.append((batch[row] + new, len(batch[row])))
+    answers = [(ids, prompt) for ids, prompt in answers if len(ids) >= prompt + 2]
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps(pairs))
-    return pairs
+        store.write_text(json.dumps(answers))
+    return answers
 
 
-def measure(target: Target, folders: list[Path], answers: list[tuple[list[int], int]]) -> list[Acceptance]:
-    """Acceptance of each drafter along the same greedy answers."""
+def measure(
+    target: Target, folders: list[Path], answers: list[Answer], *, temperature: float = 0.0, seed: int = 0
+) -> list[Acceptance]:
+    """Acceptance of each drafter along the same answers, which the target wrote at `temperature`."""
     models = [load(folder, dtype=target.embedding.dtype, device=target.device) for folder in folders]
     for model in models:
         check_target(model.config, target_identity(target.config, target.embedding))
     totals = [Acceptance.empty(model.config.gamma) for model in models]
     frozen = [Frozen(target.embedding, target.head[model.vocab].contiguous()) for model in models]
     makers = [BatchMaker(model.config, model.vocab, device=target.device) for model in models]
-    for pair in answers:
-        read: dict[tuple[int, ...], list[Sequence]] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for ids, prompt in tqdm(answers, desc=f"T={temperature:g}", unit="answer", leave=False):
+        chances = None
+        if temperature > 0:
+            chances = Chances(answer_chances(target, ids, prompt, temperature), prompt, temperature, generator)
+        read: dict[tuple[int, ...], Sequence] = {}
         for i, model in enumerate(models):
             layers = model.config.target_layers
             if layers not in read:
-                read[layers] = sequence_features(target, [pair], layers, 1)
-            totals[i] = totals[i] + acceptance(model, frozen[i], makers[i], read[layers])
+                read[layers] = sequence_features(target, [(ids, prompt)], layers, 1)[0]
+            totals[i] += sequence_acceptance(model, frozen[i], makers[i], read[layers], chances)
     return totals
 
 
@@ -87,10 +99,15 @@ def run(args: argparse.Namespace) -> int:
     target = Target.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
     rows: dict[str, Acceptance] = {}
     for path in args.prompts:
-        answers = greedy_answers(target, path, count=args.count, new_tokens=args.new_tokens, kept=args.answers)
-        for folder, found in zip(args.drafters, measure(target, args.drafters, answers), strict=True):
-            rows[f"{folder.name}, {Path(path).stem}"] = found
-            print(f"{folder.name}, {Path(path).stem}: tau {found.accepted_length:.3f}", flush=True)
+        for temperature in args.temperatures:
+            answers = target_answers(
+                target, path, count=args.count, new_tokens=args.new_tokens, temperature=temperature, kept=args.answers
+            )
+            measured = measure(target, args.drafters, answers, temperature=temperature)
+            for folder, found in zip(args.drafters, measured, strict=True):
+                name = f"{folder.name}, {Path(path).stem}, T={temperature:g}"
+                rows[name] = found
+                print(f"{name}: tau {found.accepted_length:.3f}", flush=True)
     print(acceptance_table(rows))
     if args.plot and not plot_acceptance(rows, args.plot):
         print("matplotlib is not installed: no plot")

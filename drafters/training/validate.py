@@ -2,19 +2,38 @@
 
 At temperature 0 a verified block is exactly compared with the target's own answer, so every anchor's accepted run can
 be computed teacher-forced; walking the answer from its first token with those runs gives tau as decoding would.
+
+So it can at higher temperatures, on an answer the target drew at that temperature. Speculative sampling outputs x with
+the target's chance p(x) and accepts a draft of it with min(p(x), q(x)) (Leviathan et al. 2023), so given the output x
+the draft was accepted with chance min(1, q(x) / p(x)): drawing that at every position of the answer walks it as
+decoding would have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from ..acceptance import Acceptance
 from ..block.model import BlockModel
-from .batches import BatchMaker, anchor_range
+from .batches import BatchMaker, Step, anchor_range
 from .forward import Frozen, hidden_states
 from .store import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How an answer was drawn.
+
+    probs: [S - prompt] the target's probability of every answer token at `temperature`, given the tokens before it.
+    """
+
+    probs: torch.Tensor
+    prompt: int
+    temperature: float
+    generator: torch.Generator
 
 
 def greedy_tokens(model: BlockModel, frozen: Frozen, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
@@ -29,6 +48,25 @@ def greedy_tokens(model: BlockModel, frozen: Frozen, hidden: torch.Tensor, ancho
         previous = model.vocab[logits.argmax(-1)]
         out.append(previous)
     return torch.stack(out, 1)
+
+
+def sampled_hits(
+    model: BlockModel, frozen: Frozen, step: Step, hidden: torch.Tensor, columns: torch.Tensor, chances: Chances
+) -> torch.Tensor:
+    """Whether each token [A, gamma] behind the anchors was accepted, drawn as speculative sampling would have.
+
+    hidden: [A, gamma, d]; columns: [V] draft column of every token, -1 where lacking.
+    """
+    logits = (hidden @ frozen.head.T).float()
+    if model.markov_head is not None:
+        logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))
+    places = columns[step.tokens[:, 1:].to(columns.device)].to(logits.device)
+    drafted = (logits / chances.temperature).log_softmax(-1).gather(-1, places.clamp_min(0)[..., None])[..., 0]
+    drafted = drafted.exp() * (places >= 0)
+    reach = step.anchor_positions[:, None] + torch.arange(1, hidden.shape[1] + 1, device=logits.device)
+    target = chances.probs[(reach - chances.prompt).clamp_max(len(chances.probs) - 1)]
+    points = torch.rand(target.shape, generator=chances.generator).to(target.device)
+    return points * target < drafted
 
 
 def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
@@ -49,16 +87,26 @@ def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
 
 @torch.inference_mode()
 def sequence_acceptance(
-    model: BlockModel, frozen: Frozen, maker: BatchMaker, s: Sequence, *, chunk: int = 256
+    model: BlockModel,
+    frozen: Frozen,
+    maker: BatchMaker,
+    s: Sequence,
+    chances: Chances | None = None,
+    *,
+    chunk: int = 256,
 ) -> Acceptance:
-    """Acceptance of greedy drafting along one answer."""
+    """Acceptance of drafting along one answer: greedy, or drawn where `chances` are given."""
     gamma = model.config.gamma
     low, high = anchor_range(s)
     runs: list[int] = []
     for part in torch.arange(low, high).split(chunk):
         step = maker.cut([s], [part], gamma)
-        drafted = greedy_tokens(model, frozen, hidden_states(model, frozen, step, gamma), step.anchors)
-        right = (drafted == step.tokens[:, 1:]) & step.valid
+        hidden = hidden_states(model, frozen, step, gamma)
+        if chances is None:
+            right = greedy_tokens(model, frozen, hidden, step.anchors) == step.tokens[:, 1:]
+        else:
+            right = sampled_hits(model, frozen, step, hidden, maker.columns, chances)
+        right &= step.valid
         runs += right.long().cumprod(-1).sum(-1).tolist()
     return walk(runs, high - low, gamma)
 

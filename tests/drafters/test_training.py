@@ -18,14 +18,15 @@ from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.training import cli, measure
 from outrider.drafters.training.batches import BatchMaker, random_steps
-from outrider.drafters.training.features import sequence_features
+from outrider.drafters.training.features import answer_chances, sequence_features
+from outrider.drafters.training.forward import Frozen, hidden_states
 from outrider.drafters.training.loss import Labels, draft_loss
 from outrider.drafters.training.optimise import learning_rate
 from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
 from outrider.drafters.training.start import start_from_target, start_markov
 from outrider.drafters.training.store import FeatureStore, Sequence
 from outrider.drafters.training.target import Target, decode
-from outrider.drafters.training.validate import walk
+from outrider.drafters.training.validate import Chances, sampled_hits, walk
 
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(91))]
 
@@ -130,8 +131,9 @@ def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, 
     folder = tmp_path / "run"
     cli.run(arguments(target_folder, prompts, folder, "--temperatures", "0"))
     target = Target.load(str(target_folder), dtype=torch.float32)
-    answers = measure.greedy_answers(target, str(prompts), count=6, new_tokens=20, kept=tmp_path / "answers")
-    assert answers == measure.greedy_answers(target, str(prompts), count=6, new_tokens=20, kept=tmp_path / "answers")
+    asked = {"count": 6, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
+    answers = measure.target_answers(target, str(prompts), **asked)
+    assert answers == measure.target_answers(target, str(prompts), **asked)
     (found,) = measure.measure(target, [folder / "drafter"], answers)
     drafter = BlockDrafter.load(
         folder / "drafter", embedding=target.embedding, head=target.head, target_config=target.config,
@@ -140,6 +142,60 @@ def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, 
     cycles = sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
     assert found.cycles == cycles
     assert found.tokens == sum(len(ids) - prompt - 1 for ids, prompt in answers)
+
+
+def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(target_folder: Path) -> None:
+    """Walking drawn answers must accept as often as drafts drawn from q are: sum over tokens of min(p, q)."""
+    temperature, prompt = 4.0, [1, 4, 6, 7, 2, 9]  # the last token is the anchor, the answer's first
+    target = Target.load(str(target_folder), dtype=torch.float32)
+    torch.manual_seed(0)
+    vocab = torch.arange(3, 96, 2)
+    shape = cli.make_config(arguments(target_folder, Path(), Path(), "--draft-vocab", str(len(vocab))), target, (1, 4))
+    model = BlockModel(shape, vocab)
+    for weight in (model.markov_head.w1.weight, model.markov_head.w2.weight):
+        weight.data *= 60  # q of a position depends on the token before it
+    frozen = Frozen(target.embedding, target.head[vocab])
+    maker = BatchMaker(shape, vocab, device=torch.device("cpu"))
+
+    def chances_after(ids: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(target.model(input_ids=ids).logits[:, -1] / temperature, -1)
+
+    def drafted_after(previous: torch.Tensor, k: int) -> torch.Tensor:
+        base = hidden[:, k] @ frozen.head.T + model.markov_head.w2(model.markov_head.w1(previous))
+        return torch.softmax(base / temperature, -1)
+
+    with torch.inference_mode():
+        base = torch.tensor([prompt])
+        (sequence,) = sequence_features(target, [([*prompt, 5, 5], len(prompt) - 1)], shape.target_layers, 1)
+        step = maker.cut([sequence], [torch.tensor([len(prompt) - 1])], 2)
+        hidden = hidden_states(model, frozen, step, 2)
+        one = torch.minimum(chances_after(base)[0, vocab], drafted_after(base[:, -1], 0)[0])
+        behind = chances_after(torch.cat([base.expand(len(vocab), -1), vocab[:, None]], 1))[:, vocab]
+        two = torch.minimum(behind, drafted_after(vocab, 1)).sum(-1)
+        expected = [float(one.sum()), float((one * two).sum())]
+
+        generator, trials = torch.Generator().manual_seed(1), 4000
+        ids = base.expand(trials, -1)
+        probs = [torch.ones(trials)]
+        for _ in range(2):
+            chances = chances_after(ids)
+            drawn = torch.multinomial(chances, 1, generator=generator)
+            ids = torch.cat([ids, drawn], 1)
+            probs.append(chances.gather(1, drawn)[:, 0])
+        counted = torch.zeros(2)
+        for row, p in zip(ids, torch.stack(probs, 1), strict=True):
+            tokens = step.tokens.clone()
+            tokens[0, 1:] = row[-2:]
+            drawn_step = dataclasses.replace(step, tokens=tokens)
+            how = Chances(p, len(prompt) - 1, temperature, generator)
+            hits = sampled_hits(model, frozen, drawn_step, hidden, maker.columns, how)
+            counted += hits[0].long().cumprod(0)
+        torch.testing.assert_close(
+            answer_chances(target, ids[0].tolist(), len(prompt), temperature), torch.stack(probs, 1)[0, 1:]
+        )
+    assert 0.05 < expected[1] < 0.8 * expected[0], expected  # the second position's own acceptance matters
+    for found, wanted in zip((counted / trials).tolist(), expected, strict=True):
+        assert abs(found - wanted) < 4 * (wanted * (1 - wanted) / trials) ** 0.5, (found, wanted)
 
 
 def decode_with(drafter: BlockDrafter, target: Target, ids: list[int], prompt: int) -> int:
