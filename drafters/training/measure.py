@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    add("--plot", type=Path, help="PNG of acceptance by position")
+    add("--plot", type=Path, help="PNG of acceptance by position, all files together")
 
 
 Answer = tuple[list[int], int]
@@ -93,23 +93,29 @@ def measure(
 
 def run(args: argparse.Namespace) -> int:
     """Print one table of all drafters on all files; returns the exit status."""
+    if min(args.temperatures) < 0:
+        raise ValueError(f"--temperatures are at least 0, got {min(args.temperatures):g}")
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     target = Target.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
+    short = len({folder.name for folder in args.drafters}) == len(args.drafters)
+    names = [folder.name if short else str(folder) for folder in args.drafters]
     rows: dict[str, Acceptance] = {}
-    for path in args.prompts:
-        for temperature in args.temperatures:
+    pooled: dict[str, Acceptance] = {}
+    for temperature in args.temperatures:
+        for path in args.prompts:
             answers = target_answers(
                 target, path, count=args.count, new_tokens=args.new_tokens, temperature=temperature, kept=args.answers
             )
             measured = measure(target, args.drafters, answers, temperature=temperature)
-            for folder, found in zip(args.drafters, measured, strict=True):
-                name = f"{folder.name}, {Path(path).stem}, T={temperature:g}"
-                rows[name] = found
-                print(f"{name}: tau {found.accepted_length:.3f}", flush=True)
+            for name, found in zip(names, measured, strict=True):
+                rows[f"{name}, {Path(path).stem}, T={temperature:g}"] = found
+                both = f"{name}, T={temperature:g}"
+                pooled[both] = pooled.get(both, Acceptance.empty(len(found.tried))) + found
+                print(f"{both}, {Path(path).stem}: tau {found.accepted_length:.3f}", flush=True)
     print(acceptance_table(rows))
-    if args.plot and not plot_acceptance(rows, args.plot):
+    if args.plot and not plot_acceptance(pooled, args.plot):
         print("matplotlib is not installed: no plot")
     return 0
 
