@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--openings", nargs="*", default=[""], help="how those begin; '' leaves them free")
     data.add_argument("--temperatures", nargs="*", type=float, default=[0.0, 0.0, 0.7, 1.0], help="of the answers")
     data.add_argument("--answer-tokens", type=int, default=256)
-    data.add_argument("--batch", type=int, default=64, help="answers written together")
+    data.add_argument("--batch", type=int, default=64, help="answers written at a time")
     data.add_argument("--max-tokens", type=int, default=1024, help="longest training sequence")
     data.add_argument("--top", type=int, default=32, help="likeliest target tokens kept per position")
     data.add_argument("--validation", type=int, default=24, help="greedy answers held out to measure tau")
@@ -90,7 +90,7 @@ def gather_samples(args: argparse.Namespace, target: Target, data: Path) -> list
     open_prompts = [s for s in given if not s.response_ids]
     own = data / "self-prompts.jsonl"
     if args.self_prompts and not own.exists():
-        written = write_prompts(target, args.openings, args.self_prompts, seed=args.seed, batch_size=args.batch)
+        written = write_prompts(target, args.openings, args.self_prompts, seed=args.seed, rows=args.batch)
         own.write_text("".join(s.to_json() + "\n" for s in written), encoding="utf-8")
     if own.exists():
         open_prompts += read_samples(own)
@@ -98,7 +98,7 @@ def gather_samples(args: argparse.Namespace, target: Target, data: Path) -> list
     if open_prompts:
         answer(
             target, open_prompts, answers, temperatures=args.temperatures, max_new_tokens=args.answer_tokens,
-            seed=args.seed, batch_size=args.batch,
+            seed=args.seed, rows=args.batch,
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:

@@ -16,11 +16,12 @@ from tqdm import tqdm
 from ..acceptance import Acceptance, acceptance_table, plot_acceptance
 from ..block import check_target, load, target_identity
 from .batches import BatchMaker
+from .decode import decode
 from .features import answer_chances, sequence_features
 from .forward import Frozen
 from .prompts import read_samples
 from .store import Sequence
-from .target import Target, decode, keep_freed_memory
+from .target import Target, keep_freed_memory
 from .validate import Chances, sequence_acceptance
 
 
@@ -52,15 +53,15 @@ def target_answers(
     if store and store.exists():
         return [(ids, prompt) for ids, prompt in json.loads(store.read_text())]
     samples = list(read_samples(path))[:count]
-    prompts = sorted((target.chat_ids(list(s.turns[:1])) for s in samples), key=len)
-    answers = []
-    for start in range(0, len(prompts), 32):
-        batch = prompts[start : start + 32]
-        for row, new, _ in decode(
-            target, batch, [temperature] * len(batch), max_new_tokens=new_tokens, stop_ids=target.stop_ids, seed=start
-        ):
-            answers.append((batch[row] + new, len(batch[row])))
-    answers = [(ids, prompt) for ids, prompt in answers if len(ids) >= prompt + 2]
+    prompts = [target.chat_ids(list(s.turns[:1])) for s in samples]
+    written = decode(
+        target, prompts, [temperature] * len(prompts), max_new_tokens=new_tokens, stop_ids=target.stop_ids,
+        seeds=list(range(len(prompts))),
+    )  # fmt: skip
+    found = {}
+    for number, new, _ in tqdm(written, total=len(prompts), desc=f"{Path(path).stem}, T={temperature:g}", leave=False):
+        found[number] = (prompts[number] + new, len(prompts[number]))
+    answers = [found[number] for number in sorted(found) if len(found[number][0]) >= found[number][1] + 2]
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
         store.write_text(json.dumps(answers))

@@ -6,13 +6,15 @@ come from the target as well: given the chat template up to an empty user turn i
 
 from __future__ import annotations
 
-import random
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from tqdm import tqdm
 
+from .decode import decode
 from .prompts import Sample, read_samples
-from .target import Target, decode
+from .target import Target
 
 
 def write_prompts(
@@ -21,27 +23,25 @@ def write_prompts(
     count: int,
     *,
     seed: int,
-    batch_size: int = 64,
+    rows: int = 64,
     temperature: float = 1.0,
     max_tokens: int = 160,
-    limit: int | None = None,
 ) -> list[Sample]:
     """Prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
 
     Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
     """
-    stop = target.stop_ids
-    samples = []
-    for start in tqdm(range(0, count, batch_size), desc="prompts", unit="batch"):
-        chosen = [openings[(start + i) % len(openings)] for i in range(min(batch_size, count - start))]
-        ids = [target.user_turn_ids(text) for text in chosen]
-        for row, new, finish in decode(
-            target, ids, [temperature] * len(ids), max_new_tokens=max_tokens, stop_ids=stop, seed=seed + start
-        ):
-            text = (chosen[row] + target.tokenizer.decode(new, skip_special_tokens=True)).strip()
-            if finish == "eos" and len(text) > 12:
-                samples.append(Sample(turns=(text,), source="self"))
-    return samples
+    chosen = [openings[i % len(openings)] for i in range(count)]
+    written = decode(
+        target, [target.user_turn_ids(text) for text in chosen], [temperature] * count, max_new_tokens=max_tokens,
+        stop_ids=target.stop_ids, seeds=seeds_of(range(count), seed), rows=rows,
+    )  # fmt: skip
+    texts = {}
+    for number, new, finish in tqdm(written, total=count, desc="prompts", unit="prompt"):
+        text = (chosen[number] + target.tokenizer.decode(new, skip_special_tokens=True)).strip()
+        if finish == "eos" and len(text) > 12:
+            texts[number] = text
+    return [Sample(turns=(texts[number],), source="self") for number in sorted(texts)]
 
 
 def answer(
@@ -52,38 +52,46 @@ def answer(
     temperatures: list[float],
     max_new_tokens: int,
     seed: int,
-    batch_size: int = 64,
+    rows: int = 64,
     max_prompt_tokens: int = 1024,
 ) -> None:
-    """Append an answer of the target for every sample to `out` (JSONL), resuming where a killed run stopped.
+    """Append an answer of the target for every sample to `out` (JSONL); what is there already is not written again.
 
-    Batches hold prompts of like length; sample i is answered at `temperatures[i % len(temperatures)]`.
-    A batch is written once it is complete, so the lines of `out` tell which batches are done.
+    Sample i is answered at `temperatures[i % len(temperatures)]`.
     """
-    prompts = [target.chat_ids(list(s.turns)) for s in samples]
-    usable = [i for i in range(len(samples)) if len(prompts[i]) <= max_prompt_tokens]
-    order = sorted(usable, key=lambda i: len(prompts[i]))
-    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    random.Random(seed).shuffle(batches)
-    lines = sum(1 for _ in read_samples(out)) if out.exists() else 0
-    progress = tqdm(total=len(order), desc="answers", unit="answer")
-    for number, batch in enumerate(batches):
-        progress.update(len(batch))
-        if lines >= len(batch):
-            lines -= len(batch)
-            continue
-        heat = [temperatures[i % len(temperatures)] for i in batch]
-        text = ""
-        for row, new, finish in decode(
-            target,
-            [prompts[i] for i in batch],
-            heat,
-            max_new_tokens=max_new_tokens,
-            stop_ids=target.stop_ids,
-            seed=seed * 100003 + number,
-        ):
-            sample = samples[batch[row]]
-            text += Sample(sample.turns, sample.source, heat[row], tuple(new), finish).to_json() + "\n"
-        with out.open("a", encoding="utf-8") as file:
-            file.write(text)
-    progress.close()
+    kept = Counter((s.turns, s.temperature) for s in unfinished_file(out))
+    prompts, heat, numbers = [], [], []
+    for i, sample in enumerate(samples):
+        at = temperatures[i % len(temperatures)]
+        ids = target.chat_ids(list(sample.turns))
+        if kept[sample.turns, at]:
+            kept[sample.turns, at] -= 1
+        elif len(ids) <= max_prompt_tokens:
+            prompts.append(ids)
+            heat.append(at)
+            numbers.append(i)
+    written = decode(
+        target, prompts, heat, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids,
+        seeds=seeds_of(numbers, seed + 1), rows=rows,
+    )  # fmt: skip
+    with out.open("a", encoding="utf-8") as file:
+        for number, new, finish in tqdm(written, total=len(prompts), desc="answers", unit="answer"):
+            sample = samples[numbers[number]]
+            file.write(Sample(sample.turns, sample.source, heat[number], tuple(new), finish).to_json() + "\n")
+            file.flush()
+
+
+def seeds_of(numbers: Iterable[int], seed: int) -> list[int]:
+    """A seed for each numbered text, none of which another `seed` has."""
+    return [(seed << 32) + number for number in numbers]
+
+
+def unfinished_file(path: Path) -> list[Sample]:
+    """The samples of a file that a killed run left; half a last line is cut off."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        path.write_bytes(whole)
+    return list(read_samples(path))
