@@ -129,26 +129,18 @@ def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Jo
         gguf = str(args.gguf or embedded.find_gguf())
         if not Path(gguf).is_file():
             raise UserError(f"--gguf {gguf} does not exist")
-    setup = Setup(
-        engine="",
-        model=_absolute(args.model),
-        gguf=_absolute(gguf) or "",
+    requests = max(job.concurrency for job in cases.values())
+    context = max(len(prompt) + job.new_tokens for job in cases.values() for prompt in job.prompts) + 8
+    settings = offline.settings_of(
+        args,
+        device="cpu",
         dtype=dtype,
-        quantization=args.quantization,
-        drafter=args.drafter,
-        drafter_path=_absolute(args.drafter_path),
-        lookup=args.lookup,
-        gamma=args.gamma,
-        requests=max(job.concurrency for job in cases.values()),
-        context=max(len(prompt) + job.new_tokens for job in cases.values() for prompt in job.prompts) + 8,
-        threads=int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))),
+        disable_radix_cache=True,
+        max_running_requests=requests,
+        max_total_tokens=requests * (context + 4 * (args.gamma + 1)) + 1024,  # room for the drafts of each
     )
-    return {name: Setup(**(asdict(setup) | {"engine": name})) for name in sorted(engines)}
-
-
-def _absolute(path: str | None) -> str | None:
-    """A path that holds in another folder as well; a hub name stays."""
-    return str(Path(path).resolve()) if path and Path(path).exists() else path
+    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    return {name: Setup(name, settings, gguf, requests, context, threads) for name in sorted(engines)}
 
 
 class Peer:
@@ -162,7 +154,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("OUTRIDER_PEERS_DEBUG") else None,
             text=True,
-            cwd="/",
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # for its own processes too: packages, not the folder's files
         )
         self.receive()
         self._all("suspend")

@@ -31,27 +31,17 @@ XLLAMACPP = "xllamacpp==2026.10.11549"
 class Setup:
     """What a process is told when it starts.
 
-    model: folder; None is the embedded model. gguf: llama.cpp's file, "" where llama.cpp is not asked.
-    requests: at the same time, at most. context: prompt and answer together, at most. threads: processors to use.
+    settings: Outrider's, of which the other engines heed model, type and limits.
+    gguf: llama.cpp's file, "" where llama.cpp is not asked. requests: at the same time, at most.
+    context: prompt and answer together, at most. threads: processors to use.
     """
 
     engine: str
-    model: str | None
+    settings: Settings
     gguf: str
-    dtype: str
-    quantization: str
-    drafter: str
-    drafter_path: str | None
-    lookup: bool
-    gamma: int
     requests: int
     context: int
     threads: int
-
-    @property
-    def cache_tokens(self) -> int:
-        """Room for all requests, and for the drafts of each."""
-        return self.requests * (self.context + 4 * (self.gamma + 1)) + 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +80,6 @@ async def _serve_jobs(work: Callable[[Job], Awaitable[dict[str, float]]], replie
 def _outrider(setup: Setup, replies: TextIO) -> None:
     from outrider.server import offline
 
-    settings = Settings(
-        model=setup.model,
-        dtype=setup.dtype,
-        quantization=setup.quantization,
-        drafter=setup.drafter,
-        drafter_path=setup.drafter_path,
-        lookup=setup.lookup,
-        gamma=setup.gamma,
-        disable_radix_cache=True,
-        max_running_requests=setup.requests,
-        max_total_tokens=setup.cache_tokens,
-    )
-
     async def measurement(engine: Engine, model: Model) -> None:
         async def generate(prompt: list[int], job: Job) -> int:
             answer = await offline.generate(
@@ -115,7 +92,7 @@ def _outrider(setup: Setup, replies: TextIO) -> None:
 
         await _serve_jobs(lambda job: answer_all(job, generate), replies)
 
-    offline.measure(settings, measurement)
+    offline.measure(setup.settings, measurement)
 
 
 def _sglang(setup: Setup, replies: TextIO) -> None:
@@ -126,19 +103,19 @@ def _sglang(setup: Setup, replies: TextIO) -> None:
     os.environ["SGLANG_PLUGINS"] = "outrider"
     from outrider.server import models
 
-    path = models.find(setup.model).path
+    path = models.find(setup.settings.model).path
     import sglang
 
     engine = sglang.Engine(
         model_path=path,
         device="cpu",
-        dtype=setup.dtype,
+        dtype=setup.settings.dtype,
         attention_backend="torch_native",
         sampling_backend="pytorch",
         disable_radix_cache=True,
         disable_overlap_schedule=True,
-        max_running_requests=setup.requests,
-        max_total_tokens=setup.cache_tokens,
+        max_running_requests=setup.settings.max_running_requests,
+        max_total_tokens=setup.settings.max_total_tokens,
         log_level="error",
     )
 
@@ -164,8 +141,8 @@ def _transformers(setup: Setup, replies: TextIO) -> None:
     from outrider.server import models
 
     torch.set_num_threads(setup.threads)
-    path = models.find(setup.model).path
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, setup.dtype)).eval()
+    path = models.find(setup.settings.model).path
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, setup.settings.dtype)).eval()
 
     def batch(prompts: Sequence[list[int]], new_tokens: int) -> int:
         longest = max(map(len, prompts))
@@ -238,7 +215,8 @@ def main() -> int:
     # Engines write to standard output as they like: replies go to what it was, everything else to standard error.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    setup = Setup(**json.loads(sys.argv[1]))
+    said = json.loads(sys.argv[1])
+    setup = Setup(**(said | {"settings": Settings(**said["settings"])}))
     try:
         ENGINES[setup.engine](setup, replies)
     except UserError as error:

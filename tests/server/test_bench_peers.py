@@ -43,15 +43,12 @@ def test_two_engines_take_turns(prompts: Path, tmp_path: Path) -> None:
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_whole_groups_of_the_same_prompts(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_groups_of_the_same_prompts(prompts: Path) -> None:
     import argparse
 
     parser = argparse.ArgumentParser()
     bench_peers.add_arguments(parser)
-    monkeypatch.chdir(prompts.parent)
-    args = parser.parse_args(
-        ["--prompts", prompts.name, "--count", "3", "--new-tokens", "9", "--drafter-path", ".", "--no-lookup"]
-    )
+    args = parser.parse_args(["--prompts", str(prompts), "--count", "3", "--new-tokens", "9", "--no-lookup"])
     cases = bench_peers.make_cases(args, [1, 2, 8], [100])
     assert {name: len(job.prompts) for name, job in cases.items()} == {"1": 3, "2": 4, "8": 8, "prefill 100": 1}
     assert cases["1"].prompts == cases["2"].prompts[:3]
@@ -60,8 +57,8 @@ def test_whole_groups_of_the_same_prompts(prompts: Path, monkeypatch: pytest.Mon
     setups = bench_peers.make_setups(args, {"transformers"}, cases)
     assert setups["transformers"].context >= max(len(p) for p in cases["8"].prompts) + 9
     assert setups["transformers"].requests == 8
-    assert setups["transformers"].drafter_path == str(prompts.parent)  # it is read in another folder
-    assert not setups["transformers"].lookup
+    assert setups["transformers"].settings.max_running_requests == 8
+    assert not setups["transformers"].settings.lookup
 
 
 def test_no_more_at_a_time_than_asked() -> None:
