@@ -59,7 +59,7 @@ def answer(
 
     Sample i is answered at `temperatures[i % len(temperatures)]`.
     """
-    kept = Counter((s.turns, s.temperature) for s in unfinished_file(out))
+    kept = Counter((s.turns, s.temperature) for s in answers_so_far(out))
     prompts, heat, numbers = [], [], []
     for i, sample in enumerate(samples):
         at = temperatures[i % len(temperatures)]
@@ -86,7 +86,7 @@ def seeds_of(numbers: Iterable[int], seed: int) -> list[int]:
     return [(seed << 32) + number for number in numbers]
 
 
-def unfinished_file(path: Path) -> list[Sample]:
+def answers_so_far(path: Path) -> list[Sample]:
     """The samples of a file that a killed run left; half a last line is cut off."""
     if not path.exists():
         return []
