@@ -16,9 +16,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outrider.kernels.attention import FlatBatch, flat_attention
-from outrider.kernels.sampling import inverse_cdf
 from outrider.kernels.uniforms import Purpose, uniforms
 
+from ..block.sampling import choose
 from .target import Target
 
 ATTENTION = "outrider_flat"
@@ -80,13 +80,12 @@ def attention(
 
 @dataclass
 class _Row:
-    """A text under way: its prompt's number, all its tokens, the slots it owns; `new` until its prompt was read."""
+    """A text under way: its prompt's number, all its tokens, how many of them are the prompt, the slots it owns."""
 
     number: int
     ids: list[int]
     prompt: int
     slots: list[int]
-    new: bool = True
 
 
 @torch.inference_mode()
@@ -132,7 +131,7 @@ def decode(
             table[row, :need] = torch.tensor(owned, dtype=torch.int32, device=device)
             joined += len(prompt)
         places, texts = list(live), list(live.values())
-        counts = [len(text.ids) if text.new else 1 for text in texts]
+        counts = [len(text.ids) if len(text.ids) == text.prompt else 1 for text in texts]
         lens = [len(text.ids) for text in texts]
         ids = [token for text, count in zip(texts, counts, strict=True) for token in text.ids[-count:]]
         indptr = torch.tensor([0, *counts], device=device).cumsum(0)
@@ -152,16 +151,11 @@ def decode(
             raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
         logits = F.linear(hidden[indptr[1:] - 1], target.head)
         heat = torch.tensor([temperatures[text.number] for text in texts], device=device)
-        chosen = logits.argmax(-1)
-        drawn = (heat > 0).nonzero()[:, 0]
-        if drawn.numel():
-            streams = torch.tensor([seeds[text.number] for text in texts], device=device)[drawn]
-            points = uniforms(streams, torch.tensor(lens, device=device)[drawn], 1, Purpose.FINAL)[:, 0]
-            chances = torch.softmax(logits[drawn].float() / heat[drawn, None], -1)
-            chosen[drawn] = inverse_cdf(chances, points)
+        streams = torch.tensor([seeds[text.number] for text in texts], device=device)
+        points = uniforms(streams, torch.tensor(lens, device=device), 1, Purpose.FINAL)[:, 0]
+        chosen, _ = choose(logits.float(), heat, points)
         for row, text, token in zip(places, texts, chosen.tolist(), strict=True):
             text.ids.append(token)
-            text.new = False
             if token in stop_ids or len(text.ids) - text.prompt >= max_new_tokens:
                 free_rows.append(row)
                 free_slots += text.slots
