@@ -48,9 +48,6 @@ test: $(PROJECT) $(DEV) ## Run all tests
 lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@# mypy does not follow the mapping of folders onto outrider.*, so it is given links.
-	@mkdir -p $(VENV)/types/outrider
-	@for folder in server scheduler drafters kernels profiles; do ln -sfn ../../../$$folder $(VENV)/types/outrider/$$folder; done
 	@$(BIN)/mypy
 
 .PHONY: format

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
-from outrider.drafters.history import SlotTokens
+from outrider.drafters.slot_tokens import SlotTokens
 
 # Logits of the confidence: 1, log of the matched length (each accepted token lengthens it), log odds that earlier
 # matches were followed by the drafted token, temperature. Logistic regression on lookups in 700 answers of

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf
 
 

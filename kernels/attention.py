@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 
 QUERY_TILE = 4
 """Queries of one request that share a gather of its keys in the torch version."""

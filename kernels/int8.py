@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 from outrider.kernels.linear import PANEL, PackedWeight, packed_linear
 
 GROUP = 64
-"""Neighbours in depth that share a scale; as in csrc/kernels.h."""
+"""Neighbours in depth that share a scale; as in cpu/csrc/kernels.h."""
 
 
 @dataclass(frozen=True, slots=True)

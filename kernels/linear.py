@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 
 PANEL = 64
-"""Outputs of a packed panel; as in csrc/kernels.h."""
+"""Outputs of a packed panel; as in cpu/csrc/kernels.h."""
 ROW_BLOCK = 16
 """Rows are padded to a multiple of this, for which torch's float32 products were found to be row-independent."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 
 HEAD = 1024
 """Candidates looked at before a row is sorted completely; nearly every filtered row keeps fewer."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.scheduler.cost import StepCost
-from outrider.scheduler.grid import level_contexts
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import level_contexts
 
 
 def plot_steps_per_second(cost: StepCost, picture: str | Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from outrider.profiles.store import write_json
-from outrider.scheduler.cost import StepCost
+from outrider.scheduler.cost.model import StepCost
 
 
 def sglang_table(cost: StepCost) -> dict[str, Any]:

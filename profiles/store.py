@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.profiles.fingerprint import Fingerprint
-from outrider.scheduler.cost import StepCost
-from outrider.scheduler.grid import Point
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
 
 logger = logging.getLogger(__name__)
 

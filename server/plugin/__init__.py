@@ -11,9 +11,9 @@ def activate() -> str | None:
     SGLang calls this in every process before anything else of it is imported, so the torchvision stand-in
     is put in place here.
     """
-    from outrider.server.plugin import torchvision_stub
+    from outrider.server.plugin.hooks import torchvision_stub
 
     torchvision_stub.install()
     if torch.cuda.is_available():
         return None
-    return "outrider.server.plugin.platform:OutriderCpuPlatform"
+    return "outrider.server.plugin.hooks.platform:OutriderCpuPlatform"

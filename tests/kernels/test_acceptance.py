@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from outrider.kernels import native
 from outrider.kernels.acceptance import accept, reference_accept, residual
+from outrider.kernels.cpu import native
 from outrider.kernels.sampling import inverse_cdf
 
 GAMMA = 4

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from outrider.kernels import fused, native
+from outrider.kernels import fused
+from outrider.kernels.cpu import native
 
 TYPES = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)], ids=["float32", "bfloat16"]

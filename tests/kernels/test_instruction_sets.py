@@ -4,8 +4,9 @@ import pytest
 import torch
 from batches import ragged_attention
 
-from outrider.kernels import fused, native
+from outrider.kernels import fused
 from outrider.kernels.attention import flat_attention, reference_attention
+from outrider.kernels.cpu import native
 from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear
 from outrider.kernels.linear import pack, packed_linear, reference_linear
 from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf, reference_target_probs, target_probs

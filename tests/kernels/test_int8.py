@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 from outrider.kernels.int8 import GROUP, int8_linear, pack_int8, reference_int8_linear, rounded
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")

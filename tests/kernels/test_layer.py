@@ -4,7 +4,7 @@ import pytest
 import torch
 from batches import ragged_attention
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 from outrider.kernels.int8 import pack_int8
 from outrider.kernels.layer import DecoderLayer, decoder_layer, reference_decoder_layer
 from outrider.kernels.linear import pack

@@ -10,9 +10,9 @@ from running import Server
 
 from outrider.profiles import store
 from outrider.profiles.store import Profile
-from outrider.scheduler.grid import Point
-from outrider.server import models, profiling, shipped
-from outrider.server.settings import Settings
+from outrider.scheduler.cost.step_times import Point
+from outrider.server.engine import checkpoints, profile_lookup, target
+from outrider.server.engine.settings import Settings
 
 EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--chunked-prefill-size", "32")
 """A cache for eight requests of these tests, not for twenty-four; most prompts are prefilled in several chunks."""
@@ -67,8 +67,8 @@ def _serve(log: Path, *flags: str) -> Iterator[Server]:
 def jagged_profile(folder: Path) -> Path:
     """A profile for the default drafter whose costs have cliffs at every sixth token up to 24 and at 96,
     and by which drafting never pays for two requests: not drafting, short and long verification all win at times."""
-    model = models.find(None)
-    settings = shipped.with_drafter_path(Settings(dtype="float32"), model)
+    model = target.find(None)
+    settings = checkpoints.with_drafter_path(Settings(dtype="float32"), model)
     points = [
         Point(
             requests,
@@ -85,7 +85,7 @@ def jagged_profile(folder: Path) -> Path:
     ]
     profile = Profile(
         name="jagged",
-        fingerprint=profiling.fingerprint(settings, model),
+        fingerprint=profile_lookup.fingerprint(settings, model),
         points=tuple(points),
         measured_at="2026-01-01T00:00:00+00:00",
         measured_how="made up by a test",

@@ -6,7 +6,7 @@ import pytest
 from asking import accepted_tokens, complete_all, tokens
 from running import Server
 
-from outrider.kernels import native
+from outrider.kernels.cpu import native
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="8-bit weights need the compiled kernels")
 

@@ -11,7 +11,7 @@ import torch
 from asking import accepted_tokens, complete, complete_all, tokens
 from scipy import stats
 
-from outrider.server.models import find
+from outrider.server.engine.target import find
 
 # The text repeats itself, so that prompt lookup drafts from the first step on, often rightly and often not.
 PROMPT = "a b c a b d a b"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.profiles.store import Profile
-from outrider.scheduler.grid import Point
+from outrider.scheduler.cost.step_times import Point
 
 HERE = Fingerprint(
     device="AMD EPYC (family 25, model 17, stepping 1)",

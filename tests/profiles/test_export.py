@@ -10,8 +10,8 @@ from profile_samples import POINTS
 
 from outrider.profiles.plots import plot_steps_per_second
 from outrider.profiles.sglang_table import export
-from outrider.scheduler.cost import StepCost
-from outrider.scheduler.grid import Point
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
 
 
 def test_sglang_loads_our_table_and_looks_up_our_times(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import curve_cost, prefixes, value, view
 
-from outrider.scheduler import admission
-from outrider.scheduler.admission import survival_of, survival_torch, top_k, top_k_torch
-from outrider.scheduler.asynchronous import Asynchronous
-from outrider.scheduler.planner import Budget, Planner, StaticGamma, Threshold, VerifyAll
-from outrider.scheduler.synchronous import Synchronous
+from outrider.scheduler.planners import admission
+from outrider.scheduler.planners.admission import survival_of, survival_torch, top_k, top_k_torch
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import Budget, Planner, StaticGamma, Threshold, VerifyAll
+from outrider.scheduler.planners.synchronous import Synchronous
 
 GAMMA = 3
 # Few distinct values, so that ties are common; broken ones among them.

@@ -8,10 +8,10 @@ import torch
 from scipy.stats import mannwhitneyu
 from sglang.srt.speculative.dspark_components.dspark_sts import DSparkStsCalibration
 
-from outrider.scheduler.calibration import Calibration, ece, logit, quality, roc_auc, sigmoid
-from outrider.scheduler.calibration_fit import fit_joint, fit_sts
-from outrider.scheduler.calibration_plot import plot_reliability
-from outrider.scheduler.recorder import Recorder, Records
+from outrider.scheduler.calibration.fit import fit_joint, fit_sts
+from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, roc_auc, sigmoid
+from outrider.scheduler.calibration.plot import plot_reliability
+from outrider.scheduler.calibration.records import Recorder, Records
 
 TEMPERATURES = np.array([1.6, 2.2, 0.7, 1.3, 1.0])
 SHIFTS = np.array([-0.4, 0.2, 0.0, -0.8, 0.5])

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from outrider.scheduler.cost import DRIFT_BOUNDS, StepCost
-from outrider.scheduler.grid import Point, merge
+from outrider.scheduler.cost.model import DRIFT_BOUNDS, StepCost
+from outrider.scheduler.cost.step_times import Point, merge
 
 
 def jagged_grid(seed: int, contexts: tuple[int, ...] = (128, 1024), gamma: int = 7) -> list[Point]:
@@ -221,7 +221,7 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
 
 
 def test_what_is_cached_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.scheduler.cost.CACHED_NUMBERS", 20_000)
+    monkeypatch.setattr("outrider.scheduler.cost.model.CACHED_NUMBERS", 20_000)
     cost = StepCost(jagged_grid(0))
     for requests in range(1, 200):
         cost.seconds(requests, np.arange(requests, 8 * requests + 1), 0)

@@ -14,10 +14,10 @@ import torch
 from planning import curve_cost, view
 
 from outrider.kernels.acceptance import accept
-from outrider.scheduler.admission import survival_of
-from outrider.scheduler.asynchronous import Asynchronous
-from outrider.scheduler.planner import Planner, Threshold, VerifyAll
-from outrider.scheduler.synchronous import Synchronous
+from outrider.scheduler.planners.admission import survival_of
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import Planner, Threshold, VerifyAll
+from outrider.scheduler.planners.synchronous import Synchronous
 
 SAMPLES = 4000
 A, B = 0, 1

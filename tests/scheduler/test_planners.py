@@ -7,12 +7,12 @@ import pytest
 import torch
 from planning import curve_cost, prefixes, value, view
 
-from outrider.scheduler.admission import survival_of
-from outrider.scheduler.asynchronous import Asynchronous
-from outrider.scheduler.cost import StepCost
-from outrider.scheduler.grid import Point
-from outrider.scheduler.planner import StepView
-from outrider.scheduler.synchronous import Synchronous
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.planners.admission import survival_of
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.planners.synchronous import Synchronous
 
 GAMMA = 3
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.scheduler.asynchronous import Asynchronous
-from outrider.scheduler.cost import StepCost
-from outrider.scheduler.grid import Point
-from outrider.scheduler.planner import Budget, Planner, StaticGamma, StepView, Threshold, VerifyAll
-from outrider.scheduler.simulator import Simulation
-from outrider.scheduler.synchronous import Synchronous
-from outrider.scheduler.synthetic import SyntheticCost
-from outrider.scheduler.workload import Acceptance, Workload
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.cost.synthetic import SyntheticCost
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import Budget, Planner, StaticGamma, StepView, Threshold, VerifyAll
+from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.simulation.simulator import Simulation
+from outrider.scheduler.simulation.workload import Acceptance, Workload
 
 GAMMA = 3
 STEADY = {"difficulty": 0.0, "drift": 0.0, "seen": 0.0, "unseen": 0.0}
@@ -155,7 +155,7 @@ def test_what_is_accepted_cannot_be_guessed_from_what_was_shown() -> None:
 
 @pytest.mark.parametrize("arrivals", ["closed", "poisson", "bursty"])
 def test_no_token_is_lost_or_made_up(arrivals: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.scheduler.simulator.WARM_UP", 0.0)
+    monkeypatch.setattr("outrider.scheduler.simulation.simulator.WARM_UP", 0.0)
     workload = Workload(arrivals=arrivals, concurrency=20, rate=20.0, max_running=16, output=40, burst_seconds=1.0)
     spy = Spy(Threshold(0.4))
     simulation = Simulation(spy, constant_cost(), Acceptance([0.8] * GAMMA), workload, seed=4)

@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 import numpy as np
 import pytest
 
-from outrider.scheduler.workload import Acceptance, Requests, Workload
+from outrider.scheduler.simulation.workload import Acceptance, Requests, Workload
 
 
 def arrivals_until(workload: Workload, seconds: float, seed: int = 0) -> np.ndarray:

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 
-from outrider.scheduler.cost import StepCost
-from outrider.scheduler.grid import Point
-from outrider.scheduler.planner import StepView
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.planners.base import StepView
 
 
 def curve_cost(requests: int, seconds: list[float], draft: float = 0.0) -> StepCost:

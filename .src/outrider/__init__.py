@@ -1,0 +1,1 @@
+"""Lossless speculative serving for large language models, inside SGLang."""

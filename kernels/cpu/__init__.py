@@ -1,0 +1,1 @@
+"""The C++ kernels: their sources, how they are compiled and loaded."""

@@ -1,0 +1,75 @@
+"""A measurement under way: one JSON line per measured point, so that a killed `outrider tune` goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from outrider.profiles.fingerprint import Fingerprint
+from outrider.scheduler.cost.step_times import Point
+
+SCHEMA = 1
+
+
+class PartialMeasurement:
+    """The points measured so far, on disk as soon as `add` returns.
+
+    path: the file, made if need be. fingerprint: of the engine that is being measured.
+    points: what was found there and added since. restarted: why what was found is not used; "" where it is.
+    """
+
+    def __init__(self, path: Path, fingerprint: Fingerprint):
+        self.path = path
+        self.points: list[Point] = []
+        self.restarted = ""
+        header = json.dumps({"schema": SCHEMA, "fingerprint": fingerprint.to_json()})
+        lines = self._complete_lines()
+        if lines:
+            self.restarted = self._read(lines, fingerprint)
+        kept = [header, *(json.dumps(point.to_json()) for point in self.points)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as file:  # also drops a torn line, which must not be appended to
+            file.write("\n".join(kept) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def add(self, point: Point) -> None:
+        """Append a point; when this returns it survives a kill."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point.to_json()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.points.append(point)
+
+    def discard(self) -> None:
+        """Remove the file, once its points are in a profile."""
+        self.path.unlink(missing_ok=True)
+
+    def _complete_lines(self) -> list[str]:
+        """Lines that end; a kill may leave the last one torn."""
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        return text.split("\n")[:-1]
+
+    def _read(self, lines: list[str], fingerprint: Fingerprint) -> str:
+        """Take in the points of a file begun earlier; the reason where they cannot be used."""
+        try:
+            header = json.loads(lines[0])
+            if header["schema"] != SCHEMA:
+                return f"it has schema {header['schema']!r}, this version of Outrider writes {SCHEMA}"
+            differ = Fingerprint.from_json(header["fingerprint"]).differences(fingerprint)
+        except (ValueError, KeyError, TypeError):
+            return "its first line is no fingerprint"
+        if differ:
+            return "it was measured on another engine: " + "; ".join(differ)
+        for line in lines[1:]:
+            try:
+                self.points.append(Point.from_json(json.loads(line)))
+            except ValueError:
+                continue  # damaged in the middle: that point is measured again
+        return ""

@@ -1,0 +1,180 @@
+"""Calibrated confidences: temperatures per position, and how good they are.
+
+A confidence c_k = P(x_k is accepted | those before it were) becomes c'_k = sigmoid(logit(c_k) / T_k + b_k). The planner
+needs the size of the products of c', not only their order (DSpark, section 3.2.1). `calibration_fit.py` finds T and b.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.scheduler.calibration.records import Records
+
+BINS = 15
+"""Equal-width bins of the expected calibration error."""
+SURE = 1 - 2.0**-24
+"""Largest confidence: float32's sigmoid rounds to 1, which no temperature could soften."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """temperatures: gamma of them, above 0. shifts: gamma of them; all 0 unless fitted jointly.
+
+    The rest says where they come from, one number per position: `samples` records observed, `ece_before` and
+    `ece_after` of prefix survival (0 where nothing was observed), `auc` of prefix survival and `auc_conditional` of c_k
+    among the positions that were tested (None where there was one outcome only).
+    """
+
+    temperatures: tuple[float, ...]
+    shifts: tuple[float, ...] = ()
+    method: str = "none"
+    dataset: str = ""
+    num_samples: int = 0
+    samples: tuple[int, ...] = ()
+    ece_before: tuple[float, ...] = ()
+    ece_after: tuple[float, ...] = ()
+    auc: tuple[float | None, ...] = ()
+    auc_conditional: tuple[float | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0 < t < math.inf for t in self.temperatures):
+            raise ValueError(f"a calibration needs temperatures above 0, one per position, not {self.temperatures}")
+        if not self.shifts:
+            object.__setattr__(self, "shifts", (0.0,) * len(self.temperatures))
+        if len(self.shifts) != self.gamma or not all(map(math.isfinite, self.shifts)):
+            raise ValueError(f"for {self.gamma} temperatures expected {self.gamma} finite shifts, not {self.shifts}")
+
+    @classmethod
+    def identity(cls, gamma: int) -> Calibration:
+        """Changes nothing."""
+        return cls((1.0,) * gamma)
+
+    @property
+    def gamma(self) -> int:
+        return len(self.temperatures)
+
+    @property
+    def is_identity(self) -> bool:
+        return set(self.temperatures) == {1.0} and set(self.shifts) == {0.0}
+
+    def apply(self, confidence: torch.Tensor) -> torch.Tensor:
+        """[R, gamma] float32 calibrated; on the confidence's device, without waiting for it. 0 and NaN stay."""
+        if confidence.shape[-1] != self.gamma:
+            raise ValueError(
+                f"this calibration was fitted for gamma {self.gamma}, the drafter gives {confidence.shape[-1]}: "
+                "run `outrider tune` with the gamma that is served"
+            )
+        if self.is_identity:
+            return confidence
+        inverse, shifts = _parameters(self, confidence.device)
+        return torch.addcmul(shifts, confidence.float().clamp(max=SURE).logit_(), inverse).sigmoid_()
+
+    def apply_numpy(self, confidence: np.ndarray) -> np.ndarray:
+        """[N, gamma] float64, the same for arrays."""
+        return sigmoid(logit(confidence) / np.array(self.temperatures) + np.array(self.shifts))
+
+    def to_json(self) -> str:
+        """Text that SGLang's `DSparkStsCalibration.from_json` reads as well; it knows temperatures only, not shifts."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Calibration:
+        """Raises ValueError saying what is wrong; keys it does not know are skipped, so SGLang's own files load."""
+        try:
+            data: Any = json.loads(text)
+            fields: dict[str, Any] = {
+                key: tuple(data[key]) if isinstance(data[key], list) else data[key]
+                for key in cls.__dataclass_fields__
+                if key in data
+            }
+            return cls(**fields)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"not a calibration: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """Raises ValueError naming the file."""
+        try:
+            return cls.from_json(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _parameters(calibration: Calibration, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 / T and b, [gamma] each, on the device."""
+    inverse = 1.0 / torch.tensor(calibration.temperatures, dtype=torch.float64)
+    return inverse.float().to(device), torch.tensor(calibration.shifts, dtype=torch.float32, device=device)
+
+
+def logit(confidence: np.ndarray) -> np.ndarray:
+    """float64 log odds; confidences of 0 and 1 become finite."""
+    clipped = np.clip(np.nan_to_num(confidence.astype(np.float64)), 1e-7, SURE)
+    return np.log(clipped) - np.log1p(-clipped)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Per position, as in `Calibration`."""
+
+    samples: tuple[int, ...]
+    ece: tuple[float, ...]
+    auc: tuple[float | None, ...]
+    auc_conditional: tuple[float | None, ...]
+
+
+def quality(records: Records, calibration: Calibration | None = None) -> Quality:
+    """How well (calibrated) confidences predict `records`: ECE of prefix survival in 15 equal-width bins, and AUCs."""
+    calibration = calibration or Calibration.identity(records.gamma)
+    confidence = calibration.apply_numpy(records.confidence)
+    survival = confidence.cumprod(1)
+    verified, tested, survived = records.verified, records.tested, records.survived
+    positions = range(records.gamma)
+    return Quality(
+        samples=tuple(int(n) for n in verified.sum(0)),
+        ece=tuple(float(ece(survival[verified[:, k], k], survived[verified[:, k], k])) for k in positions),
+        auc=tuple(roc_auc(survival[verified[:, k], k], survived[verified[:, k], k]) for k in positions),
+        auc_conditional=tuple(roc_auc(confidence[tested[:, k], k], survived[tested[:, k], k]) for k in positions),
+    )
+
+
+def ece(predicted: np.ndarray, outcome: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """[...] expected calibration error (Naeini et al., 2015) of predictions [..., N] for outcomes [N]; 0 for N = 0.
+
+    The mean over equal-width bins, weighted by their size, of |mean prediction - mean outcome|.
+    """
+    lead, count = predicted.shape[:-1], predicted.shape[-1]
+    if count == 0:
+        return np.zeros(lead)
+    rows = predicted.reshape(-1, count)
+    place = np.minimum((rows * bins).astype(np.int64), bins - 1) + bins * np.arange(len(rows))[:, None]
+    error = np.bincount(place.ravel(), (rows - outcome).ravel(), minlength=bins * len(rows))
+    return np.abs(error).reshape(-1, bins).sum(1).reshape(lead) / count
+
+
+def roc_auc(score: np.ndarray, outcome: np.ndarray) -> float | None:
+    """Probability that a success scores above a failure, ties counting half (Hanley and McNeil, 1982).
+
+    score: [N]. outcome: [N] bool. None without successes or without failures.
+    """
+    success, failure = np.sort(score[outcome]), score[~outcome]
+    if not len(success) or not len(failure):
+        return None
+    above = len(success) - np.searchsorted(success, failure, side="right")
+    not_below = len(success) - np.searchsorted(success, failure, side="left")
+    return float((above + not_below).mean() / 2 / len(success))

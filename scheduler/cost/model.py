@@ -1,0 +1,282 @@
+"""What a decode step costs: T(requests, verified tokens, cached context), and drafting on top.
+
+DSpark (section 3.2.2) looks up SPS(B), steps per second by verified tokens B, in a measured table. Here the step time
+T is measured in three dimensions and SPS(B) = 1 / T is its slice at the current requests and context. Real curves are
+jagged (section 5.2), so nothing is fitted or smoothed:
+
+- a measured point keeps its measured time, dips included;
+- between two points the time rises linearly, or, where it falls, stays at the larger until the smaller is reached: what
+  was not measured is never assumed to be cheaper;
+- beyond the measured points it rises as steeply as it was ever seen to rise.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from outrider.scheduler.cost.step_times import Point, merge, split
+
+CACHED_NUMBERS = 1 << 21
+"""Bound on the dense curves that are kept, 16 MB."""
+DRIFT_BOUNDS = (0.5, 2.0)
+DRIFT_RATE = 0.03
+"""Weight of one step in the running average of observed / predicted time."""
+DRIFT_STEP = 0.2
+"""A step counts as at most this far from the average, in log time: a hiccup of 10x moves it by 0.6 %."""
+
+
+class StepCost:
+    """The cost model of one engine on one machine.
+
+    points: what was measured; combinations may be missing, at least one step must be there (ValueError).
+    """
+
+    def __init__(self, points: Iterable[Point]):
+        self.points = tuple(merge(points))
+        verify, draft = split(self.points)
+        if not verify:
+            raise ValueError("a step-cost model needs at least one measured step without drafting")
+        self._curves = _curves(verify)
+        self._sizes = [curve.requests for curve in self._curves]
+        self._draft_sizes = np.array(list(draft) or [1], dtype=np.float64)
+        self._draft_times = np.array(list(draft.values()) or [0.0], dtype=np.float64)
+        self._draft_cached: dict[int, float] = {}  # at most one entry per number of requests
+        self._log_drift = 0.0
+        self._cached: OrderedDict[int, _Dense] = OrderedDict()
+        self._cached_numbers = 0
+
+    # -- what the planner asks ------------------------------------------------------------------------------------
+
+    def seconds(self, requests: int, tokens: np.ndarray, context: float) -> np.ndarray:
+        """[n] float64 seconds of a step that verifies `tokens` [n] int (anchors included) of `requests` requests.
+
+        context: tokens in the cache, summed over the requests. Drafting is not included. Raises ValueError where
+        tokens are fewer than requests.
+        """
+        columns = tokens - requests
+        if columns.min() < 0:
+            raise ValueError(f"{requests} requests verify at least as many tokens, not {tokens.min()}")
+        result = self._dense(requests, int(columns.max()) + 1).at(columns, context)
+        result *= self.drift
+        return result
+
+    def draft_seconds(self, requests: int) -> float:
+        """Seconds that drafting for `requests` requests adds to a step; 0 where drafting was not measured."""
+        if requests not in self._draft_cached:
+            times = _along(self._draft_sizes, self._draft_times[None], np.array([requests], dtype=np.float64))
+            self._draft_cached[requests] = float(times[0, 0])
+        return self._draft_cached[requests] * self.drift
+
+    def steps_per_second(
+        self, requests: int, tokens: np.ndarray, context: float, *, drafted: bool = False
+    ) -> np.ndarray:
+        """[n] float64 SPS(B) for B = `tokens` [n], with or without the time of drafting."""
+        return 1.0 / (self.seconds(requests, tokens, context) + (self.draft_seconds(requests) if drafted else 0.0))
+
+    # -- slow drift -----------------------------------------------------------------------------------------------
+
+    @property
+    def drift(self) -> float:
+        """Observed over measured step time of late, within DRIFT_BOUNDS; every answer is multiplied by it."""
+        return math.exp(self._log_drift)
+
+    def observe(self, requests: int, tokens: int, context: float, drafted: bool, seconds: float) -> None:
+        """Learn from a step that took `seconds` in all, drafting included where `drafted`.
+
+        One factor for all sizes: it keeps predicted times (and so service levels) right when the machine gets slower
+        or faster, and does not change which number of tokens is the best. Impossible times are ignored.
+        """
+        if not (math.isfinite(seconds) and seconds > 0):
+            return
+        predicted = self._dense(requests, tokens - requests + 1).one(tokens - requests, context) * self.drift
+        predicted += self.draft_seconds(requests) if drafted else 0.0
+        surprise = min(max(math.log(seconds / predicted), -DRIFT_STEP), DRIFT_STEP)
+        low, high = map(math.log, DRIFT_BOUNDS)
+        self._log_drift = min(max(self._log_drift + DRIFT_RATE * surprise, low), high)
+
+    # -- JSON -----------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The measured grid with all repetitions; drift belongs to the running engine and is left out."""
+        return [point.to_json() for point in self.points]
+
+    @classmethod
+    def from_json(cls, data: Any) -> StepCost:
+        """Raises ValueError saying what is wrong with `data`."""
+        if not isinstance(data, list):
+            raise ValueError(f"a step-cost grid is a list of measured points, not {type(data).__name__}")
+        return cls(Point.from_json(entry) for entry in data)
+
+    # -- dense curves ---------------------------------------------------------------------------------------------
+
+    def _dense(self, requests: int, length: int) -> _Dense:
+        """Times for tokens requests, requests + 1, …, at least `length` of them."""
+        found = self._cached.get(requests)
+        if found is not None and found.length >= length:
+            self._cached.move_to_end(requests)
+            return found
+        if found is not None:
+            length = max(length, 2 * found.length)  # grows seldom
+            self._cached_numbers -= self._cached.pop(requests).size
+        made = self._make_dense(requests, np.arange(requests, requests + length))
+        self._cached[requests] = made
+        self._cached_numbers += made.size
+        while self._cached_numbers > CACHED_NUMBERS and len(self._cached) > 1:
+            self._cached_numbers -= self._cached.popitem(last=False)[1].size
+        return made
+
+    def _make_dense(self, requests: int, tokens: np.ndarray) -> _Dense:
+        upper = bisect_right(self._sizes, requests)
+        low = self._curves[max(upper - 1, 0)]
+        if requests <= low.requests:
+            return _Dense(low.knots, lambda contexts: low.at(tokens, contexts))
+        if upper < len(self._curves):
+            high = self._curves[upper]
+            weight = (requests - low.requests) / (high.requests - low.requests)
+            return _Dense(low.knots | high.knots, lambda contexts: _between(low, high, weight, tokens, contexts))
+        if upper == 1:
+            return _Dense(low.knots, lambda contexts: low.at(tokens, contexts))
+        below = self._curves[upper - 2]
+
+        def beyond(contexts: np.ndarray) -> np.ndarray:
+            return low.at(tokens, contexts) + (requests - low.requests) * _per_request(below, low, contexts)
+
+        return _Dense(below.knots | low.knots, beyond)
+
+
+class _Dense:
+    """Times of one number of requests for every number of tokens, linear in the context between knots.
+
+    at_contexts: from contexts [k] to seconds [k, length].
+    """
+
+    def __init__(self, knots: frozenset[float], at_contexts: Callable[[np.ndarray], np.ndarray]):
+        self.knots = sorted(knots)
+        self.knots.append(2 * self.knots[-1] + 1)  # how it goes on beyond the last
+        times = np.maximum.accumulate(at_contexts(np.array(self.knots)), axis=0)  # more context is never cheaper
+        self.length = times.shape[1]
+        self.times = times[:-1]
+        self.slopes = np.diff(times, axis=0) / np.diff(self.knots)[:, None]
+        self.size = self.times.size + self.slopes.size
+
+    def one(self, column: int, context: float) -> float:
+        """`at` for one column."""
+        knot = min(max(bisect_right(self.knots, context) - 1, 0), len(self.times) - 1)
+        beyond = max(context - self.knots[knot], 0.0)
+        return float(self.times[knot, column] + self.slopes[knot, column] * beyond)
+
+    def at(self, columns: np.ndarray, context: float) -> np.ndarray:
+        """[n] seconds of `columns` [n]; below the smallest knot nothing is assumed to be cheaper."""
+        knot = min(max(bisect_right(self.knots, context) - 1, 0), len(self.times) - 1)
+        beyond = max(context - self.knots[knot], 0.0)
+        result = self.slopes[knot].take(columns)
+        result *= beyond
+        result += self.times[knot].take(columns)
+        return result
+
+
+class _Curve:
+    """What was measured for one number of requests: times [contexts, tokens], complete.
+
+    per_context: [tokens] seconds per token of context beyond the largest.
+    """
+
+    def __init__(
+        self, requests: int, contexts: np.ndarray, tokens: np.ndarray, times: np.ndarray, per_context: np.ndarray
+    ):
+        self.requests = requests
+        self.knots = frozenset(contexts.tolist())
+        self.tokens = tokens
+        self.first, self.last = int(tokens[0]), int(tokens[-1])
+        self._contexts = np.append(contexts, contexts[-1] + 1)  # a second one, for a slope to go on with
+        self._times = np.vstack([times, times[-1] + per_context])
+
+    def at(self, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+        """[k, n] seconds of `tokens` [n] at `contexts` [k]."""
+        times = _along(self.tokens, self._times, tokens)
+        slopes = np.diff(times, axis=0) / np.diff(self._contexts)[:, None]
+        knot = np.clip(np.searchsorted(self._contexts, contexts, side="right") - 1, 0, len(slopes) - 1)
+        return times[knot] + np.clip(contexts - self._contexts[knot], 0, None)[:, None] * slopes[knot]
+
+
+def _along(xs: np.ndarray, ys: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """[k, n] `ys` [k, m] over ascending `xs` [m] at `x` [n], by the rules of this module.
+
+    Below the first point: as large as there. One point alone: in proportion beyond it.
+    """
+    if len(xs) == 1:
+        return ys * np.maximum(x / xs[0], 1.0)
+    left = np.clip(np.searchsorted(xs, x, side="right") - 1, 0, len(xs) - 1)
+    slopes = np.clip(np.diff(ys, axis=1) / np.diff(xs), 0, None)
+    slopes = np.hstack([slopes, slopes.max(axis=1, keepdims=True)])
+    return ys[:, left] + slopes[:, left] * np.clip(x - xs[left], 0, None)
+
+
+def _between(low: _Curve, high: _Curve, weight: float, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+    """[k, n] seconds at `tokens` [n] between two measured numbers of requests, compared at equal tokens.
+
+    Equal tokens, because kernels have their cliffs there. Where only one of the two was measured the other keeps its
+    distance to it.
+    """
+    both = np.maximum(tokens, high.first)
+    extra = np.clip(high.at(both, contexts) - _prolonged(low, high, both, contexts), 0, None)
+    return _prolonged(low, high, tokens, contexts) + weight * extra
+
+
+def _prolonged(low: _Curve, high: _Curve, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+    """[k, n] seconds of `low`, that beyond its last point rises as `high` was measured to rise."""
+    inside = low.at(np.minimum(tokens, low.last), contexts)
+    start = np.array([max(low.last, high.first)])
+    rise = np.clip(high.at(np.maximum(tokens, start), contexts) - high.at(start, contexts), 0, None)
+    if high.first > low.last:  # nothing measured in between: straight to the first point of `high`
+        gap = np.clip((tokens - low.last) / (high.first - low.last), 0, 1)
+        rise = rise + gap * np.clip(high.at(start, contexts) - low.at(np.array([low.last]), contexts), 0, None)
+    return inside + rise
+
+
+def _per_request(below: _Curve, last: _Curve, contexts: np.ndarray) -> np.ndarray:
+    """[k, 1] most seconds that a further request was seen to add at equal tokens, by the two largest curves."""
+    shared = last.tokens[last.tokens <= below.last]
+    if not len(shared):
+        return np.zeros((len(contexts), 1))
+    rise = (last.at(shared, contexts) - below.at(shared, contexts)) / (last.requests - below.requests)
+    return np.clip(rise.max(axis=1, keepdims=True), 0, None)
+
+
+def _curves(verify: dict[tuple[int, int, float], float]) -> list[_Curve]:
+    """One curve per measured number of requests; cells that were measured at some contexts only are filled in."""
+    cells: dict[int, dict[int, dict[float, float]]] = {}
+    for (requests, tokens, context), seconds in sorted(verify.items()):
+        cells.setdefault(requests, {}).setdefault(tokens, {})[context] = seconds
+    slopes = {r: [s for by in rows.values() for s in _context_slopes(by)] for r, rows in cells.items()}
+    overall = [s for found in slopes.values() for s in found]
+    curves = []
+    for requests, rows in cells.items():
+        usual = float(np.median(slopes[requests] or overall or [0.0]))
+        contexts = np.array(sorted({c for by in rows.values() for c in by}))
+        times = np.empty((len(contexts), len(rows)))
+        per_context = np.empty(len(rows))
+        for column, by in enumerate(rows.values()):
+            times[:, column], per_context[column] = _fill(by, contexts, usual)
+        curves.append(_Curve(requests, contexts, np.array(list(rows)), times, per_context))
+    return curves
+
+
+def _context_slopes(by_context: dict[float, float]) -> list[float]:
+    """Seconds per token of context between the measured contexts of one cell."""
+    contexts, times = np.array(list(by_context)), np.array(list(by_context.values()))
+    return np.clip(np.diff(times) / np.diff(contexts), 0, None).tolist()
+
+
+def _fill(by_context: dict[float, float], contexts: np.ndarray, usual: float) -> tuple[np.ndarray, float]:
+    """Seconds of one cell at all `contexts`, never falling, and its slope beyond; `usual`: where it has none itself."""
+    xs, ys = np.array(list(by_context)), np.maximum.accumulate(list(by_context.values()))
+    slope = float((ys[-1] - ys[-2]) / (xs[-1] - xs[-2])) if len(xs) > 1 else usual
+    times = np.interp(contexts, xs, ys) + slope * np.clip(contexts - xs[-1], 0, None)
+    return times, slope

@@ -1,0 +1,1 @@
+"""Who decides how many draft tokens of each request are verified."""

@@ -1,0 +1,132 @@
+"""What a planner is, and the simple ones: they decide each request's verification length from the draft's confidences.
+
+Lossless rule (DSpark, section 3.2.2 and appendix A): whether x_{r,k} is admitted may depend only on what was known
+before it was drawn: c_{r,1..k}, other requests, and a budget from two or more steps ago. `Planner.budget` therefore
+sees nothing of the current draft, and `Planner.admit` must leave min(verify_lens[r], k) unchanged whatever
+confidence[r, k:] turns out to be.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.scheduler.planners.admission import survival_of
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What is known of a decode step with R requests before anything is drafted.
+
+    rows: [R] int64, row of the engine's request pool.
+    generations: [R] int64, differs when a row belongs to another request or was prefilled again.
+    contexts: [R] int64, cached tokens.
+    limits: [R] int64, most draft tokens the request may have; 0: speculation is off for it.
+    levels: [R] float64, tokens per second that the request asked for; 0: none.
+    progress: [R] float64, tokens per second that it has had so far; inf when it has just started.
+    """
+
+    rows: np.ndarray
+    generations: np.ndarray
+    contexts: np.ndarray
+    limits: np.ndarray
+    levels: np.ndarray
+    progress: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What is decided of a step before drafting.
+
+    draft: False: the step runs without drafting.
+    tokens: K, most drafted tokens admitted, over all requests; None: no bound.
+    first: [R] bool, requests served before all others (behind their level); None: nobody.
+    seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
+        from planners that do not know costs.
+    probe: drafted only to see whether drafting would pay again; verifies nothing, so what it costs is known.
+    """
+
+    draft: bool
+    tokens: int | None
+    first: np.ndarray | None = None
+    seconds: np.ndarray | None = None
+    probe: bool = False
+
+    def predicted_seconds(self, admitted: int) -> float | None:
+        """Seconds that the step was expected to take with `admitted` drafted tokens; None when not known."""
+        if self.seconds is None:
+            return None
+        return float(self.seconds[min(admitted, len(self.seconds) - 1)])
+
+
+class Planner(ABC):
+    """Called once per decode step, in this order: `budget`, then, where it says so, draft and `admit`, and at some time
+    later `observe`."""
+
+    def budget(self, step: StepView) -> Budget:
+        """Decide from the past whether to draft and how much to verify. By default: draft for whom it is on."""
+        return Budget(draft=bool(step.limits.any()), tokens=None)
+
+    @abstractmethod
+    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
+        """verify_lens [R] int64 in 0..draft_lens, on the confidence's device.
+
+        confidence: [R, gamma] float32, calibrated, c_k = P(x_k is accepted | those before it were); NaN counts as 0.
+        draft_lens: [R] int64 in 0..limits, how many tokens were drafted.
+        """
+
+    def observe(  # noqa: B027 - most planners learn nothing
+        self,
+        step: StepView,
+        survival: np.ndarray,
+        verify_lens: np.ndarray,
+        accept_lens: np.ndarray,
+        drafted: bool,
+        seconds: float | None,
+    ) -> None:
+        """Take in a finished step; steps come in order, on a CPU right after the step, on a GPU later.
+
+        step: the very object that `budget` was given.
+        survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read unless `drafted`.
+        verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
+        seconds: wall time of the step; None when it is not known or had other work in it.
+        The arrays are kept: do not write to them afterwards.
+        """
+
+
+class VerifyAll(Planner):
+    """Verify every drafted token."""
+
+    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
+        return draft_lens
+
+
+class StaticGamma(Planner):
+    """Verify at most `gamma` tokens of each request; 0: never draft."""
+
+    def __init__(self, gamma: int):
+        if gamma < 0:
+            raise ValueError(f"gamma is 0 or more, not {gamma}")
+        self.gamma = gamma
+
+    def budget(self, step: StepView) -> Budget:
+        return Budget(draft=self.gamma > 0 and bool(step.limits.any()), tokens=None)
+
+    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
+        return draft_lens.clamp(max=self.gamma)
+
+
+class Threshold(Planner):
+    """Verify while survival is at least `value`, whatever the load (DSpark, section 4.3.3). 0 verifies all."""
+
+    def __init__(self, value: float):
+        if not 0 <= value <= 1:
+            raise ValueError(f"a threshold of survival lies in 0..1, not {value}")
+        self.value = value
+
+    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
+        likely = (survival_of(confidence) >= self.value).sum(1)
+        return torch.minimum(likely, draft_lens)

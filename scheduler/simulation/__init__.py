@@ -1,0 +1,1 @@
+"""Planners under load, without the hardware."""

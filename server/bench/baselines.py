@@ -1,0 +1,229 @@
+"""The engines that `outrider bench peers` compares, each in a process of its own.
+
+The process reads jobs from its standard input, one line of JSON each, and writes what they took to its standard output.
+All engines get the same token ids and make the same number of tokens: temperature 0, the end token does not end an
+answer, no prompt is remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from outrider.server.engine.settings import Settings
+from outrider.server.errors import UserError
+
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
+    from outrider.server.engine.target import Model
+
+XLLAMACPP = "xllamacpp==2026.10.11549"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a process is told when it starts.
+
+    settings: Outrider's, of which the other engines heed model, type and limits.
+    gguf: llama.cpp's file, "" where llama.cpp is not asked. requests: at the same time, at most.
+    context: prompt and answer together, at most. threads: processors to use.
+    """
+
+    engine: str
+    settings: Settings
+    gguf: str
+    requests: int
+    context: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """prompts: token ids. new_tokens: of each answer. concurrency: prompts at a time. speculate: only for Outrider."""
+
+    prompts: list[list[int]]
+    new_tokens: int
+    concurrency: int
+    speculate: bool = True
+
+
+Generate = Callable[[list[int], Job], Awaitable[int]]
+"""Answers one prompt of a job; returns how many tokens the answer has."""
+
+
+async def answer_all(job: Job, generate: Generate) -> dict[str, float]:
+    """Seconds and tokens of all answers of a job, `concurrency` at a time."""
+    gate = asyncio.Semaphore(job.concurrency)
+
+    async def one(prompt: list[int]) -> int:
+        async with gate:
+            return await generate(prompt, job)
+
+    start = time.perf_counter()
+    counts = await asyncio.gather(*map(one, job.prompts))
+    return {"seconds": time.perf_counter() - start, "tokens": sum(counts)}
+
+
+async def _serve_jobs(work: Callable[[Job], Awaitable[dict[str, float]]], replies: TextIO) -> None:
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(await work(Job(**json.loads(line)))), file=replies, flush=True)
+
+
+def _outrider(setup: Setup, replies: TextIO) -> None:
+    from outrider.server.engine import client
+
+    async def measurement(engine: Engine, model: Model) -> None:
+        async def generate(prompt: list[int], job: Job) -> int:
+            answer = await client.generate(
+                engine.tokenizer_manager,
+                prompt,
+                **_sampling(job),
+                custom_params={"speculation": {"enabled": job.speculate}},
+            )
+            return len(answer["output_ids"])
+
+        await _serve_jobs(lambda job: answer_all(job, generate), replies)
+
+    client.measure(setup.settings, measurement)
+
+
+def _sglang(setup: Setup, replies: TextIO) -> None:
+    """SGLang's own attention and layers in plain torch. On a CPU it does not start without a platform; that is ours."""
+    from outrider.server.plugin.hooks.register import PLATFORM_ONLY
+
+    os.environ[PLATFORM_ONLY] = "1"
+    os.environ["SGLANG_PLUGINS"] = "outrider"
+    from outrider.server.engine import target
+
+    path = target.find(setup.settings.model).path
+    import sglang
+
+    engine = sglang.Engine(
+        model_path=path,
+        device="cpu",
+        dtype=setup.settings.dtype,
+        attention_backend="torch_native",
+        sampling_backend="pytorch",
+        disable_radix_cache=True,
+        disable_overlap_schedule=True,
+        max_running_requests=setup.settings.max_running_requests,
+        max_total_tokens=setup.settings.max_total_tokens,
+        log_level="error",
+    )
+
+    async def generate(prompt: list[int], job: Job) -> int:
+        answer = await engine.async_generate(input_ids=prompt, sampling_params=_sampling(job))
+        return len(answer["output_ids"])
+
+    try:
+        engine.loop.run_until_complete(_serve_jobs(lambda job: answer_all(job, generate), replies))
+    finally:
+        engine.shutdown()
+
+
+def _sampling(job: Job) -> dict[str, Any]:
+    return {"temperature": 0.0, "max_new_tokens": job.new_tokens, "ignore_eos": True}
+
+
+def _transformers(setup: Setup, replies: TextIO) -> None:
+    """Batches of `concurrency` prompts, padded on the left; the next begins when all answers of one are done."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from outrider.server.engine import target
+
+    torch.set_num_threads(setup.threads)
+    path = target.find(setup.settings.model).path
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, setup.settings.dtype)).eval()
+
+    def batch(prompts: Sequence[list[int]], new_tokens: int) -> int:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=False,
+                min_new_tokens=new_tokens,
+                max_new_tokens=new_tokens,
+                pad_token_id=0,
+            )
+        return int((out.shape[1] - longest) * len(prompts))
+
+    async def work(job: Job) -> dict[str, float]:
+        start, tokens = time.perf_counter(), 0
+        for first in range(0, len(job.prompts), job.concurrency):
+            tokens += batch(job.prompts[first : first + job.concurrency], job.new_tokens)
+        return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    asyncio.run(_serve_jobs(work, replies))
+
+
+def _llama_cpp(setup: Setup, replies: TextIO) -> None:
+    xllamacpp = import_xllamacpp()
+    params = xllamacpp.CommonParams()
+    params.model.path = setup.gguf
+    params.n_parallel = setup.requests
+    params.n_ctx = setup.requests * setup.context
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = setup.threads
+    params.cache_prompt = False
+    params.verbosity = -1
+    server = xllamacpp.Server(params)
+    pool = ThreadPoolExecutor(setup.requests)
+
+    async def generate(prompt: list[int], job: Job) -> int:
+        body = {"prompt": prompt, "n_predict": job.new_tokens, "temperature": 0.0}
+        body |= {"ignore_eos": True, "cache_prompt": False}
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(pool, server.handle_completions, body)
+        if "usage" not in answer:
+            raise UserError(f"llama.cpp refuses a prompt: {str(answer)[:200]}")
+        return int(answer["usage"]["completion_tokens"])
+
+    asyncio.run(_serve_jobs(lambda job: answer_all(job, generate), replies))
+
+
+def import_xllamacpp() -> Any:
+    """llama.cpp's bindings; raises UserError with the way to install them."""
+    try:
+        import xllamacpp
+    except ImportError:
+        raise UserError(
+            f"the llama.cpp arm needs a package: pip install --no-deps {XLLAMACPP} installs it; "
+            "or leave llama.cpp out of --arms"
+        ) from None
+    return xllamacpp
+
+
+ENGINES = {"outrider": _outrider, "sglang": _sglang, "transformers": _transformers, "llama.cpp": _llama_cpp}
+
+
+def to_argument(setup: Setup) -> str:
+    return json.dumps(asdict(setup))
+
+
+def main() -> int:
+    # Engines write to standard output as they like: replies go to what it was, everything else to standard error.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    said = json.loads(sys.argv[1])
+    setup = Setup(**(said | {"settings": Settings(**said["settings"])}))
+    try:
+        ENGINES[setup.engine](setup, replies)
+    except UserError as error:
+        print(json.dumps({"error": str(error)}), file=replies, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,282 @@
+"""Tokens per second of Outrider beside llama.cpp, plain SGLang and Transformers, on the same prompts.
+
+Every engine runs in a process of its own. They take turns, round by round, in one session, so that what else the
+machine does meets all; the ones that wait are stopped (SIGSTOP), so that none takes processor time from another. The
+ratios and their spread are the result; the rates themselves hold for this machine at this moment.
+
+Outrider, SGLang and Transformers compute in the type of --dtype; llama.cpp computes on its GGUF file, which holds
+the embedded model in 4 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from outrider.server.bench import baselines
+from outrider.server.bench.baselines import Job, Setup
+from outrider.server.engine import bundled_model, client
+from outrider.server.engine.settings import Settings
+from outrider.server.errors import UserError
+
+OURS = "outrider"
+# arm: (engine, speculation)
+ARMS = {
+    OURS: ("outrider", True),
+    "outrider-off": ("outrider", False),
+    "sglang": ("sglang", False),
+    "transformers": ("transformers", False),
+    "llama.cpp": ("llama.cpp", False),
+}
+Results = dict[str, dict[str, list[float]]]
+"""{case: {arm: [tokens per second, one per round]}}; a case is a concurrency, or "prefill N"."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_engine_arguments(parser, drafter=True)
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSON lines, as for bench accept")
+    parser.add_argument("--arms", default=",".join(ARMS), metavar="LIST", help="(default: %(default)s)")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="for llama.cpp (default: the embedded model's)")
+    parser.add_argument("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="(default: %(default)s)")
+    parser.add_argument("--count", type=int, default=8, metavar="N", help="prompts per turn, at least (default: 8)")
+    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="of each answer (default: 128)")
+    parser.add_argument(
+        "--prefill", default="512,4096", metavar="LIST", help='prompt tokens, timed with one new token; "" for none'
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each arm (default: 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens per second by concurrency there (PNG)")
+
+
+def run(args: argparse.Namespace) -> int:
+    arms = [arm for arm in args.arms.split(",") if arm]
+    if not arms or any(arm not in ARMS for arm in arms):
+        raise UserError(f"--arms is a list of {', '.join(ARMS)}, not {args.arms!r}")
+    concurrencies, prefills = numbers("--concurrency", args.concurrency), numbers("--prefill", args.prefill)
+    if not concurrencies + prefills:
+        raise UserError("nothing to measure: --concurrency and --prefill are empty")
+    if min(args.count, args.new_tokens, args.rounds) < 1:
+        raise UserError("--count, --new-tokens and --rounds are at least 1")
+    if args.device == "cuda":
+        raise UserError("bench peers compares engines on a CPU")
+    if "llama.cpp" in arms:
+        baselines.import_xllamacpp()
+    cases = make_cases(args, concurrencies, prefills)
+    setups = make_setups(args, {ARMS[arm][0] for arm in arms}, cases)
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(started(setup)) for name, setup in setups.items()}
+        results = measure(engines, arms, cases, args.rounds)
+    report(results, arms)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if args.plot:
+        plot(results, args.plot)
+    return 0
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    """The positive numbers of a comma-separated list."""
+    try:
+        found = [int(part) for part in text.split(",") if part]
+    except ValueError:
+        found = [0]
+    if any(number < 1 for number in found):
+        raise UserError(f"{flag} is a list of positive numbers like 1,8, not {text!r}")
+    return found
+
+
+def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills: Sequence[int]) -> dict[str, Job]:
+    """The jobs by name; whole groups of `concurrency` prompts, so that no engine ends with a smaller one."""
+    from transformers import AutoTokenizer
+
+    from outrider.server.engine import target
+
+    questions = client.read_questions(args.prompts)
+    tokenizer: Any = AutoTokenizer.from_pretrained(target.find(args.model).path)
+    chosen = questions[: max([args.count, *concurrencies]) * 2]
+    ids: list[list[int]] = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+        )
+        for question in chosen
+    ]
+    cases = {}
+    for concurrency in concurrencies:
+        count = -(-max(args.count, concurrency) // concurrency) * concurrency
+        cases[str(concurrency)] = Job([ids[i % len(ids)] for i in range(count)], args.new_tokens, concurrency)
+    for length in prefills:
+        text = [token for prompt in ids for token in prompt]
+        cases[f"prefill {length}"] = Job([(text * (length // len(text) + 1))[:length]], 1, 1)
+    return cases
+
+
+def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Job]) -> dict[str, Setup]:
+    dtype = Settings(dtype=args.dtype, device="cpu").resolved_dtype
+    gguf = ""
+    if "llama.cpp" in engines:
+        if args.gguf is None and args.model is not None:
+            raise UserError("the llama.cpp arm needs the model as a GGUF file: --gguf FILE, or leave it out of --arms")
+        gguf = str(args.gguf or bundled_model.find_gguf())
+        if not Path(gguf).is_file():
+            raise UserError(f"--gguf {gguf} does not exist")
+    requests = max(job.concurrency for job in cases.values())
+    context = max(len(prompt) + job.new_tokens for job in cases.values() for prompt in job.prompts) + 8
+    settings = client.settings_of(
+        args,
+        device="cpu",
+        dtype=dtype,
+        disable_radix_cache=True,
+        max_running_requests=requests,
+        max_total_tokens=requests * (context + 4 * (args.gamma + 1)) + 1024,  # room for the drafts of each
+    )
+    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    return {name: Setup(name, settings, gguf, requests, context, threads) for name in sorted(engines)}
+
+
+class Peer:
+    """One engine's process: `work` runs a job there; between jobs the process is stopped."""
+
+    def __init__(self, setup: Setup):
+        self.name = setup.engine
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from outrider.server.bench.baselines import main; main()",
+                baselines.to_argument(setup),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if not os.environ.get("OUTRIDER_PEERS_DEBUG") else None,
+            text=True,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # for its own processes too: packages, not the folder's files
+        )
+        self.receive()
+        self._all("suspend")
+
+    def work(self, job: Job) -> float:
+        """Tokens per second: new ones, or of the prompt where the answer is a single token."""
+        self._all("resume")
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asdict(job)) + "\n")
+        self.process.stdin.flush()
+        took = self.receive()
+        self._all("suspend")
+        expected = len(job.prompts) * job.new_tokens
+        if took["tokens"] != expected:
+            raise UserError(f"{self.name} made {took['tokens']} tokens instead of {expected}")
+        return (sum(map(len, job.prompts)) if job.new_tokens == 1 else expected) / took["seconds"]
+
+    def receive(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        reply: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
+        if "error" in reply:
+            hint = "" if line else " (OUTRIDER_PEERS_DEBUG=1 shows what it wrote)"
+            raise UserError(f"the engine {self.name} failed: {reply['error']}{hint}")
+        return reply
+
+    def end(self) -> None:
+        processes = self._all("resume")
+        assert self.process.stdin is not None
+        self.process.stdin.close()  # no more jobs
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        for process in processes:
+            if process.is_running():
+                process.kill()
+        self.process.wait()
+
+    def _all(self, action: str) -> list[psutil.Process]:
+        try:
+            main = psutil.Process(self.process.pid)
+            processes = [main, *main.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                getattr(process, action)()
+        return processes
+
+
+@contextmanager
+def started(setup: Setup) -> Iterator[Peer]:
+    print(f"Starting {setup.engine}", file=sys.stderr, flush=True)
+    peer = Peer(setup)
+    try:
+        yield peer
+    finally:
+        peer.end()
+
+
+def measure(engines: dict[str, Peer], arms: Sequence[str], cases: dict[str, Job], rounds: int) -> Results:
+    from tqdm import tqdm
+
+    results: Results = {case: {arm: [] for arm in arms} for case in cases}
+    warm = next(iter(cases.values()))
+    for engine in engines.values():
+        engine.work(Job(warm.prompts[:1], min(warm.new_tokens, 16), 1))
+    with tqdm(total=rounds * len(cases) * len(arms), unit="turn") as progress:
+        for _ in range(rounds):
+            for case, job in cases.items():
+                for arm in arms:
+                    name, speculate = ARMS[arm]
+                    told = Job(job.prompts, job.new_tokens, job.concurrency, speculate)
+                    results[case][arm].append(engines[name].work(told))
+                    progress.update()
+    return results
+
+
+def ratios(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least and largest ratio of two arms, round by round."""
+    found = sorted(a / b for a, b in zip(ours, others, strict=True))
+    return statistics.median(found), found[0], found[-1]
+
+
+def report(results: Results, arms: Sequence[str]) -> None:
+    print(f"{'tokens/s':>14}" + "".join(f"{arm:>14}" for arm in arms))
+    for case, rates in results.items():
+        print(f"{case:>14}" + "".join(f"{statistics.median(rates[arm]):14.1f}" for arm in arms))
+    for ours in (arm for arm in (OURS, "outrider-off") if arm in arms):
+        others = [arm for arm in arms if ARMS[arm][0] != "outrider"]
+        if others:
+            print(f"\n{ours + ' over':>14}" + "".join(f"{arm:>24}" for arm in others))
+        for case, rates in results.items() if others else ():
+            cells = (ratios(rates[ours], rates[arm]) for arm in others)
+            print(f"{case:>14}" + "".join(f"{m:10.2f} ({low:.2f} to {high:.2f})".rjust(24) for m, low, high in cells))
+
+
+def plot(results: Results, path: Path) -> None:
+    """Tokens per second by concurrency; bands from the slowest to the fastest round."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = [case for case in results if case.isdigit()]
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for arm in next(iter(results.values())):
+        rates = [sorted(results[case][arm]) for case in cases]
+        places = [int(case) for case in cases]
+        axes.plot(places, [statistics.median(r) for r in rates], marker="o", label=arm)
+        axes.fill_between(places, [r[0] for r in rates], [r[-1] for r in rates], alpha=0.15)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([int(case) for case in cases], cases)
+    axes.set_xlabel("requests at a time")
+    axes.set_ylabel("new tokens per second")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

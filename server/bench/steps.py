@@ -1,0 +1,217 @@
+"""Time one engine step for (requests x tokens) shapes, beside the sum of the matrix products that it cannot avoid.
+
+A step is what a user waits for between two pieces of a stream: SGLang's scheduler, drafting (here without a model),
+the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in plain torch,
+in the same type. Shapes are measured in turn, several rounds; the ratio is what carries over to another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.server.bench import step_breakdown
+from outrider.server.engine import client
+from outrider.server.engine.settings import MEASURING_DRAFTER, Settings
+from outrider.server.errors import UserError
+from outrider.server.plugin.hooks import step_profiler
+
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
+    from outrider.server.engine.target import Model
+
+DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
+STEPS = 24
+"""Steps timed per request and round; the first few, while requests still join, are left out."""
+WARM_STEPS = 4
+PREFILL = 512
+"""Prompt tokens of the prefill in the breakdown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """requests: R. tokens: per request and step, the anchor and its drafts."""
+
+    requests: int
+    tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        try:
+            requests, tokens = (int(part) for part in text.lower().split("x"))
+        except ValueError:
+            raise UserError(f"a shape is REQUESTSxTOKENS, like 8x4, not {text!r}") from None
+        if requests < 1 or not 1 <= tokens <= 65:
+            raise UserError(f"a shape needs at least one request and 1..65 tokens, not {text!r}")
+        return cls(requests, tokens)
+
+    def __str__(self) -> str:
+        return f"{self.requests}x{self.tokens}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_engine_arguments(parser, drafter=False)
+    parser.add_argument(
+        "--shapes", default=DEFAULT_SHAPES, metavar="LIST", help="REQUESTSxTOKENS,… (default: %(default)s)"
+    )
+    parser.add_argument("--context", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions of each (default: %(default)s)")
+    parser.add_argument("--breakdown", action="store_true", help="also what a step, and a prefill of 512, is made of")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    shapes = [Shape.parse(part) for part in args.shapes.split(",") if part]
+    if not shapes or args.rounds < 1 or args.context < 1:
+        raise UserError("--shapes, --rounds and --context must not be empty or zero")
+    largest = max(shape.requests for shape in shapes)
+    gamma = max(shape.tokens for shape in shapes) - 1
+    settings = client.settings_of(
+        args,
+        drafter=MEASURING_DRAFTER,
+        gamma=max(gamma, 1),
+        max_total_tokens=PREFILL + largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
+        disable_radix_cache=True,
+    )
+
+    around = step_breakdown.Around()
+
+    async def measurement(engine: Engine, model: Model) -> dict[str, dict[str, list[float]]]:
+        around.watch(engine)
+        return await _measure(engine, model.path, settings, shapes, args, around)
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "steps.jsonl"
+        if args.breakdown:
+            os.environ[step_profiler.ENV] = str(log)  # for the scheduler's process
+        results = client.measure(settings, measurement)
+        _report(results)
+        if args.breakdown:
+            kinds = {str(shape): (shape.requests, shape.requests * shape.tokens, False) for shape in shapes}
+            step_breakdown.report(
+                step_breakdown.read(log), kinds | {f"prefill {PREFILL}": (1, PREFILL, True)}, around.per_step()
+            )
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+async def _measure(
+    engine: Engine,
+    model_path: str,
+    settings: Settings,
+    shapes: Sequence[Shape],
+    args: argparse.Namespace,
+    around: step_breakdown.Around,
+) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds per shape and round: {shape: {"step": [...], "floor": [...]}}."""
+    from tqdm import tqdm
+
+    manager = engine.tokenizer_manager
+    dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16
+    floor = GemmFloor(model_path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
+    results: dict[str, dict[str, list[float]]] = {str(shape): {"step": [], "floor": []} for shape in shapes}
+    for _ in range(2):  # compiled code, caches and thread pools come to rest
+        await _steps(manager, shapes[0], args.context)
+    with tqdm(total=args.rounds * len(shapes), unit="shape") as progress:
+        for _ in range(args.rounds):
+            for shape in shapes:
+                results[str(shape)]["floor"].append(floor.milliseconds(shape.requests * shape.tokens))
+                with around.during(str(shape)):
+                    results[str(shape)]["step"].append(await _steps(manager, shape, args.context, around))
+                progress.update()
+            if args.breakdown:
+                await client.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
+    return results
+
+
+async def _steps(manager: Any, shape: Shape, context: int, around: step_breakdown.Around | None = None) -> float:
+    """Median milliseconds between two pieces of a stream while `shape.requests` requests run."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    speculation = {"enabled": shape.tokens > 1, "gamma": shape.tokens - 1}
+    budget = STEPS * 2  # a step may by chance keep a draft
+    gaps: list[float] = []
+
+    async def one(index: int) -> None:
+        request = GenerateReqInput(
+            input_ids=_prompt(index, context),
+            sampling_params={
+                "temperature": 0.0,
+                "max_new_tokens": budget,
+                "ignore_eos": True,
+                "custom_params": {"speculation": speculation},
+            },
+            stream=True,
+        )
+        last, pieces = 0.0, 0
+        async for _ in manager.generate_request(request):
+            now = time.perf_counter()
+            pieces += 1
+            if index == 0 and around is not None:
+                around.step()
+            if index == 0 and WARM_STEPS < pieces <= STEPS:
+                gaps.append((now - last) * 1e3)
+            last = now
+
+    await asyncio.gather(*(one(index) for index in range(shape.requests)))
+    return statistics.median(gaps)
+
+
+def _prompt(index: int, tokens: int) -> list[int]:
+    return [(7 * index + 31 * k) % 1000 + 100 for k in range(tokens)]
+
+
+class GemmFloor:
+    """The matrix products of one forward of a dense decoder, in plain torch, on weights of the model's own shapes."""
+
+    def __init__(self, model_path: str, dtype: torch.dtype, device: str):
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(model_path)
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or hidden // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        layer = [
+            ((heads + 2 * kv_heads) * head_dim, hidden),
+            (hidden, heads * head_dim),
+            (2 * config.intermediate_size, hidden),
+            (hidden, config.intermediate_size),
+        ]
+        shapes = layer * config.num_hidden_layers + [(config.vocab_size, hidden)]
+        self.device = device
+        self.weights = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+        self.inputs = {depth: torch.randn(4096, depth, device=device).to(dtype) for _, depth in shapes}
+
+    def milliseconds(self, tokens: int, repetitions: int = 5) -> float:
+        """Median time of all products for `tokens` rows."""
+        times = []
+        for _ in range(repetitions + 1):
+            start = time.perf_counter()
+            for weight in self.weights:
+                torch.nn.functional.linear(self.inputs[weight.shape[1]][:tokens], weight)
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) * 1e3)
+        return statistics.median(times[1:])
+
+
+def _report(results: dict[str, dict[str, list[float]]]) -> None:
+    print(f"{'shape':>8} {'step ms':>9} {'GEMM ms':>9} {'ratio':>7}  spread of the ratio over rounds")
+    for shape, times in results.items():
+        ratios = sorted(step / floor for step, floor in zip(times["step"], times["floor"], strict=True))
+        step, floor = statistics.median(times["step"]), statistics.median(times["floor"])
+        print(
+            f"{shape:>8} {step:9.1f} {floor:9.1f} {statistics.median(ratios):7.2f}  {ratios[0]:.2f} to {ratios[-1]:.2f}"
+        )

@@ -1,0 +1,85 @@
+"""The `outrider` command. Each subcommand is a module with `add_arguments(parser)` and `run(args)`.
+
+Modules are imported only for the subcommand that was asked for, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from outrider.server.errors import UserError
+
+DESCRIPTION = """\
+Outrider serves large language models faster, without changing what they say.
+
+A drafter proposes several tokens, the model verifies them in one step, and what the model would not
+have said is thrown away. It runs inside SGLang and answers OpenAI-compatible requests.
+"""
+EXAMPLES = """\
+examples:
+  outrider serve                                  serve the small embedded model on 127.0.0.1:30000
+  outrider serve --model ./Qwen3-4B --port 8000   serve a model folder
+  outrider serve --drafter off                    the same server without speculation, to compare
+  outrider serve -- --tp-size 2                   anything after -- goes to SGLang as it is
+  outrider train dspark --target ./Qwen3-4B --self-prompts 5000 --out runs/dspark
+  outrider tune                                   measure this machine, for better planning
+  outrider bench steps                            what an engine step costs here
+  outrider prepare                                only unpack the embedded model, then exit
+
+When the server is ready it prints a curl command to try. Ctrl-C drains and stops it.
+"""
+# name: (module, one line of help)
+COMMANDS = {
+    "serve": ("outrider.server.cli.serve", "start a server"),
+    "prepare": ("outrider.server.cli.prepare", "unpack the embedded model and compile the CPU kernels"),
+    "tune": ("outrider.server.tune.cli", "measure step costs and calibrate the drafter"),
+    "bench": ("outrider.server.bench.cli", "measure on this machine"),
+    "simulate": ("outrider.server.bench.simulate", "compare planners on a simulated server"),
+    "train": ("outrider.server.cli.train", "train a DSpark or DFlash drafter for a model"),
+    "export": ("outrider.server.cli.export", "write a drafter in another storage"),
+    "version": ("outrider.server.cli.version", "print versions"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the return value is the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="outrider", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"outrider {version('outrider')}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, (module_name, summary) in COMMANDS.items():
+        if name != chosen:
+            subparsers.add_parser(name, help=summary)
+            continue
+        module = importlib.import_module(module_name)
+        subparser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.run)
+
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return int(args.run(args) or 0)
+    except UserError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""Print the versions of Outrider and of what it stands on."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from outrider.server.engine import hardware
+
+PACKAGES = ("outrider", "sglang", "torch", "transformers", "flashinfer-python", "sglang-kernel", "xgrammar", "triton")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No arguments."""
+
+
+def run(args: argparse.Namespace) -> int:
+    for package in PACKAGES:
+        try:
+            print(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            print(f"{package} not installed")
+    print(f"python {platform.python_version()}")
+    print(f"cpu {hardware.cpu_name()}, bfloat16 {'yes' if hardware.cpu_has_fast_bfloat16() else 'no'}")
+    print(f"gpu {'yes' if hardware.has_gpu() else 'no'}")
+    return 0

@@ -1,0 +1,38 @@
+"""Which drafter checkpoint goes with which target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import outrider.drafters
+from outrider.server.engine.settings import BLOCK_DRAFTERS, Settings
+from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
+
+WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
+
+
+def with_drafter_path(settings: Settings, model: Model) -> Settings:
+    """Settings that name the drafter instead of "auto", and its checkpoint where it needs one."""
+    if settings.drafter == "auto" and settings.drafter_path is None:
+        settings = replace(settings, drafter="dspark" if settings.model is None else "ngram")
+    if settings.drafter not in BLOCK_DRAFTERS:
+        if settings.drafter_path is not None:
+            raise UserError(f"--drafter-path goes with --drafter {' or '.join(BLOCK_DRAFTERS)}")
+        return settings
+    folder = Path(settings.drafter_path).expanduser() if settings.drafter_path else shipped(model, settings.drafter)
+    if not (folder / "config.json").is_file():
+        if settings.drafter_path:
+            raise UserError(f"--drafter-path {settings.drafter_path} is no drafter folder: it has no config.json")
+        raise UserError(
+            f"no {settings.drafter} drafter for {model.name} comes with Outrider; train one "
+            f"(outrider train {settings.drafter} --target {model.path} …) and name its folder with --drafter-path, "
+            "or use --drafter ngram"
+        )
+    return replace(settings, drafter_path=str(folder))
+
+
+def shipped(model: Model, drafter: str) -> Path:
+    """Where our own checkpoint for this target would stand."""
+    return WEIGHTS / model.name.lower() / drafter

@@ -1,0 +1,238 @@
+"""SGLang's engine, started, watched and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from http import HTTPStatus
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from outrider.server.engine.memory import MemoryPlan
+from outrider.server.engine.process import StartupReport, WaitingScheduler, run_detokenizer, run_scheduler
+from outrider.server.engine.settings import Settings
+from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.parser.template_manager import TemplateManager
+
+logger = logging.getLogger(__name__)
+
+# Grace for a scheduler on a GPU to free its memory there before it is killed.
+EXIT_SECONDS = 10.0
+
+
+class EngineDied(Exception):
+    """A process of the engine failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine: SGLang's tokenizer manager here, its scheduler and detokenizer in processes of their own."""
+
+    tokenizer_manager: TokenizerManager
+    template_manager: TemplateManager
+    processes: dict[str, BaseProcess]
+    max_total_tokens: int
+    context_length: int
+    run_dir: Path
+    report: StartupReport
+
+    def dead_processes(self) -> list[str]:
+        return [name for name, process in self.processes.items() if not process.is_alive()]
+
+    async def wait_for_death(self) -> list[str]:
+        """Return as soon as a process has ended, with the names of those that have."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        # A sentinel becomes readable when its process ends: no polling.
+        sentinels = [process.sentinel for process in self.processes.values()]
+        for sentinel in sentinels:
+            loop.add_reader(sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            for sentinel in sentinels:
+                loop.remove_reader(sentinel)
+        while not (names := self.dead_processes()):
+            await asyncio.sleep(0.01)  # its files are closed a moment before its exit code is there
+        return names
+
+    def fail_requests(self, message: str) -> None:
+        """End every request that is under way with an error, as the scheduler would have ended it."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        reason = {"type": "abort", "status_code": HTTPStatus.SERVICE_UNAVAILABLE, "message": message}
+        for request_id in list(self.tokenizer_manager.rid_to_state):
+            self.tokenizer_manager._handle_abort_req(AbortReq(rid=request_id, finished_reason=reason))
+
+    def abort_requests(self) -> None:
+        """Tell the scheduler to give up everything."""
+        self.tokenizer_manager.abort_request(abort_all=True)
+
+    def ask_to_exit(self) -> None:
+        """Ask the scheduler to free what it holds and leave; called in the event loop that talks to it."""
+        try:
+            from sglang.srt.managers.io_struct import ShutdownReq
+        except ImportError:  # older SGLang knows no polite way
+            return
+        self.tokenizer_manager._dispatch_to_scheduler(ShutdownReq())
+
+    def stop(self, grace: float) -> None:
+        """Wait for the scheduler to leave, then end what is left; returns when all processes are gone."""
+        deadline = time.monotonic() + grace
+        for name, process in self.processes.items():
+            if name.startswith("scheduler"):
+                process.join(max(0.0, deadline - time.monotonic()))
+        _kill_children()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
+    """Load the model and start the processes; returns when requests can be sent.
+
+    Raises UserError with the reason in one line when the engine cannot start.
+    """
+    run_dir = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
+    try:
+        _set_environment(settings, run_dir)
+        _quieten(settings)
+        report = StartupReport(run_dir / "failure")
+        waiting = None
+        # On a GPU, or with flags of SGLang's own, there may be several, and their environment comes from SGLang.
+        if settings.resolved_device == "cpu" and not settings.sglang_flags:
+            waiting = WaitingScheduler(report, settings.log_level == "debug")
+        _load_plugin()
+        return _launch(settings, model, memory, run_dir, report, waiting)
+    except BaseException:
+        _kill_children()
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+
+
+def _launch(
+    settings: Settings,
+    model: Model,
+    memory: MemoryPlan,
+    run_dir: Path,
+    report: StartupReport,
+    waiting: WaitingScheduler | None,
+) -> Engine:
+    from sglang.srt.entrypoints.engine import init_tokenizer_manager
+
+    from outrider.server.engine import sglang_args
+    from outrider.server.engine.launcher import Launcher
+
+    Launcher.waiting = waiting
+    arguments = sglang_args.build(settings, model, memory)
+    arguments.custom_sigquit_handler = _on_sigquit
+    verbose = settings.log_level == "debug"
+    tempfile.tempdir = str(run_dir)  # where SGLang puts the sockets between its processes
+    try:
+        manager, templates, _, scheduler, watchdog, *_ = Launcher._launch_subprocesses(
+            arguments,
+            init_tokenizer_manager,
+            functools.partial(run_scheduler, report, os.getpid(), verbose),
+            functools.partial(run_detokenizer, report, os.getpid(), verbose),
+        )
+    except Exception as error:
+        if verbose:
+            logger.exception("the engine could not start")
+        reason = report.read() or f"{type(error).__name__}: {sglang_args.first_line(error)}"
+        hint = "" if verbose else " (--log-level debug shows more)"
+        raise UserError(f"the engine could not start: {reason}{hint}") from None
+    finally:
+        tempfile.tempdir = None
+        # SGLang set the level of all loggers to its own.
+        logging.getLogger("outrider").setLevel(settings.log_level.upper())
+    # Engine.wait_for_death does the watching, at once instead of every second.
+    watchdog.stop()
+    return Engine(
+        tokenizer_manager=manager,
+        template_manager=templates,
+        processes=dict(zip(watchdog._names, watchdog._processes, strict=True)),
+        max_total_tokens=int(scheduler.scheduler_infos[0]["max_total_num_tokens"]),
+        context_length=int(manager.context_len),
+        run_dir=run_dir,
+        report=report,
+    )
+
+
+def _set_environment(settings: Settings, run_dir: Path) -> None:
+    settings.plugin_config.to_env()
+    # The entry points' names, so that another plugin on this machine is not loaded by accident.
+    os.environ.setdefault("SGLANG_PLUGINS", "outrider")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # torch's rendezvous would otherwise be a TCP server without a password, open on every network interface.
+    os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{run_dir}/rendezvous")
+    metrics = run_dir / "metrics"
+    metrics.mkdir()
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    if settings.resolved_device == "cpu":
+        # Nothing of ours needs a GPU then, and libraries stop looking for one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _load_plugin() -> None:
+    """SGLang logs a plugin that fails and goes on without it; a server of ours must not."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from outrider.server.engine.sglang_args import ALGORITHM
+
+    failures: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            failures.append(repr(record.exc_info[1]))
+        return not record.exc_info
+
+    plugins_logger = logging.getLogger("sglang.srt.plugins")
+    plugins_logger.addFilter(note)
+    load_plugins()
+    plugins_logger.removeFilter(note)
+    try:
+        SpeculativeAlgorithm.from_string(ALGORITHM)
+    except (KeyError, ValueError):
+        failures.append("its entry points are missing, or SGLANG_PLUGINS or SGLANG_PLATFORM exclude it")
+    if failures:
+        raise UserError(f"SGLang could not load Outrider's plugin: {failures[0]}; reinstall Outrider")
+
+
+def _quieten(settings: Settings) -> None:
+    """SGLang warns of much that is meant so here (no GPU, no CUDA graphs); info and debug show it."""
+    logging.basicConfig(level=settings.log_level.upper())
+    if settings.log_level not in ("debug", "info"):
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for the processes that are started
+    logging.getLogger("sglang.srt.entrypoints.engine").addFilter(
+        lambda record: not record.getMessage().startswith("Using custom SIGQUIT handler")
+    )
+
+
+def _on_sigquit(signum: int, frame: object) -> None:
+    # Sent by a process that failed during the start. Raised in the main thread, which waits for that process.
+    raise EngineDied("a process of the engine failed")
+
+
+def _kill_children() -> None:
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # a process of the engine may send it as its sibling dies
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=20)

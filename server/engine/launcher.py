@@ -1,0 +1,31 @@
+"""SGLang's launcher of its processes, with what we add to how they are started."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sglang.srt.entrypoints import engine
+
+from outrider.server.engine.process import WaitingScheduler, signals_blocked
+
+
+class Launcher(engine.Engine):
+    """Starts processes that leave signals to us, and uses the scheduler that is already waiting, if there is one."""
+
+    waiting: ClassVar[WaitingScheduler | None] = None
+
+    @classmethod
+    def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
+        multiprocessing = engine.mp
+        try:
+            if cls.waiting is not None:
+                engine.mp = cls.waiting
+            with signals_blocked():
+                return super()._launch_scheduler_processes(*args, **kwargs)
+        finally:
+            engine.mp = multiprocessing
+
+    @classmethod
+    def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
+        with signals_blocked():
+            return super()._launch_detokenizer_subprocesses(*args, **kwargs)

@@ -1,0 +1,95 @@
+"""Which measured profile goes with a server: its fingerprint, where profiles lie, and what is done without one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from outrider.profiles import store
+from outrider.profiles.fingerprint import Fingerprint, core_count, cpu_name, folder_digest, package_version
+from outrider.profiles.store import ProfileError
+from outrider.server.engine import bundled_model
+from outrider.server.engine.settings import BLOCK_DRAFTERS, PROFILED_PLANNERS, Settings
+from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
+
+
+def roots() -> list[Path]:
+    """Folders of profiles: the user's own, then those that come with Outrider."""
+    return [bundled_model.cache_dir() / "profiles", store.SHIPPED]
+
+
+def fingerprint(settings: Settings, model: Model) -> Fingerprint:
+    """Of the engine that these settings start; settings.drafter_path is known (`shipped.with_drafter_path`)."""
+    on_cpu = settings.resolved_device == "cpu"
+    drafter = settings.drafter
+    if settings.drafter in BLOCK_DRAFTERS and settings.lookup:
+        drafter += "+lookup"
+    dtype = settings.resolved_dtype
+    if settings.quantization != "none":
+        dtype += f"+{settings.quantization}"
+    return Fingerprint(
+        device=cpu_name() if on_cpu else _gpu_name(),
+        cores=core_count() if on_cpu else 0,
+        threads=int(os.environ.get("OMP_NUM_THREADS") or core_count()) if on_cpu else 0,
+        target=folder_digest(model.folder) if model.folder else model.path,
+        drafter=drafter,
+        gamma=settings.gamma,
+        drafter_checkpoint=folder_digest(settings.drafter_path) if settings.drafter_path else "",
+        dtype=dtype,
+        attention_backend=" ".join(["flat" if on_cpu else "default", *settings.sglang_flags]),
+        kernels=on_cpu and _has_kernels(),
+        sglang=package_version("sglang"),
+        outrider=package_version("outrider"),
+    )
+
+
+def default_name(here: Fingerprint, model: Model) -> str:
+    """Folder name of the profile that is measured for this engine unless the user names another."""
+    digest = hashlib.sha256(json.dumps(asdict(here), sort_keys=True).encode()).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{here.drafter}-{digest}".lower()).strip("-.")
+
+
+def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
+    """Settings whose profile is a folder, and whether it has still to be measured.
+
+    A profile that the user named must fit; without a name the one that fits is found. Planners that know no costs go
+    without.
+    """
+    if settings.drafter == "off" or settings.planner not in PROFILED_PLANNERS:
+        if settings.profile is not None:
+            raise UserError("--profile goes with a drafter and one of the planners " + ", ".join(PROFILED_PLANNERS))
+        return settings, False
+    here = fingerprint(settings, model)
+    if settings.profile is not None:
+        try:
+            found = store.load(settings.profile, here, roots())
+        except ProfileError as error:
+            raise UserError(f"--profile {settings.profile}: {error}") from None
+        return replace(settings, profile=str(found.folder)), False
+    fitting = store.find(here, roots())
+    if fitting is not None:
+        return replace(settings, profile=str(fitting.folder)), False
+    return replace(settings, profile=str(roots()[0] / default_name(here, model))), True
+
+
+def _has_kernels() -> bool:
+    from outrider.kernels.cpu import native
+
+    return native.available()
+
+
+def _gpu_name() -> str:
+    answer = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    return answer.stdout.splitlines()[0].strip()

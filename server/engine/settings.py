@@ -1,0 +1,141 @@
+"""The settings of a server, checked in one place before anything slow begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.server.engine import hardware
+from outrider.server.errors import UserError
+from outrider.server.plugin.config import PluginConfig
+
+BLOCK_DRAFTERS = ("dspark", "dflash")
+DRAFTERS = ("auto", *BLOCK_DRAFTERS, "ngram", "off")
+MEASURING_DRAFTER = "fixed"  # not for users: steps of an exact shape, see bench_steps.py
+DTYPES = ("auto", "bfloat16", "float32")
+QUANTIZATIONS = ("none", "int8")
+DEVICES = ("auto", "cpu", "cuda")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MAX_GAMMA = 64
+PLANNERS = ("asynchronous", "synchronous", "threshold", "verify-all")
+PROFILED_PLANNERS = PLANNERS[:2]
+"""Those that weigh tokens against measured time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything `outrider serve` can be told. None means: choose for me.
+
+    model: folder or hub name; None is the embedded model.
+    quantization: int8 rounds the weights of all linear layers and the head as they are loaded, on a CPU.
+    drafter: auto is the dspark drafter that comes with the embedded model, and ngram for any other.
+    drafter_path: checkpoint folder of a dspark or dflash drafter; None is the one shipped for the model.
+    lookup: a dspark or dflash drafter leaves text that repeats itself to prompt lookup.
+    gamma: draft tokens per step, 1..64.
+    planner: decides how much of each draft is verified. threshold: of survival, for the planner of that name.
+    profile: folder or name of measured step costs and calibration; None finds the one that fits.
+    tune: without a profile that fits, measure a quick one at start.
+    max_total_tokens: tokens of the KV cache, all requests together.
+    max_choices: largest `n` that one request may ask for.
+    max_body_bytes: largest request body.
+    drain_seconds: how long running requests may go on after SIGTERM.
+    sglang_flags: further flags, as SGLang's own command line takes them.
+    """
+
+    model: str | None = None
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 30000
+    api_key: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str = "none"
+    drafter: str = "auto"
+    drafter_path: str | None = None
+    lookup: bool = True
+    gamma: int = 7
+    planner: str = "asynchronous"
+    threshold: float = 0.3
+    profile: str | None = None
+    tune: bool = True
+    max_running_requests: int | None = None
+    context_length: int | None = None
+    max_total_tokens: int | None = None
+    chunked_prefill_size: int | None = None
+    disable_radix_cache: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    chat_template: str | None = None
+    max_choices: int = 128
+    max_body_bytes: int = 10 * 2**20
+    drain_seconds: float = 30.0
+    log_level: str = "warning"
+    sglang_flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._require_one_of("drafter", (*DRAFTERS, MEASURING_DRAFTER))
+        self._require_one_of("planner", PLANNERS)
+        self._require_between("threshold", 0, 1)
+        self._require_one_of("dtype", DTYPES)
+        self._require_one_of("quantization", QUANTIZATIONS)
+        self._require_one_of("device", DEVICES)
+        self._require_one_of("log_level", LOG_LEVELS)
+        self._require_between("port", 1, 65535)
+        self._require_between("gamma", 1, MAX_GAMMA)
+        self._require_between("max_choices", 1, 1 << 16)
+        self._require_between("max_body_bytes", 1024, 1 << 32)
+        self._require_between("drain_seconds", 0, 86400)
+        for name in ("max_running_requests", "context_length", "max_total_tokens"):
+            if getattr(self, name) is not None:
+                self._require_between(name, 1, 1 << 40)
+        if self.chunked_prefill_size is not None and self.chunked_prefill_size != -1:
+            self._require_between("chunked_prefill_size", 1, 1 << 40)
+        if self.api_key is not None and not self.api_key.strip():
+            raise UserError("--api-key is empty; leave it out to serve without a key")
+        if self.model is not None and not self.model.strip():
+            raise UserError("--model is empty; leave it out to serve the embedded model")
+        if self.device == "cuda" and not hardware.has_gpu():
+            raise UserError("--device cuda, but nvidia-smi finds no GPU here; use --device cpu")
+
+        if self.quantization != "none" and self.resolved_device == "cuda":
+            raise UserError(
+                f"--quantization {self.quantization} is made for CPUs; on a GPU give SGLang's own after --, "
+                "like -- --quantization fp8"
+            )
+
+    def _require_one_of(self, name: str, allowed: tuple[str, ...]) -> None:
+        if getattr(self, name) not in allowed:
+            raise UserError(f"{_flag(name)} is one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+
+    def _require_between(self, name: str, low: int, high: int) -> None:
+        if not low <= getattr(self, name) <= high:
+            raise UserError(f"{_flag(name)} is a number from {low} to {high}, not {getattr(self, name)}")
+
+    @property
+    def resolved_device(self) -> str:
+        if self.device != "auto":
+            return self.device
+        return "cuda" if hardware.has_gpu() else "cpu"
+
+    @property
+    def resolved_dtype(self) -> str:
+        """On a CPU without bfloat16 instructions, float32 is the faster of the two."""
+        if self.dtype != "auto" or self.resolved_device == "cuda":
+            return self.dtype
+        return "bfloat16" if hardware.cpu_has_fast_bfloat16() else "float32"
+
+    @property
+    def plugin_config(self) -> PluginConfig:
+        return PluginConfig(
+            drafter=self.drafter,
+            gamma=self.gamma,
+            drafter_path=self.drafter_path or "",
+            lookup=self.lookup,
+            planner=self.planner,
+            threshold=self.threshold,
+            profile=self.profile or "",
+            quantization=self.quantization,
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

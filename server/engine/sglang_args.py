@@ -1,0 +1,147 @@
+"""Our settings as SGLang's ServerArgs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outrider.server.engine import bundled_model
+from outrider.server.engine.memory import MemoryPlan
+from outrider.server.engine.settings import Settings
+from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+ALGORITHM = "OUTRIDER"
+# Flags of SGLang that belong to a setting of ours.
+OURS = {
+    "model_path": "--model",
+    "host": "--host",
+    "port": "--port",
+    "api_key": "--api-key",
+    "served_model_name": "--served-model-name",
+    "device": "--device",
+    "dtype": "--dtype",
+    "max_running_requests": "--max-running-requests",
+    "context_length": "--context-length",
+    "max_total_tokens": "--max-total-tokens",
+    "chunked_prefill_size": "--chunked-prefill-size",
+    "disable_radix_cache": "--disable-radix-cache",
+    "tool_call_parser": "--tool-call-parser",
+    "reasoning_parser": "--reasoning-parser",
+    "chat_template": "--chat-template",
+    "log_level": "--log-level",
+    "speculative_algorithm": "--drafter",
+    "speculative_num_draft_tokens": "--gamma",
+}
+# Flags of SGLang whose feature lives in SGLang's own HTTP server, which is not running here.
+NOT_HERE = {
+    "tokenizer_worker_num": "one tokenizer process",
+    "nnodes": "one machine",
+    "node_rank": "one machine",
+    "grpc_port": "HTTP only",
+    "grpc_mode": "HTTP only",
+    "smg_grpc_mode": "HTTP only",
+    "enable_http2": "HTTP/1.1 only",
+    "ssl_keyfile": "plain HTTP; put a TLS proxy in front",
+    "ssl_certfile": "plain HTTP; put a TLS proxy in front",
+    "ssl_ca_certs": "plain HTTP; put a TLS proxy in front",
+    "is_embedding": "text generation only",
+    "skip_tokenizer_init": "requests in text",
+    "enable_lora": "one model without adapters",
+    "lora_paths": "one model without adapters",
+    "disaggregation_mode": "prefill and decode in one server",
+    "admin_api_key": "no admin routes",
+    "enable_custom_logit_processor": "no code from requests",
+    "config": "flags on the command line",
+}
+
+
+def build(settings: Settings, model: Model, memory: MemoryPlan) -> ServerArgs:
+    """Translate. Plugins must be loaded before, since they add choices to SGLang's flags."""
+    from sglang.srt.server_args import ServerArgs
+
+    context = settings.context_length
+    if memory.max_total_tokens is not None:
+        # A request that does not fit the cache is then refused like any that is beyond the context.
+        context = min(context or model.context_length, memory.max_total_tokens)
+    arguments: dict[str, Any] = {
+        "model_path": model.path,
+        "served_model_name": settings.served_model_name or model.name,
+        "host": settings.host,
+        "port": settings.port,
+        "dtype": settings.resolved_dtype,
+        "device": settings.resolved_device,
+        "context_length": context,
+        "max_total_tokens": memory.max_total_tokens,
+        "disable_radix_cache": settings.disable_radix_cache,
+        # SGLang warns of much that is meant so here (no GPU, no CUDA graphs); info and debug show it.
+        "log_level": "error" if settings.log_level == "warning" else settings.log_level,
+        "enable_metrics": True,
+        "enable_cache_report": True,
+    }
+    for name in (
+        "max_running_requests",
+        "chunked_prefill_size",
+        "tool_call_parser",
+        "reasoning_parser",
+        "chat_template",
+    ):
+        if getattr(settings, name) is not None:
+            arguments[name] = getattr(settings, name)
+    if model.name != bundled_model.NAME:
+        arguments.setdefault("tool_call_parser", "auto")  # by the chat template; the embedded model's has no tools
+    if settings.resolved_device == "cpu":
+        arguments |= {
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "page_size": 1,
+            "disable_overlap_schedule": True,
+            "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
+        }
+    else:
+        # SGLang's FlashInfer backend refuses ragged verification inside CUDA graphs.
+        arguments["disable_cuda_graph"] = True
+    # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
+    # and penalties are the same code with speculation on and off.
+    arguments |= {
+        "speculative_algorithm": ALGORITHM,
+        "speculative_num_draft_tokens": (settings.gamma if settings.drafter != "off" else 0) + 1,
+    }
+    try:
+        return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"SGLang refuses these settings: {first_line(error)}") from None
+
+
+def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """The flags after `--`, by the name of their field; only those that were given."""
+    if not flags:
+        return {}
+    from sglang.srt.server_args import ServerArgs
+
+    parser = _Parser(prog="SGLang", add_help=False, allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+        action.required = False
+    given = vars(parser.parse_args(list(flags)))
+    for name in given:
+        if name in OURS:
+            raise UserError(f"say {OURS[name]} before the --, instead of SGLang's --{name.replace('_', '-')} after it")
+        if name in NOT_HERE:
+            raise UserError(f"SGLang's --{name.replace('_', '-')} is not available here: {NOT_HERE[name]}")
+    return given
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"among the flags for SGLang: {message}")

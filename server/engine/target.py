@@ -1,0 +1,134 @@
+"""Which model to serve: the embedded one, a folder, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.server.engine import bundled_model
+from outrider.server.errors import UserError
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that was found.
+
+    path: folder or hub name, as SGLang takes it.
+    name: what requests call it.
+    config: its config.json, the text model's part of it where it has several.
+    folder: None while the weights are still on the hub.
+    """
+
+    path: str
+    name: str
+    config: dict[str, Any]
+    folder: Path | None
+
+    @property
+    def context_length(self) -> int:
+        return int(self.config.get("max_position_embeddings") or 4096)
+
+
+def find(wanted: str | None) -> Model:
+    """Find the model and read its config.json; raises UserError with one clear line otherwise."""
+    if wanted is None:
+        folder = bundled_model.prepare()
+        return Model(str(folder), bundled_model.NAME, _read_config(folder), folder)
+    folder = Path(wanted).expanduser()
+    if folder.is_file():
+        raise UserError(f"{wanted} is a file; --model takes a folder with config.json and weights, or a hub name")
+    if folder.is_dir():
+        return _from_folder(folder.resolve())
+    if folder.is_absolute() or wanted.startswith((".", "~")) or not HUB_NAME.fullmatch(wanted):
+        raise UserError(f"model folder {wanted} does not exist")
+    return _from_hub(wanted)
+
+
+def _from_folder(folder: Path) -> Model:
+    config = _read_config(folder)
+    if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
+        raise UserError(f"{folder} has no weights ({', '.join(WEIGHT_FILES)})")
+    return Model(str(folder), folder.name, config, folder)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder} is not a model folder: it has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / 'config.json'} cannot be read: {error}") from None
+    if not isinstance(config, dict) or not (config.get("architectures") or config.get("model_type")):
+        raise UserError(f"{folder / 'config.json'} does not describe a model: it names no architecture")
+    return config.get("text_config") or config
+
+
+def _from_hub(name: str) -> Model:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    missing = f"there is no folder {name!r}, and as a name on the Hugging Face hub"
+    try:
+        config_file = Path(hf_hub_download(name, "config.json"))
+    except GatedRepoError:
+        raise UserError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise UserError(f"{missing} it is not known either (if it is private, set HF_TOKEN)") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
+        why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
+        raise UserError(f"{missing} it is not in the local cache, and {why}; give --model a folder") from None
+    except (HfHubHTTPError, OSError) as error:
+        raise UserError(f"{missing} it cannot be loaded: {str(error).splitlines()[0]}") from None
+    return Model(name, name, _read_config(config_file.parent), None)
+
+
+def weight_bytes(model: Model, float_size: int | None) -> int:
+    """Bytes of the weights once loaded; 0 where that cannot be told beforehand.
+
+    float_size: bytes per number they are converted to; None keeps each tensor's own.
+    """
+    if model.folder is None:
+        return 0
+    total = 0
+    for path in model.folder.glob("*.safetensors"):
+        total += _safetensors_bytes(path, float_size)
+    return total or sum(path.stat().st_size for path in model.folder.glob("*.bin"))
+
+
+def _safetensors_bytes(path: Path, float_size: int | None) -> int:
+    try:
+        with path.open("rb") as file:
+            (header_size,) = struct.unpack("<Q", file.read(8))
+            if header_size > path.stat().st_size:
+                raise ValueError("truncated")
+            header = json.loads(file.read(header_size))
+    except (OSError, ValueError, struct.error):
+        raise UserError(f"{path} is not a complete safetensors file; fetch it again") from None
+    total = 0
+    end = 0
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        start, stop = tensor["data_offsets"]
+        end = max(end, stop)
+        stored = FLOAT_TYPES.get(tensor["dtype"])
+        scale = float_size / stored if stored and float_size else 1
+        total += int((stop - start) * scale)
+    if 8 + header_size + end > path.stat().st_size:
+        raise UserError(f"{path} is not a complete safetensors file; fetch it again")
+    return total

@@ -1,0 +1,106 @@
+"""SGLang's OpenAI handlers, with our errors and our additions to what they send to the scheduler."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from outrider.server.http.errors import ApiError, code_for, error_body
+from outrider.server.http.protocol import ChatRequest, TextRequest
+
+LEVEL_HEADER = "X-Min-Tokens-Per-Second"
+
+
+class _Handler:
+    """What both handlers share; mixed into SGLang's classes."""
+
+    def create_error_response(
+        self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None
+    ) -> JSONResponse:
+        message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
+        return JSONResponse(error_body(message, status_code, param=param, code=code_for(message)), status_code)
+
+    def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:
+        return json.dumps(error_body(message, status_code, code=code_for(message)))
+
+    def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
+        ours: dict[str, Any] = {}
+        if request.speculation is not None:
+            ours["speculation"] = request.speculation.model_dump()
+        if request.min_tokens_per_second is not None:
+            ours["min_tokens_per_second"] = request.min_tokens_per_second
+        request.custom_params = ours or None
+        internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
+        if request.seed is not None and request.n > 1:
+            internal = _with_a_seed_each(internal, request.seed, request.n)
+        return internal, request
+
+
+def take_headers(request: ChatRequest | TextRequest, raw: Request) -> None:
+    """A service level may come as a header, for clients and proxies that cannot change the body; the body wins."""
+    text = raw.headers.get(LEVEL_HEADER)
+    if text is None or request.min_tokens_per_second is not None:
+        return
+    try:
+        request.min_tokens_per_second = float(text)
+    except ValueError:
+        raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {text!r}", code="invalid_value") from None
+
+
+def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
+    """Send n samples as n prompts: SGLang would give all of them the one seed, and they would be the same."""
+    name = "text" if internal.text is not None else "input_ids"
+    prompts = getattr(internal, name)
+    several = isinstance(prompts, list) and not isinstance(prompts[0], int)
+    prompts = prompts if several else [prompts]
+    parameters = []
+    for index in range(len(prompts) * n):
+        one = copy.copy(internal.sampling_params)
+        one["n"] = 1
+        one["sampling_seed"] = _wrapped(seed + index % n)
+        parameters.append(one)
+    setattr(internal, name, [prompt for prompt in prompts for _ in range(n)])
+    internal.sampling_params = parameters
+    return internal
+
+
+def _wrapped(seed: int) -> int:
+    """Keep seed + index within SGLang's 64 bits, signed."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+class ChatHandler(_Handler, OpenAIServingChat):
+    """/v1/chat/completions"""
+
+
+class TextHandler(_Handler, OpenAIServingCompletion):
+    """/v1/completions"""
+
+
+async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | TextRequest, raw: Request) -> Response:
+    """Run a request through SGLang's handler."""
+    result = await handler.handle_request(request, raw)
+    if isinstance(result, StreamingResponse):
+        # Closing the stream aborts the request at once; SGLang's background task would do so two seconds later.
+        result.background = None
+        result.body_iterator = _closing(result.body_iterator)
+        result.headers["Cache-Control"] = "no-cache"
+        return result
+    if isinstance(result, Response):
+        return result
+    return Response(result.model_dump_json(), media_type="application/json")
+
+
+async def _closing(stream: Any) -> AsyncIterator[Any]:
+    async with aclosing(stream):
+        async for chunk in stream:
+            yield chunk

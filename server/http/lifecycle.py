@@ -1,0 +1,134 @@
+"""When the server takes requests, and how it ends: drained on a signal, or with an error when the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Coroutine
+from enum import Enum
+from typing import Any
+
+import uvicorn
+
+from outrider.server.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+# After the engine died, /health goes on saying so this long: probes see a 503 and not only a refused connection, and
+# the errors of the requests under way reach their clients.
+LINGER_SECONDS = 3.0
+
+
+class State(Enum):
+    STARTING = "starting"
+    UP = "ready"
+    DRAINING = "stopping"
+    FAILED = "failing"
+
+
+class Lifecycle:
+    """One server's life: STARTING, then UP, then DRAINING or FAILED."""
+
+    def __init__(self, engine: Engine, drain_seconds: float) -> None:
+        self.engine = engine
+        self.drain_seconds = drain_seconds
+        self.state = State.STARTING
+        self.in_flight = 0
+        self.server: uvicorn.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self.state is not State.FAILED and not self.engine.dead_processes()
+
+    @property
+    def accepting(self) -> bool:
+        return self.state is State.UP and self.healthy
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.state in (State.FAILED, State.STARTING) else 0
+
+    def begin(self) -> None:
+        """Install signal handlers and watch the engine; called in the running event loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        # A process of the engine that catches its own failure reports it so.
+        loop.add_signal_handler(signal.SIGQUIT, self.fail, "the engine reported a failure")
+        self._watcher = self._run(self._watch())
+
+    def end(self) -> None:
+        """The last request is answered: let the engine go, and no longer mind that it does."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self.healthy:
+            self.engine.ask_to_exit()
+
+    def up(self) -> None:
+        if self.state is State.STARTING:
+            self.state = State.UP
+
+    @contextlib.asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Counts a request as under way."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def fail(self, reason: str) -> None:
+        """The engine is lost: end what is under way with errors, and the server with it."""
+        if self.state is State.FAILED:
+            return
+        starting = self.state is State.STARTING
+        self.state = State.FAILED
+        if starting:  # whoever starts the server is waiting for an answer of the engine, and gets this one
+            self.engine.fail_requests(reason)
+            return
+        logger.error("%s; stopping", reason)
+        self.engine.fail_requests(f"{reason}; the server is restarting")
+        self._run(self._linger())
+
+    def _on_stop_signal(self) -> None:
+        if self.state is State.DRAINING:
+            logger.warning("second signal: stopping now, %d requests are cut off", self.in_flight)
+            self.drain_seconds = 0
+        elif self.state is not State.FAILED:
+            self.state = State.DRAINING
+            self._run(self._drain())
+
+    async def _drain(self) -> None:
+        logger.warning("stopping; %d requests are under way", self.in_flight)
+        begun = time.monotonic()
+        while self.in_flight and time.monotonic() - begun < self.drain_seconds:
+            await asyncio.sleep(0.05)
+        if self.in_flight:
+            self.engine.abort_requests()
+            self.engine.fail_requests("the server is stopping")
+            await asyncio.sleep(0.2)
+        self._stop_http()
+
+    async def _watch(self) -> None:
+        names = await self.engine.wait_for_death()
+        self.fail(f"{' and '.join(names)} died")
+
+    async def _linger(self) -> None:
+        await asyncio.sleep(LINGER_SECONDS)
+        self._stop_http()
+
+    def _stop_http(self) -> None:
+        if self.server is not None:
+            self.server.should_exit = True
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # The loop keeps only weak references to tasks.
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,133 @@
+"""What a request may carry: SGLang's request models with our additions, less what this server does not do.
+
+A field is taken, or refused by name; none is ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+
+from outrider.server.http.errors import ApiError
+
+
+class SpeculationOptions(BaseModel):
+    """enabled: false makes the server decode this request without drafts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool = True
+
+
+class ChatRequest(ChatCompletionRequest):
+    speculation: SpeculationOptions | None = None
+    min_tokens_per_second: float | None = None
+
+
+class TextRequest(CompletionRequest):
+    speculation: SpeculationOptions | None = None
+    min_tokens_per_second: float | None = None
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SHARED_FIELDS = _names(
+    """
+    model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed stop stream
+    stream_options temperature top_p user speculation min_tokens_per_second
+    top_k min_p min_tokens regex ebnf repetition_penalty stop_token_ids no_stop_trim ignore_eos skip_special_tokens
+    cache_salt return_cached_tokens_details return_spec_tokens_details
+    """
+)
+CHAT_FIELDS = SHARED_FIELDS | _names(
+    """
+    messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls reasoning_effort
+    chat_template_kwargs continue_final_message separate_reasoning stream_reasoning
+    """
+)
+TEXT_FIELDS = SHARED_FIELDS | _names("prompt echo best_of json_schema return_token_ids")
+
+# Known elsewhere, not here, with the reason where there is more to say than that.
+UNSUPPORTED = dict.fromkeys(
+    _names(
+        """
+        audio function_call functions metadata modalities moderation prediction prompt_cache_key
+        prompt_cache_retention safety_identifier service_tier store suffix verbosity web_search_options
+        """
+    ),
+    "",
+) | {
+    "stop_regex": "a pattern could stall every other request; use stop",
+    "custom_logit_processor": "requests may not bring code",
+    "custom_params": "use the speculation field",
+    "lora_path": "the server has one model without adapters",
+    "input_ids": "send messages; /v1/completions takes token ids as its prompt",
+    "rid": "the server names requests itself",
+}
+
+
+# Values of unsupported fields that ask for nothing; some clients always send them.
+MEANINGLESS: dict[str, tuple[Any, ...]] = {
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One of the two kinds of request."""
+
+    model: type[ChatRequest] | type[TextRequest]
+    fields: frozenset[str]
+
+
+CHAT = Kind(ChatRequest, CHAT_FIELDS)
+TEXT = Kind(TextRequest, TEXT_FIELDS)
+
+
+def reject_unknown_fields(kind: Kind, body: dict[str, Any]) -> None:
+    """Refuse fields at the top of a request; null is taken as not given, as OpenAI's API does."""
+    for name, value in list(body.items()):
+        if name in kind.fields:
+            continue
+        if name in UNSUPPORTED or name in kind.model.model_fields:
+            if value is None or value in MEANINGLESS.get(name, ()):
+                continue
+            reason = UNSUPPORTED.get(name) or "leave it out"
+            raise ApiError(f"this server does not support {name!r}: {reason}", param=name, code="unsupported_parameter")
+        raise _unknown(name, name, kind.fields)
+
+
+def reject_unknown_nested_fields(parsed: BaseModel, body: dict[str, Any]) -> None:
+    """Refuse fields inside messages, tools, response_format …, which SGLang's models would drop."""
+    for path, name, known in _unknown_fields(parsed, body, ""):
+        raise _unknown(f"{path}.{name}" if path else name, name, known)
+
+
+def _unknown_fields(parsed: Any, raw: Any, path: str) -> Iterator[tuple[str, str, set[str]]]:
+    """Walk a validated model beside the JSON it came from: the model tells which of a union's types it was."""
+    if isinstance(parsed, BaseModel) and isinstance(raw, dict):
+        fields = {field.alias or name: name for name, field in type(parsed).model_fields.items()}
+        for key, value in raw.items():
+            if key in fields:
+                yield from _unknown_fields(getattr(parsed, fields[key]), value, f"{path}.{key}" if path else key)
+            elif path:  # the top level is reject_unknown_fields's
+                yield path, key, set(fields)
+    elif isinstance(parsed, list) and isinstance(raw, list):
+        for index, (parsed_item, raw_item) in enumerate(zip(parsed, raw, strict=False)):
+            yield from _unknown_fields(parsed_item, raw_item, f"{path}[{index}]")
+
+
+def _unknown(path: str, name: str, known: set[str] | frozenset[str]) -> ApiError:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ApiError(f"unknown field {path!r}{hint}", param=path, code="unknown_parameter")

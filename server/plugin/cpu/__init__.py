@@ -1,0 +1,1 @@
+"""SGLang's operators on a machine without a GPU, by our kernels."""

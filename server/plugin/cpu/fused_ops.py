@@ -1,0 +1,109 @@
+"""Swaps our CPU kernels in for SGLang's plain torch operations, through its own dispatch, for any model it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outrider.kernels import fused
+from outrider.kernels.int8 import Int8Weight, multiply, pack_int8
+from outrider.kernels.linear import PackedWeight, pack
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.cpu import fused_layer
+
+DISPATCH_KEY = "outrider"
+"""Our platform's name in SGLang's operator dispatch."""
+
+
+Prepare = Callable[[torch.Tensor], PackedWeight | Int8Weight]
+
+
+def register() -> None:
+    from sglang.kernels import fused_op
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+
+    # 0.5.17 has the operators, under another base class.
+    base = fused_op.BaseFusedOp if hasattr(fused_op.BaseFusedOp, "register_oot_forward") else RMSNorm
+    for op, forward in ((RMSNorm, _rms_norm), (SiluAndMul, _silu_and_mul), (RotaryEmbedding, _rope)):
+        base.register_oot_forward(op, forward, DISPATCH_KEY)
+    # Matrix products are no operator of that dispatch.
+    prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
+    UnquantizedLinearMethod.process_weights_after_loading = _layer_packing(prepare)
+    UnquantizedLinearMethod.apply = _apply_linear
+    LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
+    fused_layer.register()
+
+
+def _layer_packing(prepare: Prepare) -> Callable[[Any, Any], None]:
+    def pack_layer(self: Any, layer: Any) -> None:
+        """Lay a linear layer's weight out for our kernel, once it is loaded; the original is freed."""
+        layer.packed = prepare(layer.weight.data)
+        if getattr(layer.packed, "plain", None) is None:
+            layer.weight.data = layer.weight.data.new_empty(0)
+
+    return pack_layer
+
+
+def _apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    out = multiply(x, layer.packed)
+    return out if bias is None else out.add_(bias)
+
+
+def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepare) -> Callable[..., torch.Tensor]:
+    """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too."""
+
+    def compute_lm_head(self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None) -> torch.Tensor:
+        plain = type(lm_head).__name__ in ("ParallelLMHead", "VocabParallelEmbedding") and not self.use_fp32_lm_head
+        if not plain or bias is not None or lm_head.weight.dtype != hidden.dtype:
+            return original(self, hidden, lm_head, bias)
+        packed: PackedWeight | Int8Weight | None = getattr(lm_head, "packed", None)
+        if packed is None:
+            packed = lm_head.packed = prepare(lm_head.weight.data)
+        return multiply(hidden, packed)
+
+    return compute_lm_head
+
+
+def _rms_norm(
+    self: Any,
+    x: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    post_residual_addition: torch.Tensor | None = None,
+    quant_linear: Any = None,
+) -> Any:
+    special = self.variance_size_override is not None or self.cast_x_before_out_mul or self.fp32_residual
+    if special or post_residual_addition is not None or x.dtype != self.weight.dtype:
+        return self.forward_native(x, residual, post_residual_addition)
+    if residual is None:
+        return fused.rms_norm(x, self.weight, self.variance_epsilon)
+    return fused.add_rms_norm(x, residual, self.weight, self.variance_epsilon), residual
+
+
+def _silu_and_mul(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return fused.silu_mul(x)
+
+
+def _rope(
+    self: Any,
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    fused_set_kv_buffer_arg: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not self.is_neox_style or offsets is not None or positions.ndim != 1 or fused_set_kv_buffer_arg is not None:
+        return self.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+    tokens = positions.shape[0]
+    fused.rope(
+        query.view(tokens, -1, self.head_size),
+        key.view(tokens, -1, self.head_size),
+        positions,
+        self.cos_sin_cache,
+    )
+    return query, key

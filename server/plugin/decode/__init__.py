@@ -1,0 +1,1 @@
+"""One decode step: draft, plan, flatten, verify, accept, commit."""

@@ -1,0 +1,108 @@
+"""What the worker remembers of each running request, in arrays indexed by its row of SGLang's request pool."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.scheduler.planners.base import StepView
+
+
+class RequestTable:
+    """On the device, for the forward:
+
+    limits: [rows] int64, drafted tokens per step, at most; 0 without speculation.
+    seeds: [rows] int64, of the request's random numbers.
+
+    On the host, for the planner:
+
+    scheduled: [rows] bool; False means that every drafted token is verified, whatever the planner says.
+    padded: [rows] bool; True drafts the last token over and over up to the limit, for steps of an exact shape; these
+        requests are greedy.
+    generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
+    levels: [rows] tokens per second asked for; 0 without a service level.
+    generated: [rows] int64, tokens since the prefill; started, latest: [rows] seconds on the host's clock, of the
+        prefill and of the last tokens.
+    """
+
+    def __init__(self, rows: int, gamma: int, device: Any):
+        self.gamma = gamma
+        self.device = device
+        self.limits = torch.full((rows,), gamma, dtype=torch.int64, device=device)
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.host_limits = np.full(rows, gamma, dtype=np.int64)
+        self.scheduled = np.ones(rows, dtype=bool)
+        self.padded = np.zeros(rows, dtype=bool)
+        self.generations = np.zeros(rows, dtype=np.int64)
+        self.levels = np.zeros(rows)
+        self.started = np.zeros(rows)
+        self.latest = np.zeros(rows)
+        self.generated = np.zeros(rows, dtype=np.int64)
+
+    def admit(self, reqs: Sequence[Any], rows: torch.Tensor) -> None:
+        """Read the settings of requests that are being prefilled (again, after a retraction)."""
+        at = rows.cpu().numpy()
+        options = [_options(req) for req in reqs]
+        self.host_limits[at] = [_limit(option, self.gamma) for option in options]
+        self.scheduled[at] = [option.get("schedule", True) for option in options]
+        self.padded[at] = [option.get("pad", False) for option in options]
+        self.levels[at] = [_level(req) for req in reqs]
+        self.generations[at] += 1
+        self.started[at] = time.perf_counter()
+        self.generated[at] = 0
+        seeds = torch.tensor([_seed(req) for req in reqs], dtype=torch.int64)
+        self.seeds[rows.long()] = seeds.to(self.device)
+        self.limits[rows.long()] = torch.from_numpy(self.host_limits[at]).to(self.device)
+
+    def view(self, rows: np.ndarray, contexts: np.ndarray) -> StepView:
+        """What the planner may know of the requests in `rows` [R] before they draft; contexts [R] cached tokens."""
+        had = self.generated[rows]
+        seconds = np.maximum(time.perf_counter() - self.started[rows], 1e-9)
+        return StepView(
+            rows=rows,
+            generations=self.generations[rows],
+            contexts=contexts,
+            limits=self.host_limits[rows],
+            levels=self.levels[rows],
+            progress=np.where(had > 0, had / seconds, np.inf),
+        )
+
+    def take(self, step: StepView, accept_lens: np.ndarray) -> None:
+        """Count the tokens [R] that a step brought, less those of requests whose row has another by now."""
+        current = self.generations[step.rows] == step.generations
+        rows = step.rows[current]
+        self.generated[rows] += accept_lens[current]
+        self.latest[rows] = time.perf_counter()
+
+    def speeds(self, rows: np.ndarray) -> np.ndarray:
+        """[M] tokens per second that requests have had by their last tokens."""
+        return self.generated[rows] / np.maximum(self.latest[rows] - self.started[rows], 1e-9)
+
+
+def _options(req: Any) -> dict[str, Any]:
+    """The `speculation` field of the request's API call, with what our own measurements add to it."""
+    return (req.sampling_params.custom_params or {}).get("speculation") or {}
+
+
+def _seed(req: Any) -> int:
+    """The request's own seed, or a random one that stays with it (chunks and retractions prefill it again)."""
+    if req.sampling_params.sampling_seed is None:
+        req.sampling_params.sampling_seed = secrets.randbits(62)
+    return int(req.sampling_params.sampling_seed)
+
+
+def _limit(options: dict[str, Any], gamma: int) -> int:
+    """How many tokens may be drafted per step for this request."""
+    if not options.get("enabled", True):
+        return 0
+    return min(gamma, int(options.get("gamma") or gamma))
+
+
+def _level(req: Any) -> float:
+    """Tokens per second that the request asked for, 0 without."""
+    return float((req.sampling_params.custom_params or {}).get("min_tokens_per_second") or 0.0)

@@ -1,0 +1,292 @@
+"""The speculative worker: draft, plan, flatten, verify, accept, commit, once per decode step.
+
+SGLang's scheduler calls `forward_batch_generation` for every batch. A prefill runs the target, shows its tokens to the
+drafter and draws the first token; a decode step runs the seven stages of the design. All randomness comes from
+`outrider.kernels.uniforms`, all sampling from `Sampler`, so a request's seed decides its answer with speculation
+on or off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.slot_tokens import SlotTokens
+from outrider.kernels.uniforms import Purpose, uniforms
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules
+from outrider.server.plugin.decode.logprobs import write_logprobs
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.planning import Scheduling, Step
+from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.sampler import Sampler
+from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten
+from outrider.server.plugin.loading.planner import load_plan
+
+
+class SpeculativeWorker(BaseSpecWorker):
+    def __init__(self, server_args: Any, target_worker: Any, **_: Any):
+        super().__init__()
+        self._target_worker = target_worker
+        self.server_args = server_args
+        self.config = PluginConfig.from_env()
+        self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
+        self.speculative_num_draft_tokens = self.width
+        self.sampler = Sampler()
+
+    @property
+    def draft_worker(self) -> None:
+        return None  # SGLang asks for a model runner of its own kind; our drafters are not one
+
+    def alloc_memory_pool(self, **_: Any) -> None:
+        from outrider.server.plugin.loading.drafter import load_drafter
+
+        runner = self._target_worker.model_runner
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+        slots = runner.token_to_kv_pool.size + runner.token_to_kv_pool.page_size  # slot 0.. of the padding page
+        self.device = runner.device
+        self.history = SlotTokens(slots, self.device)
+        self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
+        self.scheduling = Scheduling(
+            *load_plan(self.config),
+            requests=self.requests,
+            metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
+            device=self.device,
+        )
+        self.drafter: Drafter | None = load_drafter(self.config, runner)
+        if self.drafter is not None:
+            self.drafter.allocate(slots)
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        **_: Any,
+    ) -> GenerationBatchResult:
+        if batch.forward_mode.is_extend():
+            return self._prefill(batch, on_publish)
+        return self._decode(batch, on_publish, grammar_barrier)
+
+    def outrider_state(self) -> dict[str, Any]:
+        """What was recorded since `forget_records`, for another process."""
+        return self.scheduling.state()
+
+    def forget_records(self) -> None:
+        self.scheduling.forget()
+
+    def reload_profile(self) -> None:
+        """Plan by the profile as it now stands on the disk."""
+        self.scheduling.planner, self.scheduling.cost, self.scheduling.calibration = load_plan(self.config)
+
+    @property
+    def _captures_hidden(self) -> bool:
+        return self.drafter is not None and bool(self.drafter.target_layers)
+
+    # -- prefill ------------------------------------------------------------------------------------------------
+
+    def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
+        self.scheduling.interrupt(batch.req_pool_indices_cpu.numpy())
+        self.requests.admit(batch.reqs, batch.req_pool_indices)
+        input_ids, slots = batch.input_ids, batch.out_cache_loc
+        mode = CaptureHiddenMode.FULL if self._captures_hidden else None
+        result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
+        seq_lens = batch.seq_lens
+        positions = _extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
+        logits_output = result.logits_output
+        self._observe(logits_output.hidden_states, input_ids, positions, slots)
+        if batch.is_prefill_only:
+            result.next_token_ids = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
+        else:
+            result.next_token_ids = self._first_tokens(batch, logits_output, seq_lens)
+        if self._captures_hidden:
+            logits_output.hidden_states = None
+        if on_publish is not None:
+            on_publish(seq_lens)
+        result.new_seq_lens = seq_lens
+        result.next_draft_input = StepState(result.next_token_ids, seq_lens)
+        result.speculative_num_draft_tokens = self.width
+        return result
+
+    def _first_tokens(self, batch: Any, logits_output: Any, seq_lens: torch.Tensor) -> torch.Tensor:
+        count = len(batch.reqs)
+        zero = torch.zeros(count, dtype=torch.int64, device=self.device)
+        rows = batch.req_pool_indices.long()
+        last = self.history.tokens[self._slots_at(rows, seq_lens - 1)].long()
+        context = RowContext(
+            request=torch.arange(count, device=self.device),
+            step=zero,
+            block=last[:, None],
+            output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchor=None),
+        )
+        logits = logits_output.next_token_logits
+        apply_rules(logits, batch.reqs, batch.sampling_info, context)
+        tokens = self.sampler.draw(
+            logits, batch.sampling_info, uniforms(self.requests.seeds[rows], seq_lens - 1, 1, Purpose.FINAL)[:, 0]
+        )
+        if batch.return_logprob:
+            write_logprobs(logits_output, batch, logits, context.request, tokens)
+        return tokens
+
+    # -- decode -------------------------------------------------------------------------------------------------
+
+    def _decode(
+        self,
+        batch: Any,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> GenerationBatchResult:
+        rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
+        anchors = batch.spec_info.bonus_tokens.long()
+        seeds = self.requests.seeds[rows]
+
+        step = self.scheduling.begin(*self._host_view(batch), self._temperatures(batch))
+        draft = self._draft(batch, step, rows, seq_lens, anchors, seeds)
+        verify_lens = self.scheduling.admit(step, draft)
+        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
+        result = self._verify(batch, flat, verify_lens)
+        logits_output = result.logits_output
+
+        context = RowContext(
+            request=flat.request,
+            step=flat.step,
+            block=torch.cat([anchors[:, None], draft.tokens], 1),
+            output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
+        )
+        logits = logits_output.next_token_logits
+        apply_rules(logits, batch.reqs, batch.sampling_info, context, grammar_barrier)
+        accept_lens, tokens = self.sampler.accept(
+            logits,
+            batch.sampling_info,
+            draft,
+            verify_lens,
+            flat,
+            uniforms(seeds, seq_lens, self.width - 1, Purpose.ACCEPT),
+            uniforms(seeds, seq_lens, 1, Purpose.FINAL)[:, 0],
+        )
+        self._commit(flat, accept_lens, logits_output)
+        new_seq_lens = seq_lens + accept_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        if batch.return_logprob:
+            self._write_logprobs(batch, logits_output, flat, tokens)
+        self.scheduling.finish(step, accept_lens)
+        batch.forward_mode = ForwardMode.DECODE
+        bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=tokens.flatten(),
+            accept_lens=accept_lens.to(torch.int32),
+            new_seq_lens=new_seq_lens,
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            next_draft_input=StepState(bonus, new_seq_lens),
+            speculative_num_draft_tokens=self.width,
+        )
+
+    def _draft(
+        self,
+        batch: Any,
+        step: Step,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        anchors: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> Draft:
+        """Drafts for every request; those that switched speculation off get length 0."""
+        gamma = self.width - 1
+        if self.drafter is None or not step.drafts:
+            shape = (len(rows), gamma)
+            return Draft(
+                tokens=torch.zeros(shape, dtype=torch.int64, device=self.device),
+                lens=torch.zeros(len(rows), dtype=torch.int64, device=self.device),
+                confidence=torch.zeros(shape, device=self.device),
+            )
+        began = time.perf_counter()
+        draft = self.drafter.propose(
+            DraftBatch(
+                anchors=anchors,
+                seq_lens=seq_lens,
+                page_table=self.req_to_token_pool.req_to_token,
+                rows=rows,
+                temperatures=step.temperatures,
+                uniforms=uniforms(seeds, seq_lens, gamma, Purpose.DRAFT),
+            )
+        )
+        step.draft_seconds = time.perf_counter() - began
+        limits = self.requests.limits[rows]
+        lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
+        if step.padded.any():
+            padded = torch.from_numpy(step.padded).to(self.device)
+            lens = torch.where(padded, limits, lens)
+            tokens = torch.where(padded[:, None], anchors[:, None], tokens)
+        return Draft(tokens, lens, draft.confidence, draft.probs, draft.vocab)
+
+    def _verify(self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor) -> GenerationBatchResult:
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.input_ids = flat.input_ids
+        batch.out_cache_loc = flat.slots
+        batch.spec_info = VerifyInput(flat.positions, verify_lens + 1, self.width, self._captures_hidden)
+        return self.target_worker.forward_batch_generation(batch, is_verify=True)
+
+    def _commit(self, flat: FlatVerify, accept_lens: torch.Tensor, logits_output: Any) -> None:
+        """Show the drafter the tokens that now stand in the cache: the anchor and what was accepted after it."""
+        kept = flat.step < accept_lens[flat.request]
+        hidden = logits_output.hidden_states[kept] if self._captures_hidden else None
+        self._observe(hidden, flat.input_ids[kept], flat.positions[kept], flat.slots[kept])
+        logits_output.hidden_states = None
+
+    def _observe(
+        self, hidden: torch.Tensor | None, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        self.history.write(slots, tokens)
+        if self.drafter is not None:
+            self.drafter.observe(Features(hidden, tokens, positions, slots))
+
+    def _write_logprobs(self, batch: Any, logits_output: Any, flat: FlatVerify, tokens: torch.Tensor) -> None:
+        """[R, gamma+1], as wide as the tokens; columns beyond a request's rows repeat its last and are not read."""
+        columns = torch.arange(self.width, device=self.device)
+        rows = torch.minimum(flat.qo_indptr[:-1, None] + columns, flat.qo_indptr[1:, None] - 1).flatten()
+        request = flat.request[rows]
+        write_logprobs(logits_output, batch, logits_output.next_token_logits[rows], request, tokens.flatten())
+        logits_output.next_token_logprobs = logits_output.next_token_logprobs.view(-1, self.width)
+
+    # -- request state ------------------------------------------------------------------------------------------
+
+    def _host_view(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and cached tokens of the batch's requests, without waiting for the device."""
+        return batch.req_pool_indices_cpu.numpy().astype(np.int64), batch.seq_lens_cpu.numpy().astype(np.int64)
+
+    def _temperatures(self, batch: Any) -> torch.Tensor:
+        """[R] float32, 0 for greedy requests."""
+        info = batch.sampling_info
+        return torch.where(self.sampler.greedy(info), 0.0, info.temperatures[:, 0])
+
+    def _slots_at(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.req_to_token_pool.req_to_token[rows, positions].long()
+
+    def _output_tokens(
+        self, batch: Any, index: int, seq_lens: torch.Tensor, anchor: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Tokens that request `index` has generated, read back from the cache, then the anchor."""
+        start, end = len(batch.reqs[index].origin_input_ids), int(seq_lens[index])
+        slots = self.req_to_token_pool.req_to_token[batch.req_pool_indices[index], start:end].long()
+        output = self.history.tokens[slots].long()
+        return output if anchor is None else torch.cat([output, anchor[None]])
+
+
+def _extend_positions(prefix_lens: list[int], extend_lens: list[int], device: Any) -> torch.Tensor:
+    """[N] int64 positions of the tokens of a prefill batch."""
+    starts = torch.tensor(prefix_lens, dtype=torch.int64)
+    lens = torch.tensor(extend_lens, dtype=torch.int64)
+    ends = lens.cumsum(0)
+    offsets = torch.arange(int(ends[-1])) - (ends - lens).repeat_interleave(lens)
+    return (starts.repeat_interleave(lens) + offsets).to(device)

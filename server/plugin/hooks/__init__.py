@@ -1,0 +1,1 @@
+"""Where our code is tied into SGLang."""

@@ -1,0 +1,47 @@
+"""SGLang on a CPU without SGLang's own CPU kernels: it then takes its plain torch paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuSRTPlatform
+from sglang.srt.platforms.device_mixin import PlatformEnum
+
+
+class OutriderCpuPlatform(CpuSRTPlatform):
+    _enum = PlatformEnum.OOT
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"  # our backend is registered under this name, see register.py
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        return "torch_native"
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return True
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        return True
+
+    def get_mha_kv_pool_cls(self) -> type:
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        class CpuKVPool(MHATokenToKVPool):
+            def _init_kv_copy_and_warmup(self) -> None:  # newer SGLang warms a Triton kernel up here
+                self._kv_copy_config = None
+
+        return CpuKVPool
+
+    def get_paged_allocator_cls(self) -> type:
+        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+
+        return PagedTokenToKVPoolAllocator
+
+    def get_device(self, local_rank: int = 0) -> Any:
+        return torch.device("cpu")
+
+    def get_dispatch_key_name(self) -> str:
+        from outrider.server.plugin.cpu.fused_ops import DISPATCH_KEY
+
+        return DISPATCH_KEY

@@ -1,0 +1,100 @@
+"""Registers everything of ours with SGLang; called once in each of its processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from outrider.server.plugin import control
+from outrider.server.plugin.hooks import step_profiler
+
+PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
+"""Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
+
+
+def register() -> None:
+    if os.environ.get(PLATFORM_ONLY) == "1":
+        return
+    step_profiler.install_if_asked()
+    _register_algorithm()
+    control.register()
+    _bridge_older_sglang()
+    if not torch.cuda.is_available():
+        _register_cpu_attention()
+        _replace_triton_helpers()
+        _register_cpu_kernels()
+
+
+def _register_algorithm() -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from outrider.server.plugin.hooks.algorithm import NAME, OutriderAlgorithm
+
+    @SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=OutriderAlgorithm)
+    def worker_class(server_args: Any) -> type:
+        from outrider.server.plugin.decode.worker import SpeculativeWorker
+
+        return SpeculativeWorker
+
+
+def _bridge_older_sglang() -> None:
+    """0.5.17 looks for a draft model's KV pool in every worker but its own n-gram one; ours has no draft model."""
+    from sglang.srt.mem_cache import kv_cache_builder
+
+    original = getattr(kv_cache_builder, "get_draft_kv_pool", None)
+    if original is None:
+        return
+
+    def get_draft_kv_pool(*, draft_worker: Any, **others: Any) -> Any:
+        if getattr(draft_worker, "draft_worker", draft_worker) is None:
+            return None
+        return original(draft_worker=draft_worker, **others)
+
+    kv_cache_builder.get_draft_kv_pool = get_draft_kv_pool
+
+
+def _register_cpu_attention() -> None:
+    # Code elsewhere in SGLang asks support_triton(name), which is true for every name but this one and
+    # intel_amx, and then launches Triton kernels: so our backend takes the name.
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    @register_attention_backend("torch_native")
+    def backend(runner: Any) -> Any:
+        from outrider.server.plugin.cpu.attention import FlatAttentionBackend
+
+        return FlatAttentionBackend(runner)
+
+
+def _register_cpu_kernels() -> None:
+    from outrider.server.plugin.cpu import fused_ops
+
+    fused_ops.register()
+
+
+def _replace_triton_helpers() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        _assign_req_to_token_pool,
+        HookType.REPLACE,
+    )
+
+
+def _assign_req_to_token_pool(
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    batch_size: int,
+) -> None:
+    """Write freshly allocated slots into positions start..end of each request's page table row."""
+    lengths = (end_offset - start_offset).long()
+    ends = lengths.cumsum(0)
+    rows = req_pool_indices.long().repeat_interleave(lengths)
+    offsets = torch.arange(rows.numel(), device=rows.device) - (ends - lengths).repeat_interleave(lengths)
+    columns = start_offset.long().repeat_interleave(lengths) + offsets
+    req_to_token[rows, columns] = out_cache_loc[: rows.numel()].to(req_to_token.dtype)

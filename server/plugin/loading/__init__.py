@@ -1,0 +1,1 @@
+"""From the plugin's configuration to the drafter and the planner."""

@@ -1,0 +1,1 @@
+"""`outrider tune`: measures step costs and calibrates the drafter."""

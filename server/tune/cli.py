@@ -1,0 +1,161 @@
+"""Measure what this machine's decode steps cost and how far the drafter's confidences hold; plan by it from then on.
+
+Starts an engine as `outrider serve` would, or measures one that is running (--server, which must be idle). The profile
+goes to the cache folder, where `outrider serve` with the same model, drafter and machine finds it by itself.
+Interrupted, the same command goes on with the step times that are missing.
+
+  outrider tune                                 the embedded model, about eight minutes on two cores
+  outrider tune --model ./Qwen3-4B --name fast  under a name, for `outrider serve --profile fast`
+  outrider tune --server http://127.0.0.1:30000 a running server, which goes on with the new profile at once
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.profiles import store
+from outrider.server.engine import checkpoints, client, profile_lookup, target
+from outrider.server.errors import UserError
+
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
+    from outrider.server.engine.settings import Settings
+    from outrider.server.engine.target import Model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    client.add_engine_arguments(parser, drafter=True)
+    add = parser.add_argument
+    add("--server", metavar="URL", help="measure a server that is running instead of starting an engine")
+    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="of that server")
+    add("--name", help="of the profile (default: made from model, drafter and machine)")
+    add("--quick", action="store_true", help="what a server without a profile does at its start: under a minute")
+    add("--max-requests", type=int, metavar="N", help="largest number of requests at a time (default: 32)")
+    add("--rounds", type=int, metavar="N", help="repetitions of each step shape (default: 3)")
+    add("--prompts", type=Path, nargs="+", metavar="FILE", help="for the calibration (default: code, math and chat)")
+    add("--pictures", type=Path, metavar="FOLDER", help="save steps-per-second.png and reliability.png there")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.server:
+        return _run_there(args)
+    model = target.find(args.model)
+    settings = checkpoints.with_drafter_path(client.settings_of(args), model)
+    here = profile_lookup.fingerprint(settings, model)
+    root = profile_lookup.roots()[0]
+    settings = replace(settings, profile=str(root / (args.name or profile_lookup.default_name(here, model))))
+    if not store.NAME.fullmatch(Path(str(settings.profile)).name):
+        raise UserError(f"--name is made of letters, digits, dots, dashes and underscores, not {args.name!r}")
+    questions = [q for path in args.prompts or [] for q in client.read_questions(path)] or None
+
+    async def measurement(engine: Engine, model: Model) -> None:
+        await _measure(engine, model, settings, args, questions)
+
+    client.measure(settings, measurement, find_profile=False)
+    return 0
+
+
+async def _measure(
+    engine: Engine, model: Model, settings: Settings, args: argparse.Namespace, questions: list[str] | None
+) -> None:
+    from outrider.server.tune import measure
+
+    how = shlex.join(["outrider", *sys.argv[1:]])
+    with Bars() as bars:
+        tuned = await measure.tune(
+            engine, settings, model, effort(vars(args)), questions=questions, how=how, progress=bars.show
+        )
+    print(tuned.table())
+    print(f"saved to {tuned.profile.folder}")
+    if args.pictures and not tuned.draw(args.pictures):
+        print("matplotlib is not installed: no pictures")
+
+
+def effort(options: dict[str, Any]) -> Any:
+    """How thoroughly to measure, from the arguments of the same names."""
+    from outrider.server.tune import measure
+
+    chosen = measure.QUICK if options.get("quick") else measure.Effort()
+    if (most := options.get("max_requests")) is not None:
+        if most < 1:
+            raise UserError(f"--max-requests is at least 1, not {most}")
+        chosen = replace(chosen, requests=tuple(sorted({*(r for r in chosen.requests if r < most), most})))
+    if (rounds := options.get("rounds")) is not None:
+        if rounds < 1:
+            raise UserError(f"--rounds is at least 1, not {rounds}")
+        chosen = replace(chosen, rounds=rounds)
+    return chosen
+
+
+class Bars:
+    """A progress bar per thing that is being done."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, Any] = {}
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        from tqdm import tqdm
+
+        bar = self._bars.get(what)
+        if bar is None or done < bar.n:  # the same thing again, for another part
+            if bar is not None:
+                bar.close()
+            bar = self._bars[what] = tqdm(total=total, desc=what)
+        bar.update(done - bar.n)
+
+
+def _run_there(args: argparse.Namespace) -> int:
+    """Have a running server measure itself, and show what it says."""
+    body = {"quick": args.quick, "max_requests": args.max_requests, "rounds": args.rounds, "name": args.name}
+    if args.prompts or args.pictures:
+        raise UserError("--prompts and --pictures go without --server: the server measures with its own prompts")
+    headers = {"Content-Type": "application/json"}
+    if args.api_key:
+        headers["Authorization"] = f"Bearer {args.api_key}"
+    url = args.server.rstrip("/") + "/outrider/tune"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
+    with Bars() as bars:
+        for event in _events(request):
+            if "progress" in event:
+                bars.show(*event["progress"])
+            elif "error" in event:
+                raise UserError(f"the server could not be measured: {event['error']}")
+            else:
+                print(event["table"])
+                print(f"saved to {event['folder']} on the server's machine, and in use there")
+    return 0
+
+
+def _events(request: urllib.request.Request) -> Iterator[dict[str, Any]]:
+    if not request.full_url.startswith(("http://", "https://")):
+        raise UserError(f"--server is an address like http://127.0.0.1:30000, not {request.full_url}")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            for line in answer:
+                yield json.loads(line)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        try:
+            text = json.loads(text)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            text = text[:200]
+        raise UserError(f"the server refused: {text}") from None
+    except OSError as error:
+        raise UserError(f"no server answers there: {error}") from None

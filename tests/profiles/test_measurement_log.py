@@ -1,0 +1,85 @@
+"""A measurement that was killed goes on where it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from profile_samples import HERE, POINTS
+
+from outrider.profiles.measurement_log import PartialMeasurement
+
+
+def measured(path: Path, count: int = 5) -> PartialMeasurement:
+    partial = PartialMeasurement(path, HERE)
+    for point in POINTS[:count]:
+        partial.add(point)
+    return partial
+
+
+def test_what_was_added_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "partial.jsonl"
+    assert measured(path).restarted == ""
+    again = PartialMeasurement(path, HERE)
+    assert again.points == list(POINTS[:5])
+    assert again.restarted == ""
+    again.add(POINTS[5])
+    assert PartialMeasurement(path, HERE).points == list(POINTS[:6])
+    again.discard()
+    assert not path.exists()
+    assert PartialMeasurement(path, HERE).points == []
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10, 60])
+def test_a_torn_last_line_costs_that_point_only_and_is_not_appended_to(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "partial.jsonl"
+    measured(path)
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = PartialMeasurement(path, HERE)
+    assert again.points == list(POINTS[:4])
+    assert again.restarted == ""
+    again.add(POINTS[7])
+    assert PartialMeasurement(path, HERE).points == [*POINTS[:4], POINTS[7]]
+
+
+def test_every_length_of_a_torn_file_is_read(tmp_path: Path) -> None:
+    """Whatever the kill left behind, complete lines count and nothing raises."""
+    path = tmp_path / "partial.jsonl"
+    measured(path, 3)
+    whole = path.read_bytes()
+    ends = [i for i, byte in enumerate(whole, 1) if byte == ord("\n")]
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        complete = sum(end <= length for end in ends)
+        assert PartialMeasurement(path, HERE).points == list(POINTS[: max(complete - 1, 0)])
+
+
+def test_a_damaged_line_in_the_middle_costs_that_point_only(tmp_path: Path) -> None:
+    path = tmp_path / "partial.jsonl"
+    measured(path)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = "\x00\x00 not JSON\n"
+    path.write_text("".join(lines))
+    assert PartialMeasurement(path, HERE).points == [POINTS[0], *POINTS[2:5]]
+
+
+def test_a_measurement_of_another_engine_starts_anew_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "partial.jsonl"
+    measured(path)
+    other = PartialMeasurement(path, replace(HERE, threads=1))
+    assert other.points == []
+    assert "another engine: threads: 2, here 1" in other.restarted
+    other.add(POINTS[0])
+    assert PartialMeasurement(path, replace(HERE, threads=1)).points == [POINTS[0]]
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [("garbage", "no fingerprint"), ("[]", "no fingerprint"), ('{"schema": 9}', "schema 9"), ("{}", "no fingerprint")],
+)
+def test_a_file_that_is_something_else_starts_anew_and_says_why(tmp_path: Path, header: str, reason: str) -> None:
+    path = tmp_path / "partial.jsonl"
+    path.write_text(header + "\n")
+    assert reason in PartialMeasurement(path, HERE).restarted
+    assert PartialMeasurement(path, HERE).restarted == ""

@@ -1,0 +1,118 @@
+"""Engines side by side: the cheap ones for real, the arithmetic of the report, and input nobody can use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import OUTRIDER, environment
+
+from outrider.server.bench import peers
+from outrider.server.bench.baselines import Job, answer_all
+from outrider.server.errors import UserError
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"Count from {n} to ten."]}) + "\n" for n in range(3)))
+    return path
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [OUTRIDER, "bench", "peers", *words], capture_output=True, text=True, env=environment(), check=False
+    )
+
+
+def test_two_engines_take_turns(prompts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    done = bench(
+        "--prompts", str(prompts), "--arms", "transformers,llama.cpp", "--concurrency", "2", "--count", "2",
+        "--new-tokens", "4", "--prefill", "40", "--rounds", "1",
+        "--json", str(tmp_path / "peers.json"), "--plot", str(tmp_path / "peers.png"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "peers.json").read_text())
+    assert set(measured) == {"2", "prefill 40"}
+    assert all(rate > 0 for rates in measured.values() for arm in ("transformers", "llama.cpp") for rate in rates[arm])
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["tokens/s", "2", "prefill"]
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_whole_groups_of_the_same_prompts(prompts: Path) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    peers.add_arguments(parser)
+    args = parser.parse_args(["--prompts", str(prompts), "--count", "3", "--new-tokens", "9", "--no-lookup"])
+    cases = peers.make_cases(args, [1, 2, 8], [100])
+    assert {name: len(job.prompts) for name, job in cases.items()} == {"1": 3, "2": 4, "8": 8, "prefill 100": 1}
+    assert cases["1"].prompts == cases["2"].prompts[:3]
+    assert len(cases["prefill 100"].prompts[0]) == 100
+    assert cases["prefill 100"].new_tokens == 1
+    setups = peers.make_setups(args, {"transformers"}, cases)
+    assert setups["transformers"].context >= max(len(p) for p in cases["8"].prompts) + 9
+    assert setups["transformers"].requests == 8
+    assert setups["transformers"].settings.max_running_requests == 8
+    assert not setups["transformers"].settings.lookup
+
+
+def test_no_more_at_a_time_than_asked() -> None:
+    import asyncio
+
+    running = most = 0
+
+    async def generate(prompt: list[int], job: Job) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return job.new_tokens
+
+    took = asyncio.run(answer_all(Job([[1]] * 7, 5, 3), generate))
+    assert took["tokens"] == 35
+    assert most == 3
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    assert peers.ratios([10, 30, 20], [5, 10, 20]) == (2, 1, 3)
+
+
+def test_a_failing_engine_is_named(prompts: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    done = bench("--prompts", str(prompts), "--arms", "llama.cpp", "--gguf", __file__, "--concurrency", "1")
+    assert done.returncode == 1
+    assert "the engine llama.cpp failed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.server.bench import baselines
+
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    with pytest.raises(UserError, match="pip install --no-deps xllamacpp=="):
+        baselines.import_xllamacpp()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--arms", "vllm"], "--arms is a list of outrider"),
+        (["--concurrency", "1,0"], "a list of positive numbers"),
+        (["--concurrency", "", "--prefill", ""], "nothing to measure"),
+        (["--rounds", "0"], "at least 1"),
+        (["--device", "cuda"], "CPU"),
+    ],
+)
+def test_bad_input(prompts: Path, words: list[str], reason: str) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    peers.add_arguments(parser)
+    with pytest.raises(UserError, match=reason):
+        peers.run(parser.parse_args(["--prompts", str(prompts), *words]))

@@ -1,0 +1,178 @@
+"""Commands that cannot do what they were asked say why in one line, without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from running import OUTRIDER, environment, free_port
+
+from outrider.server.engine import bundled_model, hardware
+
+
+def run(*arguments: str, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [OUTRIDER, *arguments], capture_output=True, text=True, timeout=seconds, env=environment(**env), check=False
+    )
+
+
+def serve_fails(*flags: str, seconds: float = 60) -> str:
+    """The one line that `outrider serve` ends with."""
+    port = () if "--port" in flags else ("--port", str(free_port()))
+    result = run("serve", *port, *flags, seconds=seconds)
+    assert result.returncode == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("outrider: ")]
+    assert len(lines) == 1, result.stderr
+    assert result.stderr.rstrip().endswith(lines[0])
+    return lines[0]
+
+
+def test_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use" in serve_fails("--port", str(port))
+
+
+def test_address_of_another_machine() -> None:
+    assert "192.0.2.1" in serve_fails("--host", "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gamma", "0"], "--gamma is a number from 1 to 64, not 0"),
+        (["--port", "70000"], "--port is a number from 1 to 65535"),
+        (["--max-total-tokens", "-5"], "--max-total-tokens"),
+        (["--api-key", " "], "--api-key is empty"),
+        (["--model", "./no/such/folder"], "model folder ./no/such/folder does not exist"),
+        (["--model", "nobody/no-such-model"], "HF_HUB_OFFLINE is set"),
+        (["--max-total-tokens", "1000000000"], "too little memory for SmolLM2-135M-Instruct: weights 0.3 GiB"),
+    ],
+)
+def test_values_that_cannot_be(flags: list[str], message: str) -> None:
+    assert message in serve_fails(*flags)
+
+
+@pytest.mark.skipif(hardware.has_gpu(), reason="needs a machine without a GPU")
+def test_gpu_asked_for_where_there_is_none() -> None:
+    assert "finds no GPU" in serve_fails("--device", "cuda")
+
+
+def test_folders_that_are_no_models(tmp_path: Path) -> None:
+    def fails(folder: Path) -> str:
+        return serve_fails("--model", str(folder))
+
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert "is a file" in fails(file)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert "has no config.json" in fails(folder)
+    (folder / "config.json").write_text("{")
+    assert "cannot be read" in fails(folder)
+    (folder / "config.json").write_text('{"a": 1}')
+    assert "names no architecture" in fails(folder)
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert "has no weights" in fails(folder)
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [1000], "data_offsets": [0, 2000]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 100)
+    assert "not a complete safetensors file" in fails(folder)
+
+
+def test_engine_that_fails_while_loading_names_the_reason(tmp_path: Path) -> None:
+    source = bundled_model.prepare()
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 50000}))
+    line = serve_fails("--model", str(folder), "--max-total-tokens", "2048", seconds=240)
+    assert "the engine could not start" in line
+    assert "49152" in line
+
+
+def test_help_teaches_and_is_quick() -> None:
+    begun = time.monotonic()
+    shown = run("--help").stdout
+    assert time.monotonic() - begun < 5
+    for word in ("serve", "prepare", "bench", "outrider serve --model", "OpenAI"):
+        assert word in shown
+    shown = run("serve", "--help").stdout
+    for flag in ("--model", "--drafter", "--gamma", "--api-key", "--max-total-tokens", "-- SGLANG_FLAG"):
+        assert flag in shown
+
+
+def test_version() -> None:
+    assert run("--version").stdout.startswith("outrider ")
+    shown = run("version").stdout
+    assert "sglang 0.5" in shown
+    assert "torch 2." in shown
+
+
+def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
+    """Killed halfway, then started twice at once: one folder, complete, nothing left over."""
+    cache = {"OUTRIDER_CACHE": str(tmp_path)}
+    models = tmp_path / "models"
+    killed = subprocess.Popen([OUTRIDER, "prepare"], env=environment(**cache), stderr=subprocess.DEVNULL)
+    while not any(".tmp-" in path.name for path in models.glob("*")):
+        assert killed.poll() is None
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait(10)
+    target = models / bundled_model.folder().name
+    assert not target.exists()
+
+    both = [
+        subprocess.Popen([OUTRIDER, "prepare"], env=environment(**cache), stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    printed = [process.communicate(timeout=200)[0].strip() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert printed == [str(target)] * 2
+    assert [path for path in models.iterdir() if not path.name.endswith(".lock")] == [target]
+    assert json.loads((target / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_damaged_embedded_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = bundled_model.prepare()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    copy = bundled_model.folder()
+    shutil.copytree(source, copy)
+    assert bundled_model._is_intact(copy)
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(1_000_000)
+        byte = file.read(1)
+        file.seek(1_000_000)
+        file.write(bytes([byte[0] ^ 1]))
+    assert not bundled_model._is_intact(copy)
+
+
+def test_embedded_model_needs_room_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(bundled_model, "DISK_NEEDED", 10**18)
+    with pytest.raises(bundled_model.UserError, match="set OUTRIDER_CACHE to a folder with more room"):
+        bundled_model.prepare()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(bundled_model.UserError, match="cannot write the embedded model"):
+        bundled_model.prepare()
+
+
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert bundled_model.cache_dir() == Path("/somewhere/outrider")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert bundled_model.cache_dir() == Path(os.path.expanduser("~/.cache/outrider"))

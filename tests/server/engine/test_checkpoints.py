@@ -1,0 +1,24 @@
+"""What comes with the embedded model belongs together."""
+
+from __future__ import annotations
+
+from outrider.profiles import store
+from outrider.scheduler.calibration.model import Calibration
+from outrider.server.engine import checkpoints, profile_lookup, target
+from outrider.server.engine.settings import Settings
+
+OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "kernels"}
+
+
+def test_shipped_profiles_fit_the_default_engine() -> None:
+    """Weights that were replaced need a new profile: the old one would no longer be found."""
+    model = target.find(None)
+    here = profile_lookup.fingerprint(checkpoints.with_drafter_path(Settings(), model), model)
+    folders = [path for path in store.SHIPPED.iterdir() if path.is_dir()]
+    assert folders
+    for folder in folders:
+        profile = store.read(folder)
+        assert {text.split(":")[0] for text in profile.fingerprint.differences(here)} <= OF_THE_MACHINE
+        assert profile.cost().draft_seconds(1) > 0
+        assert profile.calibration is not None
+        assert Calibration.load(profile.calibration).gamma == profile.fingerprint.gamma

@@ -1,0 +1,102 @@
+"""Settings, their translation to SGLang's, and the memory plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.server.engine import bundled_model, hardware, memory, target
+from outrider.server.engine.settings import Settings
+from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
+from outrider.server.plugin.config import PluginConfig
+
+CPU = {"device": "cpu", "dtype": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Model:
+    return target.find(None)
+
+
+def test_plugin_config_survives_the_environment() -> None:
+    environ: dict[str, str] = {}
+    config = PluginConfig(drafter="ngram", gamma=5, quantization="int8")
+    config.to_env(environ)
+    assert PluginConfig.from_env(environ) == config
+    assert PluginConfig.from_env({}) == PluginConfig()
+
+
+def test_dtype_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, dtype in (({"avx512_bf16"}, "bfloat16"), ({"amx_bf16"}, "bfloat16"), ({"avx512f"}, "float32")):
+        monkeypatch.setattr(hardware, "cpu_flags", lambda flags=flags: frozenset(flags))
+        assert Settings(device="cpu").resolved_dtype == dtype
+    assert Settings(device="cpu", dtype="bfloat16").resolved_dtype == "bfloat16"
+
+
+def test_kv_bytes_per_token() -> None:
+    llama = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    assert memory.kv_bytes_per_token(llama, 2) == 2 * 30 * 3 * 64 * 2
+    assert memory.kv_bytes_per_token(llama | {"head_dim": 128}, 2) == 2 * 30 * 3 * 128 * 2
+    latent = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert memory.kv_bytes_per_token(latent, 2) == 61 * 576 * 2
+
+
+def test_weights_are_counted_in_the_type_they_are_loaded_as(smollm2: Model) -> None:
+    half, full = target.weight_bytes(smollm2, 2), target.weight_bytes(smollm2, 4)
+    assert full == 2 * half
+    assert half == pytest.approx(134_515_008 * 2, rel=1e-3)
+
+
+def test_kv_cache_is_sized_by_what_is_free(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_token = memory.kv_bytes_per_token(smollm2.config, 2)
+
+    def tokens(free_gib: float, **settings: object) -> int | None:
+        monkeypatch.setattr(hardware, "available_memory", lambda: int(free_gib * 2**30))
+        return memory.plan(Settings(**CPU, **settings), smollm2).max_total_tokens
+
+    assert tokens(64) == memory.DEFAULT_KV_BYTES // per_token
+    assert tokens(4) < tokens(64)
+    assert tokens(4, max_total_tokens=1000) == 1000
+    with pytest.raises(UserError, match="too little memory"):
+        tokens(1)
+    with pytest.raises(UserError, match="lower --max-total-tokens"):
+        tokens(4, max_total_tokens=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def sglang_args():
+    """Our translation, with SGLang importable as the server imports it."""
+    from outrider.server.plugin import activate
+
+    activate()
+    from outrider.server.engine import sglang_args
+
+    return sglang_args
+
+
+def test_context_never_exceeds_the_cache(sglang_args, smollm2: Model) -> None:
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(2000))
+    assert arguments.context_length == arguments.max_total_tokens == 2000
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(100_000))
+    assert arguments.context_length == 8192
+
+
+def test_flags_for_sglang(sglang_args) -> None:
+    assert sglang_args.parse_flags(["--schedule-policy", "fcfs"]) == {"schedule_policy": "fcfs"}
+    for flags, message in (
+        (["--port", "1"], "say --port before the --"),
+        (["--tokenizer-worker-num", "2"], "is not available here: one tokenizer process"),
+        (["--enable-custom-logit-processor"], "no code from requests"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sglang_args.parse_flags(flags)
+
+
+def test_model_names(tmp_path: Path, smollm2: Model) -> None:
+    assert smollm2.name == bundled_model.NAME
+    assert smollm2.context_length == 8192
+    with pytest.raises(UserError, match="does not exist"):
+        target.find("/no/such/folder")

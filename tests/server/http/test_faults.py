@@ -1,0 +1,170 @@
+"""What happens when parts die, when the server is told to stop, and when a key is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from running import Server, wait_until
+
+KEY = "a-secret"
+LONG = {"prompt": "Count: 1, 2, 3,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+
+
+class Stream:
+    """A streamed completion, read in a thread; `begun` is set at its first token."""
+
+    def __init__(self, server: Server, tokens: int, **headers: str) -> None:
+        self.begun = threading.Event()
+        self.lines: list[str] = []
+        self.server = server
+        self.body = LONG | {"stream": True, "max_tokens": tokens}
+        self.headers = headers
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+        assert self.begun.wait(60)
+
+    def _read(self) -> None:
+        url = self.server.url + "/v1/completions"
+        with httpx.stream("POST", url, json=self.body, headers=self.headers, timeout=120) as response:
+            for line in response.iter_lines():
+                self.begun.set()
+                self.lines += [line.removeprefix("data: ")] if line else []
+
+    def finish(self) -> list[str]:
+        self.thread.join(90)
+        assert not self.thread.is_alive(), "the stream hangs"
+        return self.lines
+
+
+def post_in_thread(server: Server, **headers: str) -> Future[httpx.Response]:
+    pool = ThreadPoolExecutor(1)
+    return pool.submit(httpx.post, server.url + "/v1/completions", json=LONG, headers=headers, timeout=120)
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """A server that the test may break."""
+    started = Server(tmp_path / "log", "--max-total-tokens", "4096", "--drain-seconds", "60")
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.kill()
+
+
+def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> None:
+    stream = Stream(own_server, 900)
+    whole = post_in_thread(own_server)
+    time.sleep(1)
+    children = own_server.children()
+    children["scheduler"].kill()
+    killed = time.monotonic()
+    wait_until(lambda: own_server.status("/health") == 503, 2)
+    assert time.monotonic() - killed < 2
+    assert own_server.status("/ready") == 503
+
+    lines = stream.finish()
+    assert "scheduler" in json.loads(lines[-2])["error"]["message"]
+    assert lines[-1] == "[DONE]"
+    answer = whole.result(30)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "service_unavailable_error"
+
+    assert own_server.process.wait(30) == 1
+    assert "Traceback" not in own_server.output()
+    wait_until(lambda: not any(child.is_running() for child in children.values()), 5)
+
+
+def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
+    stream = Stream(own_server, 120)
+    children = own_server.children()
+    own_server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: own_server.status("/ready") == 503, 5)
+    assert own_server.status("/health") == 200
+    refused = httpx.post(own_server.url + "/v1/completions", json=LONG)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "unavailable"
+
+    lines = stream.finish()
+    assert lines[-1] == "[DONE]"
+    assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
+    assert own_server.process.wait(30) == 0
+    assert not any(child.is_running() for child in children.values())
+
+
+@pytest.fixture(scope="module")
+def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that asks for a key."""
+    log = tmp_path_factory.mktemp("locked") / "log"
+    started = Server(log, "--max-total-tokens", "4096", "--api-key", KEY)
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.kill()
+
+
+def test_key_is_asked_for_everywhere_but_by_probes(locked_server: Server) -> None:
+    def get(path: str, key: str | None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.get(locked_server.url + path, headers=headers)
+
+    for path in ("/v1/models", "/metrics", "/nothing", "/v1/chat/completions"):
+        for key in (None, "wrong", KEY + "x"):
+            assert get(path, key).status_code == 401
+    assert get("/v1/models", None).json()["error"]["code"] == "invalid_api_key"
+    assert get("/v1/models", KEY).status_code == get("/metrics", KEY).status_code == 200
+    assert get("/health", None).status_code == get("/ready", None).status_code == 200
+    assert locked_server.client(api_key=KEY).models.list().data
+
+
+def test_second_signal_stops_at_once(locked_server: Server) -> None:
+    stream = Stream(locked_server, 900, Authorization=f"Bearer {KEY}")
+    locked_server.process.send_signal(signal.SIGINT)
+    wait_until(lambda: locked_server.status("/ready") == 503, 5)
+    assert stream.thread.is_alive()
+    locked_server.process.send_signal(signal.SIGINT)
+    assert "stopping" in json.loads(stream.finish()[-2])["error"]["message"]
+    assert locked_server.process.wait(15) == 0
+
+
+def test_parent_killed_while_loading_leaves_no_orphans(tmp_path: Path) -> None:
+    started = Server(tmp_path / "log")
+    try:
+        parent = psutil.Process(started.process.pid)
+        wait_until(lambda: len(parent.children()) >= 3, 120)  # scheduler, detokenizer, Python's resource tracker
+        children = parent.children()
+        started.process.kill()
+        started.process.wait(10)
+        wait_until(lambda: not any(alive(child) for child in children), 60)
+    finally:
+        started.kill()
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_any_process_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
+    from outrider.server.engine.engine import Engine
+
+    context = multiprocessing.get_context("spawn")
+    processes = {name: context.Process(target=time.sleep, args=(60,)) for name in ("scheduler_0", "detokenizer")}
+    for process in processes.values():
+        process.start()
+    engine = Engine(None, None, processes, 0, 0, tmp_path, None)
+    try:
+        assert engine.dead_processes() == []
+        processes["detokenizer"].kill()
+        assert asyncio.run(asyncio.wait_for(engine.wait_for_death(), 5)) == ["detokenizer"]
+    finally:
+        processes["scheduler_0"].kill()

@@ -1,0 +1,59 @@
+"""Flattening a ragged verify: against a loop over requests and tokens."""
+
+import pytest
+import torch
+
+from outrider.server.plugin.decode.spec_inputs import VerifyInput, flatten
+from outrider.server.plugin.hooks.register import _assign_req_to_token_pool
+
+
+def test_flatten_equals_a_loop_over_requests():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        requests, gamma, context = int(torch.randint(1, 9, (), generator=generator)), 7, 40
+        page_table = torch.randperm(12 * context, generator=generator).view(12, context).to(torch.int32)
+        rows = torch.randperm(12, generator=generator)[:requests]
+        seq_lens = torch.randint(0, context - gamma - 1, (requests,), generator=generator)
+        verify_lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
+        anchors = torch.randint(0, 1000, (requests,), generator=generator)
+        drafts = torch.randint(0, 1000, (requests, gamma), generator=generator)
+        flat = flatten(anchors, drafts, verify_lens, seq_lens, page_table, rows)
+        expected = []
+        for r in range(requests):
+            tokens = [int(anchors[r]), *drafts[r].tolist()]
+            for k in range(int(verify_lens[r]) + 1):
+                position = int(seq_lens[r]) + k
+                expected.append((tokens[k], position, int(page_table[rows[r], position]), r, k))
+        got = zip(
+            *(x.tolist() for x in (flat.input_ids, flat.positions, flat.slots, flat.request, flat.step)), strict=True
+        )
+        assert list(got) == expected
+        assert flat.qo_indptr.tolist() == [0, *(verify_lens + 1).cumsum(0).tolist()]
+
+
+def test_flashinfer_view_lists_every_slot_of_every_request():
+    page_table = torch.arange(60).view(3, 20).to(torch.int32)
+    query_lens = torch.tensor([1, 4])
+    given = VerifyInput(torch.zeros(5, dtype=torch.int64), query_lens, 8, capture_hidden=False)
+    indices, kv_indptr, qo_indptr, mask = given.generate_attn_arg_prefill(
+        torch.tensor([2, 0]), torch.tensor([3, 5]), 8, page_table
+    )
+    assert indices.tolist() == [40, 41, 42, 43, *range(9)]
+    assert kv_indptr.tolist() == [0, 4, 13]
+    assert qo_indptr.tolist() == [0, 1, 5]
+    assert mask is None
+
+
+@pytest.mark.parametrize("lens", [[3, 0, 2], [1], [0, 0]])
+def test_page_table_writes(lens):
+    table = torch.full((4, 10), -1, dtype=torch.int32)
+    start = torch.tensor([2, 0, 5][: len(lens)])
+    rows = torch.tensor([3, 1, 0][: len(lens)])
+    slots = torch.arange(100, 100 + sum(lens))
+    _assign_req_to_token_pool(rows, table, start, start + torch.tensor(lens), slots, len(lens))
+    expected = torch.full((4, 10), -1, dtype=torch.int32)
+    done = 0
+    for row, first, count in zip(rows.tolist(), start.tolist(), lens, strict=True):
+        expected[row, first : first + count] = slots[done : done + count].to(torch.int32)
+        done += count
+    assert torch.equal(table, expected)

@@ -1,0 +1,112 @@
+"""Speculation's counters, and the watch over a drafter that has stopped being any good."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from outrider.scheduler.planners.base import Budget, StepView
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.planning import Step
+
+GAMMA = 4
+
+
+@pytest.fixture(scope="module")
+def metrics():
+    return SpeculationMetrics(gamma=GAMMA, drafter="test")
+
+
+def value(name, **labels):
+    return REGISTRY.get_sample_value(name, {k: str(v) for k, v in labels.items()}) or 0.0
+
+
+def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None):
+    count = len(draft_lens)
+    view = StepView(*(np.zeros(count, dtype=np.int64) for _ in range(3)), np.full(count, GAMMA), *np.zeros((2, count)))
+    budget = budget or Budget(draft=True, tokens=None)
+    step = Step(
+        view=view,
+        budget=budget,
+        drafts=budget.draft,
+        scheduled=np.ones(count, dtype=bool),
+        padded=np.zeros(count, dtype=bool),
+        temperatures=torch.zeros(count),
+        began=0.0,
+        planner_seconds=1e-4,
+    )
+    metrics.observe_step(
+        step,
+        np.full((count, GAMMA), confidence, dtype=np.float32),
+        *map(np.array, (draft_lens, verify_lens, accept_lens)),
+    )
+    metrics.flush()
+
+
+def test_positions_behind_a_rejection_are_unobserved(metrics):
+    # accepted all 3; rejected at the 2nd of 4; verified none; rejected at once
+    observe(metrics, [4, 4, 4, 4], [3, 4, 0, 1], [4, 2, 1, 1], budget=Budget(draft=True, tokens=9))
+    assert [value("outrider_verified_position_total", position=k) for k in (1, 2, 3, 4)] == [3, 2, 1, 0]
+    assert [value("outrider_accepted_position_total", position=k) for k in (1, 2, 3, 4)] == [2, 1, 1, 0]
+    assert [value("outrider_expected_position_total", position=k) for k in (1, 2, 3, 4)] == [1.5, 1, 0.5, 0]
+    assert value("outrider_drafted_tokens_total") == 16
+    assert value("outrider_budget_tokens_total") == 9
+    assert value("outrider_verified_tokens_total") == 8
+    assert value("outrider_accepted_tokens_total") == 4
+    assert value("outrider_wasted_tokens_total") == 4
+    assert value("outrider_accepted_length_sum") == 8
+    assert value("outrider_accepted_length_count") == 4
+    assert value("outrider_decode_steps_total") == 1
+    assert value("outrider_request_steps_total") == 4
+    assert value("outrider_undrafted_steps_total") == 0
+    observe(metrics, [0], [0], [1], budget=Budget(draft=False, tokens=0))
+    assert value("outrider_undrafted_steps_total") == 1
+
+
+def test_the_calibration_error_can_be_read_from_the_bins(metrics):
+    def ece():
+        bins = [f"{(b + 0.5) / 10:.2f}" for b in range(10)]
+        kinds = ("observed", "accepted", "expected")
+        return [np.array([value(f"outrider_calibration_{kind}_total", confidence=b) for b in bins]) for kind in kinds]
+
+    before = ece()
+    for _ in range(10):
+        observe(metrics, [1] * 10, [1] * 10, [2] * 9 + [1], confidence=0.65)  # 90 % accepted, 65 % expected
+    observed, accepted, expected = (now - then for now, then in zip(ece(), before, strict=True))
+    assert observed.sum() == 100
+    assert np.abs(expected - accepted).sum() / observed.sum() == pytest.approx(0.25, abs=1e-6)
+
+
+def test_predicted_time_is_counted_beside_the_time_taken(metrics):
+    metrics.observe_time(0.03, None)
+    assert value("outrider_predictable_step_seconds_total") == 0
+    metrics.observe_time(0.03, 0.02)
+    metrics.observe_time(0.03, 0.04)
+    assert value("outrider_predictable_step_seconds_total") == pytest.approx(0.06)
+    assert value("outrider_predicted_step_seconds_total") == pytest.approx(0.06)
+    assert value("outrider_step_prediction_error_seconds_total") == pytest.approx(0.02)
+    assert value("outrider_step_seconds_count") == 3
+
+
+def test_goodput_counts_tokens_of_requests_that_met_their_level(metrics):
+    metrics.observe_requests(np.array([0.0, 10.0, 10.0]), np.array([5.0, 12.0, 8.0]), np.array([100, 200, 400]))
+    assert value("outrider_goodput_tokens_total") == 300
+    assert value("outrider_service_level_requests_total", met="true") == 1
+    assert value("outrider_service_level_requests_total", met="false") == 1
+
+
+def test_a_collapsed_drafter_is_told_and_recovers(metrics, caplog):
+    four = [4] * 1024
+    observe(metrics, four, four, [3] * 1024)
+    for _ in range(5):
+        observe(metrics, four, four, [1] * 1024)
+    assert value("outrider_acceptance_collapsed") == 0  # the window still holds the good start
+    for _ in range(5):
+        observe(metrics, four, four, [1] * 1024)
+    assert value("outrider_acceptance_collapsed") == 1
+    assert "does not fit" in caplog.text
+    for _ in range(5):
+        observe(metrics, four, four, [3] * 1024)
+    assert value("outrider_acceptance_collapsed") == 0

@@ -1,0 +1,98 @@
+"""Penalties and bias on ragged rows: against SGLang's own penalizers fed the same tokens one by one."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.sampling import penaltylib
+
+from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules
+
+VOCAB = 64
+STOP = 5
+
+
+def request(**penalties):
+    params = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+        "stop_token_ids": {7},
+    }
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(**(params | penalties)),
+        eos_token_ids={STOP},
+        tokenizer=SimpleNamespace(eos_token_id=STOP, additional_stop_token_ids=None),
+        grammar=None,
+    )
+
+
+class Batch:
+    """As much of SGLang's batch as its penalizers read (they hold it weakly)."""
+
+    def __init__(self, reqs):
+        self.reqs = reqs
+        self.device = "cpu"
+
+
+def sglang_logits(req, tokens, logits):
+    """What SGLang makes of one row of logits after the request has generated `tokens`."""
+    batch = Batch([req])
+    orchestrator = penaltylib.BatchedPenalizerOrchestrator(
+        VOCAB,
+        batch,
+        {
+            penaltylib.BatchedFrequencyPenalizer,
+            penaltylib.BatchedMinNewTokensPenalizer,
+            penaltylib.BatchedPresencePenalizer,
+            penaltylib.BatchedRepetitionPenalizer,
+        },
+    )
+    for token in tokens:
+        orchestrator.cumulate_output_tokens(torch.tensor([token]))
+    out = logits.clone()[None]
+    additive = torch.zeros_like(out)
+    orchestrator.accumulate_additive_penalties(additive)
+    out += additive
+    scaling = orchestrator.accumulate_scaling_penalties()
+    if scaling is not None:
+        out = torch.where(out < 0, out * scaling, out / scaling)
+    return out[0]
+
+
+PENALTIES = [
+    {},
+    {"frequency_penalty": 0.7},
+    {"presence_penalty": -1.1},
+    {"repetition_penalty": 1.3},
+    {"min_new_tokens": 6},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.4, "repetition_penalty": 0.8, "min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_row_is_what_plain_decoding_would_see(seed):
+    generator = torch.Generator().manual_seed(seed)
+    reqs = [request(**penalties) for penalties in PENALTIES]
+    count, gamma = len(reqs), 4
+    outputs = [
+        torch.randint(0, 12, (int(n),), generator=generator) for n in torch.randint(1, 9, (count,), generator=generator)
+    ]
+    drafts = torch.randint(0, 12, (count, gamma), generator=generator)
+    verify_lens = torch.randint(0, gamma + 1, (count,), generator=generator)
+    verify_lens[-1] = gamma
+    bias = torch.randn(count, VOCAB, generator=generator)
+    request_of_row = torch.arange(count).repeat_interleave(verify_lens + 1)
+    step = torch.cat([torch.arange(n + 1) for n in verify_lens.tolist()])
+    logits = torch.randn(len(step), VOCAB, generator=generator) * 3
+    block = torch.cat([torch.stack([o[-1] for o in outputs])[:, None], drafts], 1)
+    info = SimpleNamespace(acc_additive_penalties=torch.zeros(1), logit_bias=bias)
+
+    got = logits.clone()
+    apply_rules(got, reqs, info, RowContext(request_of_row, step, block, lambda i: outputs[i]))
+
+    for row, (r, k) in enumerate(zip(request_of_row.tolist(), step.tolist(), strict=True)):
+        tokens = [*outputs[r].tolist(), *drafts[r, :k].tolist()]
+        expected = sglang_logits(reqs[r], tokens, logits[row]) + bias[r]
+        torch.testing.assert_close(got[row], expected)

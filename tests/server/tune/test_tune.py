@@ -1,0 +1,132 @@
+"""`outrider tune`: nothing measured is lost, the profile is found and used, another engine's is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from running import OUTRIDER, Server, environment, free_port, wait_until
+from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
+
+from outrider.server.engine import bundled_model
+
+QUICK = ("tune", "--quick", "--drafter", "ngram", "--max-requests", "2", "--name", "mine")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder with the embedded model and no profiles."""
+    folder = tmp_path_factory.mktemp("cache")
+    for entry in bundled_model.cache_dir().iterdir():
+        if entry.name != "profiles":
+            (folder / entry.name).symlink_to(entry)
+    before = os.environ.get("OUTRIDER_CACHE")
+    os.environ["OUTRIDER_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("OUTRIDER_CACHE")
+    if before is not None:
+        os.environ["OUTRIDER_CACHE"] = before
+
+
+def measured(partial: Path) -> list[dict]:
+    """The points of a measurement under way, without its first line; a torn last one is no point."""
+    lines = partial.read_text().split("\n")[1:-1] if partial.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def profile(cache: Path) -> Path:
+    """Folder of a profile whose measurement was killed once."""
+    partial = cache / "profiles" / ".mine.partial.jsonl"
+    first = subprocess.Popen(
+        [OUTRIDER, *QUICK], env=environment(), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    wait_until(lambda: len(measured(partial)) >= 3 or first.poll() is not None, 180)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    kept = measured(partial)
+    assert len(kept) >= 3, first.stderr and first.stderr.read().decode()
+    second = subprocess.run(
+        [OUTRIDER, *QUICK, "--pictures", str(cache / "pictures")],
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert second.returncode == 0, second.stderr
+    assert "ECE before" in second.stdout
+    folder = cache / "profiles" / "mine"
+    points = json.loads((folder / "profile.json").read_text())["points"]
+    for point in kept:
+        assert any(
+            found["tokens"] == point["tokens"] and set(point["seconds"]) <= set(found["seconds"]) for found in points
+        ), point
+    assert not partial.exists()
+    return folder
+
+
+def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
+    points = json.loads((profile / "profile.json").read_text())["points"]
+    alone = {(p["requests"], p["tokens"]) for p in points if not p["drafted"]}
+    assert alone == {(r, r * n) for r in (1, 2) for n in (1, 2, 4, 8)}
+    assert all(p["tokens"] == 0 for p in points if p["drafted"])
+    assert len(load_sts_calibration_from_path(str(profile / "calibration.json")).temperatures) == 7
+    for picture in ("steps-per-second.png", "reliability.png"):
+        assert (cache / "pictures" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def metric(server: Server, name: str) -> float:
+    page = httpx.get(server.url + "/metrics").text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
+
+
+def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Path, tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", "--drafter", "ngram", "--max-total-tokens", "4096", "--tune")
+    try:
+        server.wait_until_ready()
+        assert "No profile fits" not in server.output()
+        body = {"prompt": "one two three one two three one two", "max_tokens": 24, "temperature": 0}
+        body["min_tokens_per_second"] = 0.001
+        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+        httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+        assert metric(server, "outrider_predictable_step_seconds_total") > 0
+        assert metric(server, "outrider_planner_seconds_count") > 0
+        assert metric(server, 'outrider_service_level_requests_total{met="true"}') >= 1
+        busy = {"quick": True, "rounds": 0}
+        refused = httpx.post(server.url + "/outrider/tune", json=busy, timeout=60)
+        assert refused.status_code == 400
+        assert "rounds" in refused.json()["error"]["message"]
+        again = subprocess.run(
+            [OUTRIDER, "tune", "--server", server.url, "--quick", "--max-requests", "1", "--name", "theirs"],
+            env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert again.returncode == 0, again.stderr
+        assert "ECE before" in again.stdout
+        assert (profile.parent / "theirs" / "profile.json").exists()
+        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+    finally:
+        server.stop()
+
+
+def test_a_profile_of_another_engine_is_refused_with_what_differs(profile: Path) -> None:
+    words = ["serve", "--port", str(free_port()), "--drafter", "ngram", "--gamma", "3", "--profile", "mine"]
+    refused = subprocess.run([OUTRIDER, *words], env=environment(), capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "gamma: 7, here 3" in refused.stderr
+    words[-1] = "nobody's"
+    unknown = subprocess.run([OUTRIDER, *words], env=environment(), capture_output=True, text=True, check=False)
+    assert "mine" in unknown.stderr
+    assert "outrider tune" in unknown.stderr
+
+
+def test_no_server_is_one_line() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = subprocess.run(
+        [OUTRIDER, "tune", "--server", url], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().count("\n") == 0
+    assert "no server answers" in done.stderr
