@@ -17,6 +17,7 @@ from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acce
 from outrider.server.engine import client
 from outrider.server.errors import UserError
 from outrider.server.plugin import control
+from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -79,7 +80,7 @@ async def _measure(
                         ids,
                         temperature=temperature,
                         max_new_tokens=min(args.new_tokens, room),
-                        custom_params={"speculation": {"schedule": False}},
+                        custom_params=RequestOptions(planned=False).to_custom_params(),
                     )
                 progress.update()
 

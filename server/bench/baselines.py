@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
+from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -86,7 +87,7 @@ def _outrider(setup: Setup, replies: TextIO) -> None:
                 engine.tokenizer_manager,
                 prompt,
                 **_sampling(job),
-                custom_params={"speculation": {"enabled": job.speculate}},
+                custom_params=RequestOptions(enabled=job.speculate).to_custom_params(),
             )
             return len(answer["output_ids"])
 

@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,16 @@ import numpy as np
 
 from outrider.server.engine import client
 from outrider.server.errors import UserError
+from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
     from outrider.server.engine.target import Model
 
-ARMS: dict[str, dict[str, Any]] = {
-    "off": {"enabled": False},
-    "verify all": {"schedule": False},
-    "planned": {},
+ARMS = {
+    "off": RequestOptions(enabled=False),
+    "verify all": RequestOptions(planned=False),
+    "planned": RequestOptions(),
 }
 LEVELLED = 3
 """Every third request carries the service level."""
@@ -132,12 +133,12 @@ async def _measure(
 ) -> Results:
     from tqdm import tqdm
 
-    arms = {name: {"speculation": ARMS[name]} for name in args.arms}
+    arms = {name: ARMS[name] for name in args.arms}
     if args.level and "planned" in arms:
         arms["no levels"] = arms["planned"]
     results: Results = {c: {arm: [] for arm in arms} for c in concurrencies}
     load = Load(manager, args.temperature, args.new_tokens, args.level)
-    await load.run(questions[:2], 1, {}, told=False)  # warm
+    await load.run(questions[:2], 1, RequestOptions(), told=False)  # warm
     with tqdm(total=args.rounds * len(concurrencies) * len(arms), unit="arm") as progress:
         for number in range(args.rounds):
             for concurrency, rounds in results.items():
@@ -160,29 +161,29 @@ class Load:
     new_tokens: int
     level: float | None
 
-    async def run(self, questions: Sequence[str], concurrency: int, custom: dict[str, Any], *, told: bool) -> Round:
+    async def run(self, questions: Sequence[str], concurrency: int, options: RequestOptions, *, told: bool) -> Round:
         """Answer the questions, `concurrency` at a time."""
         gate = asyncio.Semaphore(concurrency)
 
         async def ask(index: int, question: str) -> Answered:
             async with gate:
-                return await self._answer(question, custom, index % LEVELLED == 0, told)
+                return await self._answer(question, options, index % LEVELLED == 0, told)
 
         start = time.perf_counter()
         answers = await asyncio.gather(*(ask(i, q) for i, q in enumerate(questions)))
         return Round.of(answers, time.perf_counter() - start, self.level)
 
-    async def _answer(self, question: str, custom: dict[str, Any], levelled: bool, told: bool) -> Answered:
+    async def _answer(self, question: str, options: RequestOptions, levelled: bool, told: bool) -> Answered:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         if levelled and told and self.level:
-            custom = custom | {"min_tokens_per_second": self.level}
+            options = replace(options, min_tokens_per_second=self.level)
         request = GenerateReqInput(
             input_ids=client.chat_ids(self.manager, question),
             sampling_params={
                 "temperature": self.temperature,
                 "max_new_tokens": self.new_tokens,
-                "custom_params": custom or None,
+                "custom_params": options.to_custom_params(),
             },
             stream=True,
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.server.engine import client
 from outrider.server.errors import UserError
+from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -73,7 +74,7 @@ async def _measure(
                     client.chat_ids(manager, question),
                     temperature=args.temperature,
                     max_new_tokens=args.new_tokens,
-                    custom_params={"speculation": {"enabled": speculate}},
+                    custom_params=RequestOptions(enabled=speculate).to_custom_params(),
                 )
                 return len(answer["output_ids"])
 

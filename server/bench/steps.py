@@ -26,6 +26,7 @@ from outrider.server.engine import client
 from outrider.server.engine.settings import MEASURING_DRAFTER, Settings
 from outrider.server.errors import UserError
 from outrider.server.plugin.hooks import step_profiler
+from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -140,7 +141,7 @@ async def _steps(manager: Any, shape: Shape, context: int, around: step_breakdow
     """Median milliseconds between two pieces of a stream while `shape.requests` requests run."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    speculation = {"enabled": shape.tokens > 1, "gamma": shape.tokens - 1}
+    options = RequestOptions(enabled=shape.tokens > 1, gamma=shape.tokens - 1)
     budget = STEPS * 2  # a step may by chance keep a draft
     gaps: list[float] = []
 
@@ -151,7 +152,7 @@ async def _steps(manager: Any, shape: Shape, context: int, around: step_breakdow
                 "temperature": 0.0,
                 "max_new_tokens": budget,
                 "ignore_eos": True,
-                "custom_params": {"speculation": speculation},
+                "custom_params": options.to_custom_params(),
             },
             stream=True,
         )

@@ -16,6 +16,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.server.http.errors import ApiError, code_for, error_body
 from outrider.server.http.protocol import ChatRequest, TextRequest
+from outrider.server.plugin.options import RequestOptions
 
 LEVEL_HEADER = "X-Min-Tokens-Per-Second"
 
@@ -33,12 +34,11 @@ class _Handler:
         return json.dumps(error_body(message, status_code, code=code_for(message)))
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
-        ours: dict[str, Any] = {}
-        if request.speculation is not None:
-            ours["speculation"] = request.speculation.model_dump()
-        if request.min_tokens_per_second is not None:
-            ours["min_tokens_per_second"] = request.min_tokens_per_second
-        request.custom_params = ours or None
+        options = RequestOptions(
+            enabled=request.speculation is None or request.speculation.enabled,
+            min_tokens_per_second=request.min_tokens_per_second,
+        )
+        request.custom_params = options.to_custom_params()
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
         if request.seed is not None and request.n > 1:
             internal = _with_a_seed_each(internal, request.seed, request.n)

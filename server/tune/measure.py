@@ -34,6 +34,7 @@ from outrider.scheduler.cost.step_times import Point, merge
 from outrider.server.engine import client, profile_lookup
 from outrider.server.engine.settings import Settings
 from outrider.server.plugin import control
+from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -111,7 +112,7 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
     Nothing comes back where no step ran in exactly that shape, because others were using the engine.
     """
     await control.command(manager, control.FORGET)
-    speculation = {"enabled": shape.tokens > 1, "gamma": shape.tokens - 1, "schedule": False, "pad": True}
+    options = RequestOptions(enabled=shape.tokens > 1, gamma=shape.tokens - 1, planned=False, padded=True)
     await asyncio.gather(
         *(
             client.generate(
@@ -120,7 +121,7 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
                 temperature=0.0,
                 max_new_tokens=steps + MARGIN_STEPS,
                 ignore_eos=True,
-                custom_params={"speculation": speculation},
+                custom_params=options.to_custom_params(),
             )
             for index in range(shape.requests)
         )
@@ -166,7 +167,7 @@ async def record_answers(
                     ids,
                     temperature=temperature,
                     max_new_tokens=min(new_tokens, room),
-                    custom_params={"speculation": {"schedule": False}},
+                    custom_params=RequestOptions(planned=False).to_custom_params(),
                 )
             done += 1
             progress(done)

@@ -34,7 +34,7 @@ class Step:
     """One decode step of R requests, filled in as it goes.
 
     view, budget: what the planner was asked and said. drafts: whether anybody drafts.
-    scheduled, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
+    planned, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
     raw, confidence: [R, gamma] as the drafter gave them, and calibrated. draft_lens, verify_lens, accept_lens: [R].
     tokens: verified over all requests, anchors included; None until the outcome was read.
     seconds: until the next decode step began; None until then, or where something else came between.
@@ -43,7 +43,7 @@ class Step:
     view: StepView
     budget: Budget
     drafts: bool
-    scheduled: np.ndarray
+    planned: np.ndarray
     padded: np.ndarray
     temperatures: torch.Tensor
     began: float
@@ -129,12 +129,12 @@ class Scheduling:
         view = self.requests.view(rows, contexts)
         budget = self.planner.budget(view)
         table = self.requests
-        scheduled, may_draft = table.scheduled[rows], view.limits > 0
+        planned, may_draft = table.planned[rows], view.limits > 0
         step = Step(
             view=view,
             budget=budget,
-            drafts=bool((may_draft & (budget.draft | ~scheduled)).any()),
-            scheduled=scheduled,
+            drafts=bool((may_draft & (budget.draft | ~planned)).any()),
+            planned=planned,
             padded=table.padded[rows],
             temperatures=temperatures,
             began=now,
@@ -151,13 +151,13 @@ class Scheduling:
         step.draft_lens = draft.lens
         if not step.drafts:
             verify_lens = torch.zeros_like(draft.lens)
-        elif step.scheduled.all():
+        elif step.planned.all():
             verify_lens = self.planner.admit(step.confidence, draft.lens, step.budget)
         else:
-            scheduled = torch.from_numpy(step.scheduled).to(draft.lens.device)
-            open_lens = draft.lens * scheduled if step.budget.draft else torch.zeros_like(draft.lens)
+            planned = torch.from_numpy(step.planned).to(draft.lens.device)
+            open_lens = draft.lens * planned if step.budget.draft else torch.zeros_like(draft.lens)
             admitted = self.planner.admit(step.confidence, open_lens, step.budget)
-            verify_lens = torch.where(scheduled, admitted, draft.lens)
+            verify_lens = torch.where(planned, admitted, draft.lens)
         step.verify_lens = verify_lens
         step.planner_seconds += time.perf_counter() - began
         return verify_lens

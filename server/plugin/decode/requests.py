@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from outrider.scheduler.planners.base import StepView
+from outrider.server.plugin.options import RequestOptions
 
 
 class RequestTable:
@@ -21,7 +22,7 @@ class RequestTable:
 
     On the host, for the planner:
 
-    scheduled: [rows] bool; False means that every drafted token is verified, whatever the planner says.
+    planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
     padded: [rows] bool; True drafts the last token over and over up to the limit, for steps of an exact shape; these
         requests are greedy.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
@@ -36,7 +37,7 @@ class RequestTable:
         self.limits = torch.full((rows,), gamma, dtype=torch.int64, device=device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self.host_limits = np.full(rows, gamma, dtype=np.int64)
-        self.scheduled = np.ones(rows, dtype=bool)
+        self.planned = np.ones(rows, dtype=bool)
         self.padded = np.zeros(rows, dtype=bool)
         self.generations = np.zeros(rows, dtype=np.int64)
         self.levels = np.zeros(rows)
@@ -47,11 +48,11 @@ class RequestTable:
     def admit(self, reqs: Sequence[Any], rows: torch.Tensor) -> None:
         """Read the settings of requests that are being prefilled (again, after a retraction)."""
         at = rows.cpu().numpy()
-        options = [_options(req) for req in reqs]
-        self.host_limits[at] = [_limit(option, self.gamma) for option in options]
-        self.scheduled[at] = [option.get("schedule", True) for option in options]
-        self.padded[at] = [option.get("pad", False) for option in options]
-        self.levels[at] = [_level(req) for req in reqs]
+        options = [RequestOptions.from_custom_params(req.sampling_params.custom_params) for req in reqs]
+        self.host_limits[at] = [option.draft_limit(self.gamma) for option in options]
+        self.planned[at] = [option.planned for option in options]
+        self.padded[at] = [option.padded for option in options]
+        self.levels[at] = [option.min_tokens_per_second or 0.0 for option in options]
         self.generations[at] += 1
         self.started[at] = time.perf_counter()
         self.generated[at] = 0
@@ -84,25 +85,8 @@ class RequestTable:
         return self.generated[rows] / np.maximum(self.latest[rows] - self.started[rows], 1e-9)
 
 
-def _options(req: Any) -> dict[str, Any]:
-    """The `speculation` field of the request's API call, with what our own measurements add to it."""
-    return (req.sampling_params.custom_params or {}).get("speculation") or {}
-
-
 def _seed(req: Any) -> int:
     """The request's own seed, or a random one that stays with it (chunks and retractions prefill it again)."""
     if req.sampling_params.sampling_seed is None:
         req.sampling_params.sampling_seed = secrets.randbits(62)
     return int(req.sampling_params.sampling_seed)
-
-
-def _limit(options: dict[str, Any], gamma: int) -> int:
-    """How many tokens may be drafted per step for this request."""
-    if not options.get("enabled", True):
-        return 0
-    return min(gamma, int(options.get("gamma") or gamma))
-
-
-def _level(req: Any) -> float:
-    """Tokens per second that the request asked for, 0 without."""
-    return float((req.sampling_params.custom_params or {}).get("min_tokens_per_second") or 0.0)

@@ -31,7 +31,7 @@ def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budge
         view=view,
         budget=budget,
         drafts=budget.draft,
-        scheduled=np.ones(count, dtype=bool),
+        planned=np.ones(count, dtype=bool),
         padded=np.zeros(count, dtype=bool),
         temperatures=torch.zeros(count),
         began=0.0,

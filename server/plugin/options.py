@@ -1,0 +1,45 @@
+"""What a request carries to the worker beside SGLang's own parameters: the only writer and the only reader of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEY = "outrider"
+"""Of SGLang's `custom_params`, which travel with a request into the scheduler's process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Options of one request; the defaults are those of a request that says nothing.
+
+    enabled: draft for it at all. gamma: draft tokens per step, at most; None: the server's.
+    planned: the planner decides how much is verified; False verifies every drafted token.
+    padded: draft the last token over and over up to gamma, for steps of an exact shape; such requests are greedy.
+    min_tokens_per_second: its service level; None: none.
+    """
+
+    enabled: bool = True
+    gamma: int | None = None
+    planned: bool = True
+    padded: bool = False
+    min_tokens_per_second: float | None = None
+
+    def to_custom_params(self) -> dict[str, Any] | None:
+        """For SGLang's `custom_params`; None where nothing differs from the defaults."""
+        return None if self == DEFAULTS else {KEY: asdict(self)}
+
+    @classmethod
+    def from_custom_params(cls, params: dict[str, Any] | None) -> RequestOptions:
+        """Read what `to_custom_params` wrote; parameters of others are left alone."""
+        said = (params or {}).get(KEY)
+        return cls(**said) if said else DEFAULTS
+
+    def draft_limit(self, gamma: int) -> int:
+        """Draft tokens per step, at most, on a server that drafts `gamma`; 0: none."""
+        if not self.enabled:
+            return 0
+        return gamma if self.gamma is None else min(gamma, self.gamma)
+
+
+DEFAULTS = RequestOptions()

@@ -1,0 +1,39 @@
+from dataclasses import replace
+
+import pytest
+
+from outrider.server.plugin.options import DEFAULTS, KEY, RequestOptions
+
+TOLD = RequestOptions(enabled=False, gamma=3, planned=False, padded=True, min_tokens_per_second=12.5)
+
+
+def test_what_is_written_is_read():
+    for name in RequestOptions.__dataclass_fields__:
+        options = replace(DEFAULTS, **{name: getattr(TOLD, name)})
+        assert options != DEFAULTS
+        assert RequestOptions.from_custom_params(options.to_custom_params()) == options
+
+
+def test_a_request_that_says_nothing_carries_nothing():
+    assert RequestOptions().to_custom_params() is None
+    assert RequestOptions.from_custom_params(None) == RequestOptions.from_custom_params({}) == DEFAULTS
+
+
+def test_parameters_of_others_are_left_alone():
+    assert RequestOptions.from_custom_params({"theirs": 1}) == DEFAULTS
+    with pytest.raises(TypeError):
+        RequestOptions.from_custom_params({KEY: {"unknown": 1}})
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        (RequestOptions(), 7),
+        (RequestOptions(gamma=3), 3),
+        (RequestOptions(gamma=9), 7),
+        (RequestOptions(gamma=0), 0),
+        (RequestOptions(enabled=False, gamma=3), 0),
+    ],
+)
+def test_draft_limit(options, limit):
+    assert options.draft_limit(7) == limit
