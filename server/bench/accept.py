@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
-from outrider.server.engine import client
+from outrider.server.engine import client, session
+from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.questions import read_questions
+from outrider.server.engine.resolve import resolve
 from outrider.server.errors import UserError
 from outrider.server.plugin import control
 from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.target import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_engine_arguments(parser, drafter=True)
+    add_engine_flags(parser, drafter=True)
     parser.add_argument("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help="JSON lines")
     parser.add_argument("--count", type=int, default=64, metavar="N", help="prompts of each file (default: 64)")
     parser.add_argument("--new-tokens", type=int, default=256, metavar="N", help="of each answer (default: 256)")
@@ -44,12 +46,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--count, --new-tokens and --concurrency are at least 1")
     questions = {}
     for path in args.prompts:
-        questions[path.stem] = client.read_questions(path)[: args.count]
+        questions[path.stem] = read_questions(path)[: args.count]
 
-    async def measurement(engine: Engine, model: Model) -> dict[str, Acceptance]:
+    async def measurement(engine: Engine) -> dict[str, Acceptance]:
         return await _measure(engine, questions, temperatures, args)
 
-    results = client.measure(client.settings_of(args), measurement)
+    results = session.run(resolve(settings_of(args)), measurement)
     print(acceptance_table(results))
     if args.json:
         counts = {name: {"tau": a.accepted_length, "tried": a.tried, "kept": a.kept} for name, a in results.items()}

@@ -17,13 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from outrider.server.engine import session
+from outrider.server.engine.resolve import resolve
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.target import Model
 
 XLLAMACPP = "xllamacpp==2026.10.11549"
 
@@ -81,7 +82,7 @@ async def _serve_jobs(work: Callable[[Job], Awaitable[dict[str, float]]], replie
 def _outrider(setup: Setup, replies: TextIO) -> None:
     from outrider.server.engine import client
 
-    async def measurement(engine: Engine, model: Model) -> None:
+    async def measurement(engine: Engine) -> None:
         async def generate(prompt: list[int], job: Job) -> int:
             answer = await client.generate(
                 engine.tokenizer_manager,
@@ -93,7 +94,7 @@ def _outrider(setup: Setup, replies: TextIO) -> None:
 
         await _serve_jobs(lambda job: answer_all(job, generate), replies)
 
-    client.measure(setup.settings, measurement)
+    session.run(resolve(setup.settings), measurement)
 
 
 def _sglang(setup: Setup, replies: TextIO) -> None:

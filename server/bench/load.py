@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.server.engine import client
+from outrider.server.engine import client, session
+from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.questions import read_questions
+from outrider.server.engine.resolve import resolve
 from outrider.server.errors import UserError
 from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.target import Model
 
 ARMS = {
     "off": RequestOptions(enabled=False),
@@ -88,7 +90,7 @@ Results = dict[int, dict[str, list[Round]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_engine_arguments(parser, drafter=True)
+    add_engine_flags(parser, drafter=True)
     add = parser.add_argument
     add("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="JSON lines, as for bench accept")
     add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests at a time (default: %(default)s)")
@@ -111,14 +113,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--count, --new-tokens, --rounds and --concurrency are at least 1")
     if args.level is not None and args.level <= 0:
         raise UserError("--level is a number of tokens per second above 0")
-    files = [client.read_questions(path) for path in args.prompts]
+    files = [read_questions(path) for path in args.prompts]
     questions = [file[i % len(file)] for i in range(max(map(len, files))) for file in files]
-    settings = client.settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies))
+    settings = settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies))
 
-    async def measurement(engine: Engine, model: Model) -> Results:
+    async def measurement(engine: Engine) -> Results:
         return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
 
-    results = client.measure(settings, measurement)
+    results = session.run(resolve(settings), measurement)
     print(table(results))
     if args.json:
         plain = {c: {arm: [asdict(r) for r in rounds] for arm, rounds in arms.items()} for c, arms in results.items()}

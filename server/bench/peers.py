@@ -26,7 +26,9 @@ import psutil
 
 from outrider.server.bench import baselines
 from outrider.server.bench.baselines import Job, Setup
-from outrider.server.engine import bundled_model, client
+from outrider.server.engine import bundled_model
+from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.questions import read_questions
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 
@@ -44,7 +46,7 @@ Results = dict[str, dict[str, list[float]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_engine_arguments(parser, drafter=True)
+    add_engine_flags(parser, drafter=True)
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSON lines, as for bench accept")
     parser.add_argument("--arms", default=",".join(ARMS), metavar="LIST", help="(default: %(default)s)")
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="for llama.cpp (default: the embedded model's)")
@@ -102,7 +104,7 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
 
     from outrider.server.engine import target
 
-    questions = client.read_questions(args.prompts)
+    questions = read_questions(args.prompts)
     tokenizer: Any = AutoTokenizer.from_pretrained(target.find(args.model).path)
     chosen = questions[: max([args.count, *concurrencies]) * 2]
     ids: list[list[int]] = [
@@ -132,7 +134,7 @@ def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Jo
             raise UserError(f"--gguf {gguf} does not exist")
     requests = max(job.concurrency for job in cases.values())
     context = max(len(prompt) + job.new_tokens for job in cases.values() for prompt in job.prompts) + 8
-    settings = client.settings_of(
+    settings = settings_of(
         args,
         device="cpu",
         dtype=dtype,

@@ -14,19 +14,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.server.engine import client
+from outrider.server.engine import client, session
+from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.questions import read_questions
+from outrider.server.engine.resolve import resolve
 from outrider.server.errors import UserError
 from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.target import Model
 
 ARMS = {"off": False, "on": True}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_engine_arguments(parser, drafter=True)
+    add_engine_flags(parser, drafter=True)
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSON lines, as for bench accept")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)g)")
     parser.add_argument("--concurrency", default="1", metavar="LIST", help="requests at a time (default: %(default)s)")
@@ -43,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--concurrency is a list like 1,8, not {args.concurrency!r}") from None
     if min(args.count, args.new_tokens, args.rounds, *concurrencies) < 1:
         raise UserError("--count, --new-tokens, --rounds and --concurrency are at least 1")
-    questions = client.read_questions(args.prompts)
-    settings = client.settings_of(args, disable_radix_cache=True)
+    questions = read_questions(args.prompts)
+    settings = settings_of(args, disable_radix_cache=True)
 
-    async def measurement(engine: Engine, model: Model) -> dict[int, dict[str, list[float]]]:
+    async def measurement(engine: Engine) -> dict[int, dict[str, list[float]]]:
         return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
 
-    results = client.measure(settings, measurement)
+    results = session.run(resolve(settings), measurement)
     _report(results)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.server.bench import step_breakdown
-from outrider.server.engine import client
-from outrider.server.engine.settings import MEASURING_DRAFTER, Settings
+from outrider.server.engine import client, session
+from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.resolve import Resolved, resolve
+from outrider.server.engine.settings import MEASURING_DRAFTER
 from outrider.server.errors import UserError
 from outrider.server.plugin.hooks import step_profiler
 from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.target import Model
 
 DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24
@@ -62,7 +63,7 @@ class Shape:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_engine_arguments(parser, drafter=False)
+    add_engine_flags(parser, drafter=False)
     parser.add_argument(
         "--shapes", default=DEFAULT_SHAPES, metavar="LIST", help="REQUESTSxTOKENS,… (default: %(default)s)"
     )
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--shapes, --rounds and --context must not be empty or zero")
     largest = max(shape.requests for shape in shapes)
     gamma = max(shape.tokens for shape in shapes) - 1
-    settings = client.settings_of(
+    settings = settings_of(
         args,
         drafter=MEASURING_DRAFTER,
         gamma=max(gamma, 1),
@@ -86,17 +87,17 @@ def run(args: argparse.Namespace) -> int:
         disable_radix_cache=True,
     )
 
-    around = step_breakdown.Around()
+    resolved, around = resolve(settings), step_breakdown.Around()
 
-    async def measurement(engine: Engine, model: Model) -> dict[str, dict[str, list[float]]]:
+    async def measurement(engine: Engine) -> dict[str, dict[str, list[float]]]:
         around.watch(engine)
-        return await _measure(engine, model.path, settings, shapes, args, around)
+        return await _measure(engine, resolved, shapes, args, around)
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "steps.jsonl"
         if args.breakdown:
             os.environ[step_profiler.ENV] = str(log)  # for the scheduler's process
-        results = client.measure(settings, measurement)
+        results = session.run(resolved, measurement)
         _report(results)
         if args.breakdown:
             kinds = {str(shape): (shape.requests, shape.requests * shape.tokens, False) for shape in shapes}
@@ -110,8 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _measure(
     engine: Engine,
-    model_path: str,
-    settings: Settings,
+    resolved: Resolved,
     shapes: Sequence[Shape],
     args: argparse.Namespace,
     around: step_breakdown.Around,
@@ -119,9 +119,9 @@ async def _measure(
     """Milliseconds per shape and round: {shape: {"step": [...], "floor": [...]}}."""
     from tqdm import tqdm
 
-    manager = engine.tokenizer_manager
+    manager, settings = engine.tokenizer_manager, resolved.settings
     dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16
-    floor = GemmFloor(model_path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
+    floor = GemmFloor(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
     results: dict[str, dict[str, list[float]]] = {str(shape): {"step": [], "floor": []} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)

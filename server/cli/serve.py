@@ -16,55 +16,30 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from outrider.server.engine.settings import DEVICES, DRAFTERS, DTYPES, LOG_LEVELS, PLANNERS, QUANTIZATIONS, Settings
+from outrider.server.engine.flags import add_drafter_flags, add_target_flags
+from outrider.server.engine.settings import LOG_LEVELS, PLANNERS, Settings
 from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.target import Model
+    from outrider.server.engine.resolve import Resolved
     from outrider.server.http.lifecycle import Lifecycle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = Settings()
     model = parser.add_argument_group("model")
-    model.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="what to serve (default: the embedded model)")
+    add_target_flags(model)
     model.add_argument("--served-model-name", metavar="NAME", help="the name requests use (default: the model's)")
-    model.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: float32 on CPUs without bfloat16")
-    model.add_argument(
-        "--quantization",
-        choices=QUANTIZATIONS,
-        default=defaults.quantization,
-        help="int8: 8-bit weights and activations on a CPU, faster and less accurate (default: %(default)s)",
-    )
-    model.add_argument("--device", choices=DEVICES, default="auto")
     model.add_argument("--context-length", type=int, metavar="N", help="tokens of prompt and answer together")
     model.add_argument("--chat-template", metavar="FILE", help="a template in place of the model's own")
     model.add_argument("--tool-call-parser", metavar="NAME", help="SGLang's parser for tool calls, or auto")
     model.add_argument("--reasoning-parser", metavar="NAME", help="SGLang's parser for reasoning, or auto")
 
     speculation = parser.add_argument_group("speculation")
-    speculation.add_argument(
-        "--drafter",
-        choices=DRAFTERS,
-        default=defaults.drafter,
-        help="who proposes tokens; auto: dspark with the embedded model, else ngram (default: %(default)s)",
-    )
-    speculation.add_argument(
-        "--drafter-path", metavar="FOLDER", help="checkpoint of a dspark or dflash drafter (default: the shipped one)"
-    )
-    speculation.add_argument(
-        "--lookup",
-        action=argparse.BooleanOptionalAction,
-        default=defaults.lookup,
-        help="leave text that repeats itself to prompt lookup, with a dspark or dflash drafter (default: yes)",
-    )
-    speculation.add_argument(
-        "--gamma", type=int, default=defaults.gamma, metavar="N", help="draft tokens per step (default: %(default)s)"
-    )
-
+    add_drafter_flags(speculation)
     speculation.add_argument(
         "--planner",
         choices=PLANNERS,
@@ -128,21 +103,18 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
     from outrider.server.cli import prepare
-    from outrider.server.engine import checkpoints, memory, profile_lookup, target
+    from outrider.server.engine.resolve import resolve
 
-    model = target.find(settings.model)
-    settings = checkpoints.with_drafter_path(settings, model)
-    plan = memory.plan(settings, model)
-    _say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), drafter {settings.drafter}")
+    resolved = resolve(settings, _say)
+    settings = resolved.settings
     if settings.resolved_device == "cpu":
         prepare.compile_kernels()
-    settings, untuned = profile_lookup.with_profile(settings, model)
     from outrider.server.engine import engine as engines
 
-    engine = engines.start(settings, model, plan)
+    engine = engines.start(resolved)
     grace = 0.0
     try:
-        exit_code = _serve(settings, model, engine, listener, tune=untuned and settings.tune)
+        exit_code = _serve(resolved, engine, listener)
         if exit_code == 0 and settings.resolved_device == "cuda":
             grace = engines.EXIT_SECONDS
         return exit_code
@@ -170,13 +142,13 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _serve(settings: Settings, model: Model, engine: Engine, listener: socket.socket, *, tune: bool) -> int:
-    """tune: measure a quick profile before the first request is taken."""
+def _serve(resolved: Resolved, engine: Engine, listener: socket.socket) -> int:
     import uvicorn
 
     from outrider.server.http import app
     from outrider.server.http.lifecycle import Lifecycle
 
+    settings = resolved.settings
     lifecycle = Lifecycle(engine, settings.drain_seconds)
     failure: str | None = None
 
@@ -184,7 +156,7 @@ def _serve(settings: Settings, model: Model, engine: Engine, listener: socket.so
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         nonlocal failure
         try:
-            await _begin(engine, lifecycle, settings, model if tune else None)
+            await _begin(engine, lifecycle, resolved)
             _announce(settings, engine)
         except Exception as error:
             failure = engine.report.read() or str(error) or repr(error)
@@ -200,7 +172,7 @@ def _serve(settings: Settings, model: Model, engine: Engine, listener: socket.so
 
     server = Server(
         uvicorn.Config(
-            app.build(settings, model, engine, lifecycle, lifespan),
+            app.build(resolved, engine, lifecycle, lifespan),
             log_level=settings.log_level,
             access_log=settings.log_level in ("debug", "info"),
             loop="uvloop",
@@ -216,15 +188,12 @@ def _serve(settings: Settings, model: Model, engine: Engine, listener: socket.so
     return lifecycle.exit_code
 
 
-async def _begin(engine: Engine, lifecycle: Lifecycle, settings: Settings, tuned: Model | None) -> None:
-    """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm.
-
-    tuned: measure a quick profile for this model.
-    """
+async def _begin(engine: Engine, lifecycle: Lifecycle, resolved: Resolved) -> None:
+    """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm."""
     from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 
-    manager = engine.tokenizer_manager
+    manager, settings = engine.tokenizer_manager, resolved.settings
     manager.auto_create_handle_loop()
     # After the line above, which installs SGLang's signal handlers, so that ours replace them.
     lifecycle.begin()
@@ -233,18 +202,18 @@ async def _begin(engine: Engine, lifecycle: Lifecycle, settings: Settings, tuned
     async for _ in manager.generate_request(GenerateReqInput(text="1 2 3 1 2 3 1 2", sampling_params=parameters)):
         pass
     engine.report.started()
-    if tuned is not None:
-        await _tune(engine, settings, tuned)
+    if resolved.unmeasured and settings.tune:
+        await _tune(engine, resolved)
     lifecycle.up()
 
 
-async def _tune(engine: Engine, settings: Settings, model: Model) -> None:
+async def _tune(engine: Engine, resolved: Resolved) -> None:
     """Measure a quick profile; a server that cannot be measured still serves."""
     from outrider.server.tune import measure
 
     _say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
     try:
-        tuned = await measure.tune(engine, settings, model, measure.QUICK)
+        tuned = await measure.tune(engine, resolved, measure.QUICK)
     except (OSError, ValueError, RuntimeError) as error:
         _say(f"Not measured ({error}); every draft is verified")
     else:

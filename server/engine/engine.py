@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.process import StartupReport, WaitingScheduler, run_detokenizer, run_scheduler
+from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
-from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,11 +101,12 @@ class Engine:
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
-def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
+def start(resolved: Resolved) -> Engine:
     """Load the model and start the processes; returns when requests can be sent.
 
     Raises UserError with the reason in one line when the engine cannot start.
     """
+    settings = resolved.settings
     run_dir = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
     try:
         _set_environment(settings, run_dir)
@@ -117,7 +117,7 @@ def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
         if settings.resolved_device == "cpu" and not settings.sglang_flags:
             waiting = WaitingScheduler(report, settings.log_level == "debug")
         _load_plugin()
-        return _launch(settings, model, memory, run_dir, report, waiting)
+        return _launch(resolved, run_dir, report, waiting)
     except BaseException:
         _kill_children()
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -125,9 +125,7 @@ def start(settings: Settings, model: Model, memory: MemoryPlan) -> Engine:
 
 
 def _launch(
-    settings: Settings,
-    model: Model,
-    memory: MemoryPlan,
+    resolved: Resolved,
     run_dir: Path,
     report: StartupReport,
     waiting: WaitingScheduler | None,
@@ -137,8 +135,9 @@ def _launch(
     from outrider.server.engine import sglang_args
     from outrider.server.engine.launcher import Launcher
 
+    settings = resolved.settings
     Launcher.waiting = waiting
-    arguments = sglang_args.build(settings, model, memory)
+    arguments = sglang_args.build(settings, resolved.model, resolved.memory)
     arguments.custom_sigquit_handler = _on_sigquit
     verbose = settings.log_level == "debug"
     tempfile.tempdir = str(run_dir)  # where SGLang puts the sockets between its processes

@@ -14,8 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.server.engine.engine import Engine
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.target import Model
+from outrider.server.engine.resolve import Resolved
 from outrider.server.http import errors, grammars, handlers, requests, validation
 from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
@@ -28,14 +27,13 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 def build(
-    settings: Settings,
-    model: Model,
+    resolved: Resolved,
     engine: Engine,
     lifecycle: Lifecycle,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
     """lifespan is entered before the first request is taken, and left after the last."""
-    manager = engine.tokenizer_manager
+    settings, manager = resolved.settings, engine.tokenizer_manager
     created = int(time.time())
     limits = validation.Limits(
         model=manager.served_model_name,
@@ -103,7 +101,7 @@ def build(
         body, content_type = await asyncio.to_thread(render)
         return Response(body, media_type=content_type)
 
-    tune.install(app, settings, model, engine, lifecycle)
+    tune.install(app, resolved, engine, lifecycle)
     app.add_middleware(_Gate, api_key=settings.api_key, lifecycle=lifecycle, metrics=metrics)
     return app
 

@@ -23,18 +23,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.profiles import store
-from outrider.server.engine import checkpoints, client, profile_lookup, target
+from outrider.server.engine import session
+from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.questions import read_questions
+from outrider.server.engine.resolve import Resolved, resolve_to_measure
 from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.settings import Settings
-    from outrider.server.engine.target import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    client.add_engine_arguments(parser, drafter=True)
+    add_engine_flags(parser, drafter=True)
     add = parser.add_argument
     add("--server", metavar="URL", help="measure a server that is running instead of starting an engine")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="of that server")
@@ -49,31 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.server:
         return _run_there(args)
-    model = target.find(args.model)
-    settings = checkpoints.with_drafter_path(client.settings_of(args), model)
-    here = profile_lookup.fingerprint(settings, model)
-    root = profile_lookup.roots()[0]
-    settings = replace(settings, profile=str(root / (args.name or profile_lookup.default_name(here, model))))
-    if not store.NAME.fullmatch(Path(str(settings.profile)).name):
-        raise UserError(f"--name is made of letters, digits, dots, dashes and underscores, not {args.name!r}")
-    questions = [q for path in args.prompts or [] for q in client.read_questions(path)] or None
+    resolved = resolve_to_measure(settings_of(args), args.name)
+    questions = [q for path in args.prompts or [] for q in read_questions(path)] or None
 
-    async def measurement(engine: Engine, model: Model) -> None:
-        await _measure(engine, model, settings, args, questions)
+    async def measurement(engine: Engine) -> None:
+        await _measure(engine, resolved, args, questions)
 
-    client.measure(settings, measurement, find_profile=False)
+    session.run(resolved, measurement)
     return 0
 
 
-async def _measure(
-    engine: Engine, model: Model, settings: Settings, args: argparse.Namespace, questions: list[str] | None
-) -> None:
+async def _measure(engine: Engine, resolved: Resolved, args: argparse.Namespace, questions: list[str] | None) -> None:
     from outrider.server.tune import measure
 
     how = shlex.join(["outrider", *sys.argv[1:]])
     with Bars() as bars:
         tuned = await measure.tune(
-            engine, settings, model, effort(vars(args)), questions=questions, how=how, progress=bars.show
+            engine, resolved, effort(vars(args)), questions=questions, how=how, progress=bars.show
         )
     print(tuned.table())
     print(f"saved to {tuned.profile.folder}")

@@ -38,7 +38,7 @@ from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
-    from outrider.server.engine.target import Model
+    from outrider.server.engine.resolve import Resolved
 
 PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 CONCURRENCY = 8
@@ -251,22 +251,22 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 async def tune(
     engine: Engine,
-    settings: Settings,
-    model: Model,
+    resolved: Resolved,
     effort: Effort,
     *,
     questions: Sequence[str] | None = None,
     how: str = "at start",
     progress: Progress = no_progress,
 ) -> Tuned:
-    """Measure an engine, write the profile to the folder settings.profile and have the engine plan by it.
+    """Measure an engine, write the profile to the folder `resolved.settings.profile` and have the engine plan by it.
 
     Step times are kept as they come, beside that folder, and a later call goes on from them. Raises RuntimeError when
     nothing could be measured.
     """
+    settings = resolved.settings
     assert settings.profile is not None
     manager, folder = engine.tokenizer_manager, Path(settings.profile)
-    here = profile_lookup.fingerprint(settings, model)
+    here = profile_lookup.fingerprint(settings, resolved.model)
     partial = PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)
     await _measure_grid(engine, settings, effort, partial, progress)
     if not partial.points:

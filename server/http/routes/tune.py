@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,10 +15,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.profiles import store
-from outrider.server.engine import profile_lookup
 from outrider.server.engine.engine import Engine
-from outrider.server.engine.settings import PROFILED_PLANNERS, Settings
-from outrider.server.engine.target import Model
+from outrider.server.engine.resolve import Resolved
+from outrider.server.engine.settings import PROFILED_PLANNERS
 from outrider.server.http import requests
 from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
@@ -38,9 +35,9 @@ class TuneRequest(BaseModel):
     name: str | None = Field(None, pattern=f"^{store.NAME.pattern}$")
 
 
-def install(app: FastAPI, settings: Settings, model: Model, engine: Engine, lifecycle: Lifecycle) -> None:
+def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecycle) -> None:
     """Add the route; one measurement at a time, and only while nobody is served."""
-    busy = asyncio.Lock()
+    settings, busy = resolved.settings, asyncio.Lock()
 
     @app.post("/outrider/tune")
     async def tune_server(raw: Request) -> StreamingResponse:
@@ -55,23 +52,17 @@ def install(app: FastAPI, settings: Settings, model: Model, engine: Engine, life
             )
         if busy.locked() or lifecycle.in_flight > 1 or not lifecycle.accepting:
             raise ApiError("the server is busy; a measurement needs it idle", status=409, code="conflict")
-        return StreamingResponse(_lines(busy, request, settings, model, engine), media_type="application/x-ndjson")
+        return StreamingResponse(_lines(busy, request, resolved, engine), media_type="application/x-ndjson")
 
 
-async def _lines(
-    busy: asyncio.Lock, request: TuneRequest, settings: Settings, model: Model, engine: Engine
-) -> AsyncIterator[str]:
+async def _lines(busy: asyncio.Lock, request: TuneRequest, resolved: Resolved, engine: Engine) -> AsyncIterator[str]:
     events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     async def work() -> None:
         try:
-            here = profile_lookup.fingerprint(settings, model)
-            name = request.name or profile_lookup.default_name(here, model)
-            chosen = replace(settings, profile=str(Path(profile_lookup.roots()[0]) / name))
             tuned = await measure.tune(
                 engine,
-                chosen,
-                model,
+                resolved.to_measure(request.name),
                 cli.effort(request.model_dump()),
                 how="outrider tune --server",
                 progress=lambda *progress: events.put_nowait({"progress": progress}),

@@ -1,0 +1,67 @@
+"""The flags that `outrider serve`, `tune` and `bench` share, and settings from what was given."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from outrider.server.engine.settings import DEVICES, DRAFTERS, DTYPES, QUANTIZATIONS, Settings
+
+TARGET = ("model", "dtype", "quantization", "device")
+DRAFTER = ("drafter", "drafter_path", "lookup", "gamma")
+
+
+class Flags(Protocol):
+    """A parser, or a group of one."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
+
+
+def add_target_flags(flags: Flags) -> None:
+    """What is served, and how it is computed."""
+    defaults = Settings()
+    flags.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="what to serve (default: the embedded model)")
+    flags.add_argument("--dtype", choices=DTYPES, default=defaults.dtype, help="auto: float32 on CPUs without bfloat16")
+    flags.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=defaults.quantization,
+        help="int8: 8-bit weights and activations on a CPU, faster and less accurate (default: %(default)s)",
+    )
+    flags.add_argument("--device", choices=DEVICES, default=defaults.device, help="(default: %(default)s)")
+
+
+def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
+    """Who drafts, and how much; `drafters` are the choices."""
+    defaults = Settings()
+    flags.add_argument(
+        "--drafter",
+        choices=drafters,
+        default=defaults.drafter,
+        help="who proposes tokens; auto: dspark with the embedded model, else ngram (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--drafter-path", metavar="FOLDER", help="checkpoint of a dspark or dflash drafter (default: the shipped one)"
+    )
+    flags.add_argument(
+        "--lookup",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.lookup,
+        help="leave text that repeats itself to prompt lookup, with a dspark or dflash drafter (default: yes)",
+    )
+    flags.add_argument(
+        "--gamma", type=int, default=defaults.gamma, metavar="N", help="draft tokens per step (default: %(default)s)"
+    )
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, drafter: bool) -> None:
+    """The flags of a command that measures an engine; drafter: it drafts, so who does can be chosen."""
+    add_target_flags(parser)
+    if drafter:
+        add_drafter_flags(parser, [name for name in DRAFTERS if name != "off"])
+
+
+def settings_of(args: argparse.Namespace, **fixed: Any) -> Settings:
+    """Settings from the flags of `add_engine_flags`; `fixed` are the measurement's own."""
+    return Settings(**{name: getattr(args, name) for name in TARGET + DRAFTER if hasattr(args, name)} | fixed)

@@ -1,0 +1,21 @@
+"""Files of prompts that a measurement asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.drafters.training.prompts import BadLine, read_samples
+from outrider.server.errors import UserError
+
+
+def read_questions(path: Path) -> list[str]:
+    """First user turns of a prompts file; raises UserError with file, line and reason."""
+    if not path.is_file():
+        raise UserError(f"--prompts {path} does not exist")
+    try:
+        questions = [sample.turns[0] for sample in read_samples(path)]
+    except BadLine as error:
+        raise UserError(str(error)) from None
+    if not questions:
+        raise UserError(f"--prompts {path} holds no prompts")
+    return questions

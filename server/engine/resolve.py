@@ -1,0 +1,61 @@
+"""From settings to everything that an engine is started with: one way for `serve`, `tune` and `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from outrider.profiles import store
+from outrider.server.engine import checkpoints, memory, profile_lookup, target
+from outrider.server.engine.memory import MemoryPlan
+from outrider.server.engine.settings import Settings
+from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What an engine is started with.
+
+    settings: as given, with the drafter, its checkpoint and the profile named.
+    model: the target, found. memory: what it will take, known to fit.
+    unmeasured: settings.profile is where a profile would go; none that fits is there yet.
+    """
+
+    settings: Settings
+    model: Model
+    memory: MemoryPlan
+    unmeasured: bool
+
+    def to_measure(self, name: str | None) -> Resolved:
+        """With the profile's folder set to `name`, or to one made from model, drafter and machine."""
+        if name is None:
+            name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)
+        elif not store.NAME.fullmatch(name):
+            raise UserError(f"--name is made of letters, digits, dots, dashes and underscores, not {name!r}")
+        folder = profile_lookup.roots()[0] / name
+        return replace(self, settings=replace(self.settings, profile=str(folder)), unmeasured=True)
+
+
+def resolve(settings: Settings, say: Callable[[str], None] = lambda message: None) -> Resolved:
+    """Find target, drafter checkpoint and profile, and check that the target fits into memory.
+
+    say: takes a line for people before the part that may take seconds. Raises UserError, with one line, for the first
+    thing that is not right.
+    """
+    settings, model, plan = _without_profile(settings)
+    say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), drafter {settings.drafter}")
+    settings, unmeasured = profile_lookup.with_profile(settings, model)
+    return Resolved(settings, model, plan, unmeasured)
+
+
+def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
+    """As `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
+    settings, model, plan = _without_profile(settings)
+    return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
+
+
+def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
+    model = target.find(settings.model)
+    settings = checkpoints.with_drafter_path(settings, model)
+    return settings, model, memory.plan(settings, model)
