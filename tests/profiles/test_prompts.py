@@ -1,0 +1,67 @@
+"""The built-in prompts: three kinds in turn, and both parts of the calibration see each of them alike."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+from collections import Counter
+
+import pytest
+
+from outrider.server.tune.measure import QUICK, Effort, built_in_questions, split
+
+KINDS = ("code", "math", "chat")
+FUNCTION = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"
+MATH = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+def kinds(questions: list[str]) -> list[str]:
+    """The kind of each of the built-in questions, by its place in their file."""
+    places = {question: place for place, question in enumerate(built_in_questions())}
+    return [KINDS[places[question] % 3] for question in questions]
+
+
+def test_there_are_48_prompts_of_each_kind_and_none_comes_twice() -> None:
+    questions = built_in_questions()
+    assert len(questions) == len(set(questions)) == 144 == Effort().prompts
+    assert Counter(kinds(questions)) == dict.fromkeys(KINDS, 48)
+
+
+def test_the_kinds_come_in_turn() -> None:
+    for question, kind in zip(built_in_questions(), KINDS * 48, strict=True):
+        assert question.endswith(MATH) == (kind == "math"), question
+        assert "```" not in question or kind == "code", question
+
+
+def test_functions_to_write_are_python_with_two_examples() -> None:
+    functions = [question for question in built_in_questions() if question.startswith(FUNCTION)]
+    assert len(functions) == 32
+    for question in functions:
+        code = question.removeprefix(FUNCTION).removesuffix("\n\n```")
+        function = ast.parse(code).body[-1]
+        assert isinstance(function, ast.FunctionDef), question
+        examples = doctest.DocTestParser().get_examples(ast.get_docstring(function) or "")
+        assert len(examples) == 2, question
+        assert all(example.want for example in examples), question
+
+
+def test_both_parts_hold_the_same_share_of_each_kind() -> None:
+    fitted_on, held_out = split(built_in_questions())
+    assert Counter(kinds(fitted_on)) == dict.fromkeys(KINDS, 32)
+    assert Counter(kinds(held_out)) == dict.fromkeys(KINDS, 16)
+
+
+def test_a_quick_measurement_holds_all_kinds_in_both_parts() -> None:
+    for part in split(built_in_questions()[: QUICK.prompts]):
+        counts = Counter(kinds(part))
+        assert set(counts) == set(KINDS)
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("count", [*range(12), 144, 145])
+def test_every_question_is_in_one_part_and_one_of_three_neighbours_is_held_out(count: int) -> None:
+    questions = [str(number) for number in range(count)]
+    fitted_on, held_out = split(questions)
+    assert sorted([*fitted_on, *held_out], key=int) == questions
+    for first in range(0, count - count % 3, 3):
+        assert len(set(questions[first : first + 3]) & set(held_out)) == 1
