@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+"""Weights of a model that is a folder with config.json."""
 SAMPLE_BYTES = 1 << 20
 
 
@@ -98,7 +99,8 @@ def folder_digest(folder: str | Path) -> str:
     Raises FileNotFoundError where the folder has neither.
     """
     folder = Path(folder)
-    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    patterns = (*WEIGHT_FILES, "*.gguf")
+    files = sorted(path for pattern in patterns for path in folder.glob(pattern))
     config = folder / "config.json"
     if not config.is_file() and not files:
         raise FileNotFoundError(f"{folder} has neither config.json nor weights")
