@@ -12,7 +12,14 @@ from pathlib import Path
 
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
-from outrider.profiles.fingerprint import Fingerprint, core_count, cpu_name, folder_digest, package_version
+from outrider.profiles.fingerprint import (
+    STEP_REVISION,
+    Fingerprint,
+    core_count,
+    cpu_name,
+    folder_digest,
+    package_version,
+)
 from outrider.profiles.store import ProfileError
 from outrider.server.engine.settings import BLOCK_DRAFTERS, PROFILED_PLANNERS, Settings
 from outrider.server.engine.target import Model
@@ -45,7 +52,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
         attention_backend=" ".join(["flat" if on_cpu else "default", *settings.sglang_flags]),
         kernels=on_cpu and _has_kernels(),
         sglang=package_version("sglang"),
-        outrider=package_version("outrider"),
+        step_revision=STEP_REVISION,
     )
 
 
