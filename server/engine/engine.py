@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from outrider.server.engine.memory import MemoryPlan
-from outrider.server.engine.process import StartupReport, WaitingScheduler, run_detokenizer, run_scheduler
+from outrider.server.engine.prestart import WaitingScheduler
+from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
