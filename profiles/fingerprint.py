@@ -54,7 +54,7 @@ class Fingerprint:
         """Raises ValueError naming the fields that are missing, unknown or of another type."""
         if not isinstance(data, dict):
             raise ValueError(f"a fingerprint is an object, not {type(data).__name__}")
-        if data.get("outrider") == "0.1.0":  # it wrote its version, and its steps are those of revision 1
+        if data.get("outrider") == "0.1.0":  # from before there were revisions: this one is the first
             data = {name: value for name, value in data.items() if name != "outrider"} | {"step_revision": 1}
         names = {field.name: field.type for field in fields(cls)}
         wrong = [f"lacks {name}" for name in names if name not in data]

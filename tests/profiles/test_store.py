@@ -61,7 +61,7 @@ def test_every_field_of_a_fingerprint_counts() -> None:
 
 
 def test_a_profile_outlives_the_release_it_was_measured_with(tmp_path: Path) -> None:
-    """0.1.0 wrote its version where the revision of the steps' costs now is; that it did not know of others counts."""
+    """Before there were revisions a profile held for one version, 0.1.0; it is taken for revision 1."""
     folder = store.save(profile(), tmp_path, None).folder
     text = (folder / "profile.json").read_text()
     (folder / "profile.json").write_text(text.replace('"step_revision": 1', '"outrider": "0.1.0"'))
