@@ -10,8 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+"""Weights of a model that is a folder with config.json."""
 SAMPLE_BYTES = 1 << 20
+STEP_REVISION = 1
+"""Raise it when a change to kernels or worker makes an engine's steps take another time: profiles measured before are
+then refused, and measured anew. A release that leaves steps alone keeps it, and with it everybody's profiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,7 @@ class Fingerprint:
     device: its name, see `cpu_name`; for a GPU as its driver calls it. cores: the process may run on; threads: torch
     computes with (both 0 on a GPU, where they hardly matter). target: the served model, see `folder_digest`.
     drafter: its name; drafter_checkpoint: digest of its folder, "" without one. kernels: compiled ones are in use.
+    step_revision: of what Outrider does in a step, see `STEP_REVISION`.
     """
 
     device: str
@@ -34,7 +39,7 @@ class Fingerprint:
     attention_backend: str
     kernels: bool
     sglang: str
-    outrider: str
+    step_revision: int
 
     def differences(self, here: Fingerprint) -> list[str]:
         """One "field: this one's, here other's" for each field in which they differ."""
@@ -49,6 +54,8 @@ class Fingerprint:
         """Raises ValueError naming the fields that are missing, unknown or of another type."""
         if not isinstance(data, dict):
             raise ValueError(f"a fingerprint is an object, not {type(data).__name__}")
+        if data.get("outrider") == "0.1.0":  # from before there were revisions: this one is the first
+            data = {name: value for name, value in data.items() if name != "outrider"} | {"step_revision": 1}
         names = {field.name: field.type for field in fields(cls)}
         wrong = [f"lacks {name}" for name in names if name not in data]
         wrong += [f"has an unknown {name}" for name in data if name not in names]
@@ -98,7 +105,8 @@ def folder_digest(folder: str | Path) -> str:
     Raises FileNotFoundError where the folder has neither.
     """
     folder = Path(folder)
-    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    patterns = (*WEIGHT_FILES, "*.gguf")
+    files = sorted(path for pattern in patterns for path in folder.glob(pattern))
     config = folder / "config.json"
     if not config.is_file() and not files:
         raise FileNotFoundError(f"{folder} has neither config.json nor weights")

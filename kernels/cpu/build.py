@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from outrider.kernels.cache import cache_root
+
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -49,7 +51,7 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
-    folder = _cache_root() / _key(compiler, extra_flags)
+    folder = cache_root() / "kernels" / _key(compiler, extra_flags)
     target = folder / "outrider_kernels.so"
     if target.exists():
         return target
@@ -62,12 +64,6 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
     except OSError as error:
         raise BuildError(f"cannot write to {folder}: {error}") from error
     return target
-
-
-def _cache_root() -> Path:
-    chosen = os.environ.get("OUTRIDER_CACHE")
-    root = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
-    return root.expanduser() / "kernels"
 
 
 def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of, top_k
 from outrider.scheduler.planners.base import Budget, Planner, StepView
 from outrider.scheduler.planners.probing import Probing
+from outrider.scheduler.planners.sorting import RESOLUTION, largest
 from outrider.scheduler.planners.survival_history import Correction, SurvivalHistory
 from outrider.scheduler.service_levels import behind, levels_kept
 
@@ -31,8 +32,6 @@ PROBE_WEIGHT = 4
 """What a probe shows counts as so many steps: what was seen before it is old by then."""
 REFRESH = 8
 """Steps for which predicted times are kept while the number of requests stays: context and drift move slowly."""
-RESOLUTION = 50_000.0
-"""Of survivals in the search; times the largest correction it still fits into 16 bits."""
 LATE = 64
 """Steps that may be unobserved at a time."""
 
@@ -172,14 +171,11 @@ def throughput_curve(requests: int, room: int, survival: np.ndarray, seconds: np
 
     survival: [samples, R, gamma], overwritten; the expectation of tokens and of seconds is taken over the samples.
         Entries of 0 are never admitted, so a sample that has n others takes the seconds of min(K, n).
-        Sorted in steps of 1 / RESOLUTION, because numpy sorts 16-bit numbers by radix, in a third of the time.
+        Counted in steps of 1 / RESOLUTION, see `largest`.
     seconds: [room+1] of a step with K admitted tokens.
     """
     samples = len(survival)
-    survival *= RESOLUTION
-    ordered = survival.reshape(samples, -1).astype(np.uint16)
-    ordered.sort(axis=1, kind="stable")
-    ordered = ordered[:, ::-1][:, :room]
+    ordered = largest(survival.reshape(samples, -1), room)
     tokens = np.empty(room + 1)
     tokens[0] = requests * RESOLUTION
     if samples == 1:

@@ -6,6 +6,7 @@ import argparse
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from outrider.profiles.fingerprint import cpu_name
 from outrider.server.engine import hardware
 
 PACKAGES = ("outrider", "sglang", "torch", "transformers", "flashinfer-python", "sglang-kernel", "xgrammar", "triton")
@@ -22,6 +23,6 @@ def run(args: argparse.Namespace) -> int:
         except PackageNotFoundError:
             print(f"{package} not installed")
     print(f"python {platform.python_version()}")
-    print(f"cpu {hardware.cpu_name()}, bfloat16 {'yes' if hardware.cpu_has_fast_bfloat16() else 'no'}")
+    print(f"cpu {cpu_name()}, bfloat16 {'yes' if hardware.cpu_has_fast_bfloat16() else 'no'}")
     print(f"gpu {'yes' if hardware.has_gpu() else 'no'}")
     return 0

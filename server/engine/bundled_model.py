@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from outrider.kernels.cache import cache_root
 from outrider.server.errors import UserError
 
 NAME = "SmolLM2-135M-Instruct"
@@ -30,15 +30,8 @@ MANIFEST = "outrider-manifest.json"
 DISK_NEEDED = 400 * 2**20
 
 
-def cache_dir() -> Path:
-    """The user's cache: OUTRIDER_CACHE, else XDG_CACHE_HOME/outrider, else ~/.cache/outrider."""
-    if chosen := os.environ.get("OUTRIDER_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "outrider"
-
-
 def folder() -> Path:
-    return cache_dir() / "models" / f"{NAME}-{GGUF_SHA256[:8]}-v{FORMAT}"
+    return cache_root() / "models" / f"{NAME}-{GGUF_SHA256[:8]}-v{FORMAT}"
 
 
 def prepare() -> Path:

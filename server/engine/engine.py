@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from outrider.server.engine.process import StartupReport, WaitingScheduler, run_detokenizer, run_scheduler
+from outrider.server.engine.prestart import WaitingScheduler
+from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,13 +43,6 @@ def cpu_flags() -> frozenset[str]:
 def cpu_has_fast_bfloat16() -> bool:
     """bfloat16 matrix products in hardware; elsewhere they are emulated, slower than float32."""
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def available_memory() -> int:

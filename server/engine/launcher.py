@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from sglang.srt.entrypoints import engine
 
-from outrider.server.engine.process import WaitingScheduler, signals_blocked
+from outrider.server.engine.prestart import WaitingScheduler
+from outrider.server.engine.process import signals_blocked
 
 
 class Launcher(engine.Engine):
@@ -19,7 +20,7 @@ class Launcher(engine.Engine):
         multiprocessing = engine.mp
         try:
             if cls.waiting is not None:
-                engine.mp = cls.waiting
+                engine.mp = cls.waiting  # see prestart.py
             with signals_blocked():
                 return super()._launch_scheduler_processes(*args, **kwargs)
         finally:

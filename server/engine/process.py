@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -12,12 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-
-import setproctitle
 
 PR_SET_PDEATHSIG = 1
 
@@ -65,53 +60,6 @@ class StartupReport:
             return ""
 
 
-class WaitingScheduler:
-    """A scheduler process that is started before it is known what it will be told, to save seconds of importing.
-
-    It imports while its parent imports. To SGLang's launcher it is the module `multiprocessing`: asked for a pipe and
-    a process, it gives its own.
-    """
-
-    _CHILDS_END = "the child's end of the pipe"
-
-    def __init__(self, report: StartupReport, verbose: bool) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, childs_end = context.Pipe()
-        self._process = context.Process(target=_wait, args=(childs_end, report, os.getpid(), verbose))
-        with signals_blocked():
-            self._process.start()
-        childs_end.close()
-
-    def Pipe(self, duplex: bool) -> tuple[Connection, str]:
-        return self._connection, self._CHILDS_END
-
-    def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
-        here = [index for index, value in enumerate(args) if value is self._CHILDS_END]
-        self._task = (target, args, here, dict(os.environ))
-        self._process.start = self._send  # type: ignore[method-assign]
-        return self._process
-
-    def _send(self) -> None:
-        self._connection.send(self._task)
-
-
-def _wait(connection: Connection, report: StartupReport, parent: int, verbose: bool) -> None:
-    _die_with(parent)
-    # It can only name the process later if it finds the environment as the process began.
-    setproctitle.getproctitle()
-    try:
-        import sglang.srt.managers.scheduler  # noqa: F401
-
-        target, args, here, environ = connection.recv()
-    except Exception as error:
-        report.write(_last_line("".join(traceback.format_exception(error))))
-        if verbose:
-            raise
-        sys.exit(1)
-    os.environ.update(environ)
-    target(*(connection if index in here else value for index, value in enumerate(args)))
-
-
 def run_scheduler(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
     """Target of the scheduler process."""
     from sglang.srt.managers.scheduler import run_scheduler_process
@@ -135,19 +83,19 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    _die_with(parent)
+    die_with(parent)
     logging.getLogger(logger).addFilter(_FailureFilter(report, verbose))
     try:
         target(*args, **kwargs)
     except Exception as error:
         # SGLang catches what happens inside its loop; this is what happens before it.
-        report.write(_last_line("".join(traceback.format_exception(error))))
+        report.write(last_line("".join(traceback.format_exception(error))))
         if verbose or not report.starting:
             raise
         sys.exit(1)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent is gone, also if it went while we were importing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -167,11 +115,11 @@ class _FailureFilter(logging.Filter):
         message = record.getMessage()
         if "hit an exception" not in message or not self.report.starting:
             return True
-        self.report.write(_last_line(message))
+        self.report.write(last_line(message))
         return self.verbose
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
     """The line of a traceback that names the exception."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     named = [line for line in text.splitlines() if line and not line[0].isspace() and ":" in line]

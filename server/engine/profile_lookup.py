@@ -10,10 +10,17 @@ import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from outrider.kernels.cache import cache_root
 from outrider.profiles import store
-from outrider.profiles.fingerprint import Fingerprint, core_count, cpu_name, folder_digest, package_version
+from outrider.profiles.fingerprint import (
+    STEP_REVISION,
+    Fingerprint,
+    core_count,
+    cpu_name,
+    folder_digest,
+    package_version,
+)
 from outrider.profiles.store import ProfileError
-from outrider.server.engine import bundled_model
 from outrider.server.engine.settings import BLOCK_DRAFTERS, PROFILED_PLANNERS, Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
@@ -21,7 +28,7 @@ from outrider.server.errors import UserError
 
 def roots() -> list[Path]:
     """Folders of profiles: the user's own, then those that come with Outrider."""
-    return [bundled_model.cache_dir() / "profiles", store.SHIPPED]
+    return [cache_root() / "profiles", store.SHIPPED]
 
 
 def fingerprint(settings: Settings, model: Model) -> Fingerprint:
@@ -45,7 +52,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
         attention_backend=" ".join(["flat" if on_cpu else "default", *settings.sglang_flags]),
         kernels=on_cpu and _has_kernels(),
         sglang=package_version("sglang"),
-        outrider=package_version("outrider"),
+        step_revision=STEP_REVISION,
     )
 
 

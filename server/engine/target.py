@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.profiles.fingerprint import WEIGHT_FILES
 from outrider.server.engine import bundled_model
 from outrider.server.errors import UserError
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 

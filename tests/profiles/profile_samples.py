@@ -18,7 +18,7 @@ HERE = Fingerprint(
     attention_backend="outrider",
     kernels=True,
     sglang="0.5.21",
-    outrider="0.1.0",
+    step_revision=1,
 )
 
 POINTS = (

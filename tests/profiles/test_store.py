@@ -60,6 +60,19 @@ def test_every_field_of_a_fingerprint_counts() -> None:
         assert HERE.differences(other)[0].startswith(f"{name}: ")
 
 
+def test_a_profile_outlives_the_release_it_was_measured_with(tmp_path: Path) -> None:
+    """Before there were revisions a profile held for one version, 0.1.0; it is taken for revision 1."""
+    folder = store.save(profile(), tmp_path, None).folder
+    text = (folder / "profile.json").read_text()
+    (folder / "profile.json").write_text(text.replace('"step_revision": 1', '"outrider": "0.1.0"'))
+    assert store.find(HERE, [tmp_path]).name == "epyc"
+    with pytest.raises(ProfileError, match=r"step_revision: 1, here 2.*outrider tune"):
+        store.load("epyc", replace(HERE, step_revision=2), [tmp_path])
+    (folder / "profile.json").write_text(text.replace('"step_revision": 1', '"outrider": "0.0.9"'))
+    with pytest.raises(ProfileError, match=r"lacks step_revision; has an unknown outrider.*outrider tune"):
+        store.load("epyc", HERE, [tmp_path])
+
+
 def test_the_users_profiles_come_before_the_shipped_and_the_latest_first(tmp_path: Path) -> None:
     user, shipped = tmp_path / "user", tmp_path / "shipped"
     store.save(profile("shipped", measured_at="2026-09-01T00:00:00Z"), shipped, None)

@@ -14,10 +14,15 @@ import torch
 from outrider.kernels.layer import DecoderLayer, decoder_layer
 from outrider.server.plugin.cpu.attention import FlatAttentionBackend
 
+NOT_PREPARED = object()
+"""What `outrider_layer` of SGLang's layers is until their first step: from then on it is a DecoderLayer, or None where
+SGLang's own forward stays."""
+
 
 def register() -> None:
     from sglang.srt.models.llama import LlamaDecoderLayer
 
+    LlamaDecoderLayer.outrider_layer = NOT_PREPARED
     LlamaDecoderLayer.forward = _in_one_call(LlamaDecoderLayer.forward)
 
 
@@ -31,9 +36,9 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
         forward_batch: Any,
         residual: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        layer = self.__dict__.get("outrider_layer", 0)
-        if layer == 0:  # the first step: weights are in place now
-            layer = self.__dict__["outrider_layer"] = _prepare(self, get_attn_backend())
+        layer = self.outrider_layer
+        if layer is NOT_PREPARED:  # the first step: weights are in place now
+            layer = self.outrider_layer = _prepare(self, get_attn_backend())
         if layer is None or positions.ndim != 1:
             return original(self, positions, hidden_states, forward_batch, residual)
         attention, backend = self.self_attn, get_attn_backend()

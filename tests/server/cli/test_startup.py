@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from running import OUTRIDER, environment, free_port
 
+from outrider.kernels.cache import cache_root
 from outrider.server.engine import bundled_model, hardware
 
 
@@ -173,6 +174,6 @@ def test_embedded_model_needs_room_and_rights(tmp_path: Path, monkeypatch: pytes
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert bundled_model.cache_dir() == Path("/somewhere/outrider")
+    assert cache_root() == Path("/somewhere/outrider")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert bundled_model.cache_dir() == Path(os.path.expanduser("~/.cache/outrider"))
+    assert cache_root() == Path(os.path.expanduser("~/.cache/outrider"))

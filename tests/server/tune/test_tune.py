@@ -14,7 +14,7 @@ import pytest
 from running import OUTRIDER, Server, environment, free_port, wait_until
 from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
 
-from outrider.server.engine import bundled_model
+from outrider.kernels.cache import cache_root
 
 QUICK = ("tune", "--quick", "--drafter", "ngram", "--max-requests", "2", "--name", "mine")
 
@@ -23,7 +23,7 @@ QUICK = ("tune", "--quick", "--drafter", "ngram", "--max-requests", "2", "--name
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder with the embedded model and no profiles."""
     folder = tmp_path_factory.mktemp("cache")
-    for entry in bundled_model.cache_dir().iterdir():
+    for entry in cache_root().iterdir():
         if entry.name != "profiles":
             (folder / entry.name).symlink_to(entry)
     before = os.environ.get("OUTRIDER_CACHE")

@@ -1,0 +1,32 @@
+"""The largest survivals in order, for the asynchronous planner's search.
+
+numpy sorts 16-bit integers by radix: 1792 of them (256 requests, gamma 7) in 5 us on any CPU. Floats take as long where
+numpy has a vectorised sort for the CPU (AVX2 and numpy 2, AVX-512), and 75 us elsewhere, most of the planner's time. So
+survivals are rounded down to steps of 1 / RESOLUTION, finer than anything else that the search knows, and sorted as
+integers. Rounding keeps the order, so the result is that of sorting first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+RESOLUTION = 50_000.0
+"""Steps in a survival of 1. With the largest correction (`Correction.BOUNDS`) they still fit into 16 bits."""
+
+
+def largest(survival: np.ndarray, count: int) -> np.ndarray:
+    """[samples, min(count, n)] uint16: the largest survivals of each sample in descending order, in steps of
+    1 / RESOLUTION.
+
+    survival: [samples, n] float32 in 0..65535 / RESOLUTION; overwritten.
+    """
+    survival *= RESOLUTION
+    ordered = survival.astype(np.uint16)
+    ordered.sort(axis=1, kind="stable")  # "stable" is the radix sort
+    return ordered[:, ::-1][:, :count]
+
+
+def reference_largest(survival: np.ndarray, count: int) -> np.ndarray:
+    """What `largest` means: the floats sorted, then rounded down. `survival` is left as it is."""
+    ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
+    return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)

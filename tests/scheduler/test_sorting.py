@@ -1,0 +1,29 @@
+"""The fast sort of survivals gives what the plain one gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.scheduler.planners.sorting import RESOLUTION, largest, reference_largest
+from outrider.scheduler.planners.survival_history import Correction
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_largest_is_what_its_reference_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    samples, n = int(rng.integers(1, 6)), int(rng.integers(1, 300))
+    count = int(rng.integers(0, n + 3))
+    survival = rng.beta(5, 1, (samples, n)).astype(np.float32) * np.float32(rng.uniform(*Correction.BOUNDS))
+    survival[rng.random((samples, n)) < 0.2] = 0.0  # not drafted
+    survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
+    expected = reference_largest(survival, count)
+    assert expected.shape == (samples, min(count, n))
+    found = largest(survival, count)
+    assert found.dtype == np.uint16
+    assert np.array_equal(found, expected)
+
+
+def test_the_largest_correction_of_the_largest_survival_fits() -> None:
+    most = np.full((1, 2), Correction.BOUNDS[1], dtype=np.float32)
+    assert largest(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.BOUNDS[1])] * 2]

@@ -1,0 +1,65 @@
+"""Has SGLang launch a scheduler process that was started before, with a stand-in that loads no model.
+
+A script, because SGLang's settings and plugins are global to a process. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+def scheduler(
+    server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, pp_rank: int, dp_rank: int | None, writer: Connection
+) -> None:
+    """SGLang's arguments of a scheduler process; answers, as a scheduler does when its model is loaded."""
+    told = {"model": server_args.served_model_name, "ranks": (gpu_id, tp_rank, pp_rank, dp_rank)}
+    has_ports = port_args.scheduler_input_ipc_name.startswith("ipc://")
+    writer.send(
+        {"status": "ready", "pid": os.getpid(), "told": told, "ports": has_ports, "environment": os.environ["TOLD"]}
+    )
+
+
+def main(run_dir: Path) -> dict[str, Any]:
+    from outrider.server.engine import engine, sglang_args, target
+    from outrider.server.engine.memory import MemoryPlan
+    from outrider.server.engine.prestart import WaitingScheduler
+    from outrider.server.engine.process import StartupReport
+    from outrider.server.engine.settings import Settings
+
+    settings = Settings(device="cpu")
+    engine._set_environment(settings, run_dir)
+    waiting = WaitingScheduler(StartupReport(run_dir / "failure"), verbose=True)
+    os.environ["TOLD"] = "after it was started"
+    engine._load_plugin()
+
+    import sglang.srt.entrypoints.engine
+    from sglang.srt.runtime_context import publish
+    from sglang.srt.server_args import PortArgs
+
+    from outrider.server.engine.launcher import Launcher
+
+    arguments = sglang_args.build(settings, target.find(None), MemoryPlan(max_total_tokens=1024))
+    arguments.resolve_once()
+    publish(arguments, role="tokenizer")
+    multiprocessing = sglang.srt.entrypoints.engine.mp
+    Launcher.waiting = waiting
+    launched, (process,) = Launcher._launch_scheduler_processes(arguments, PortArgs.init_new(arguments), scheduler)
+    launched.wait_for_ready()
+    (info,) = launched.scheduler_infos
+    process.join(60)
+    return info | {
+        "same_process": info["pid"] == process.pid != os.getpid(),
+        "exit_code": process.exitcode,
+        "module_is_back": sglang.srt.entrypoints.engine.mp is multiprocessing,
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        json.dump(main(Path(folder)), sys.stdout)

@@ -1,0 +1,73 @@
+"""pyproject.toml names what the code imports, and the locks in deploy/requirements are among what it allows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from outrider.server.bench.baselines import XLLAMACPP
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {extra: [Requirement(line) for line in lines] for extra, lines in PROJECT["optional-dependencies"].items()}
+DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
+OPTIONAL = {"matplotlib", "xllamacpp"}
+"""Asked for where they are used, with an error or another way that says so."""
+BY_NAME = {"uvloop"}
+"""Imported by uvicorn, which is told the name."""
+
+
+def distributions_imported(*folders: str) -> set[str]:
+    """Packages of the index whose modules the code in `folders` imports, wherever in a file."""
+    ours = {"outrider"} | {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    modules = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                modules.add(node.module.partition(".")[0])
+    installed = packages_distributions()
+    return {
+        canonicalize_name(installed.get(module, [module])[0]) for module in modules - sys.stdlib_module_names - ours
+    }
+
+
+def names(requirements: list[Requirement]) -> set[str]:
+    return {canonicalize_name(requirement.name) for requirement in requirements}
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Versions by canonical name, of the lock and of those that it takes in."""
+    text = (ROOT / "deploy" / "requirements" / lock).read_text()
+    found = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+    for other in re.findall(r"^-r (\S+)", text, re.MULTILINE):
+        found |= pins(other)
+    return found
+
+
+def test_what_the_code_imports_is_declared_and_nothing_else() -> None:
+    imported, declared = distributions_imported(*FOLDERS), names(DEPENDENCIES) | OPTIONAL
+    assert sorted(imported - declared) == []
+    assert sorted(declared - imported - BY_NAME) == []
+    assert sorted(OPTIONAL - {name for extra in EXTRAS.values() for name in names(extra)}) == []
+
+
+def test_what_the_tests_import_is_declared() -> None:
+    assert sorted(distributions_imported("tests") - names(DEPENDENCIES) - names(EXTRAS["dev"])) == []
+
+
+def test_what_is_locked_is_allowed() -> None:
+    peer = Requirement(XLLAMACPP)  # in no lock: installed by those who compare with it
+    locked = pins("cuda.txt") | pins("dev.txt") | {peer.name: str(peer.specifier).removeprefix("==")}
+    for requirement in [*DEPENDENCIES, *(line for extra in EXTRAS.values() for line in extra)]:
+        version = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}, locked is {version}"
