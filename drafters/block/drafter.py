@@ -9,14 +9,15 @@ is remembered, so a prefix hit, a chunked prefill or a step that verified no dra
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from outrider.kernels.attention import FlatBatch, flat_attention
 
 from ..base import Draft, DraftBatch, Drafter, Features
-from . import checkpoint
+from ..target import Target
+from .checkpoint import check_target, target_identity
+from .checkpoint import load as load_model
 from .config import CheckpointError
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel
@@ -51,22 +52,11 @@ class BlockDrafter(Drafter):
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        *,
-        embedding: torch.Tensor,
-        head: torch.Tensor,
-        target_config: Any,
-        gamma: int | None = None,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> BlockDrafter:
-        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit.
-
-        target_config: the target's Hugging Face (text) config; embedding, head: its weights [V, d], without padding.
-        """
-        model = checkpoint.load(folder, dtype=dtype, device=embedding.device)
-        checkpoint.check_target(model.config, checkpoint.target_identity(target_config, embedding))
+    def load(cls, target: Target, checkpoint: str | Path, *, gamma: int | None = None) -> BlockDrafter:
+        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit."""
+        embedding, head = target.weights()
+        model = load_model(checkpoint, dtype=target.dtype, device=embedding.device)
+        check_target(model.config, target_identity(target.config, embedding))
         return cls(model, embedding=embedding, head=head, gamma=gamma)
 
     def allocate(self, slots: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..block import checkpoint
-from ..block.config import BlockConfig
+from ..block.config import ARCHITECTURES, BlockConfig
 from ..block.model import BlockModel
 from .features import build_store
 from .forward import Frozen
@@ -23,13 +23,13 @@ from .prompts import Sample, read_samples
 from .start import start_from_target, start_markov
 from .store import FeatureStore
 from .synthesise import answer, write_prompts
-from .target import Target, keep_freed_memory
+from .target import TargetModel, keep_freed_memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `outrider train`."""
     add = parser.add_argument
-    add("kind", choices=["dspark", "dflash"], help="drafter to train")
+    add("kind", choices=list(ARCHITECTURES), help="drafter to train")
     add("--target", required=True, help="Hugging Face folder or name of the target model")
     add("--prompts", nargs="*", default=[], metavar="FILE", help="JSONL files of prompts, or of answered prompts")
     add("--out", required=True, type=Path, help="folder of this run; an interrupted run in it is resumed")
@@ -83,7 +83,7 @@ def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
     return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
 
 
-def gather_samples(args: argparse.Namespace, target: Target, data: Path) -> list[Sample]:
+def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path) -> list[Sample]:
     """Stage 1: answered samples, from files and written by the target."""
     given = [s for path in args.prompts for s in read_samples(path)]
     answered = [s for s in given if s.response_ids]
@@ -107,7 +107,7 @@ def gather_samples(args: argparse.Namespace, target: Target, data: Path) -> list
 
 
 def start(
-    args: argparse.Namespace, model: BlockModel, target: Target, store: FeatureStore, held_out: list[int]
+    args: argparse.Namespace, model: BlockModel, target: TargetModel, store: FeatureStore, held_out: list[int]
 ) -> None:
     """Weights before the first step; held-out answers teach the sequential head nothing either."""
     if args.start == "target":
@@ -124,7 +124,7 @@ def held_out_numbers(store: FeatureStore, count: int) -> list[int]:
     return greedy[: min(count, len(greedy) // 4)]
 
 
-def make_config(args: argparse.Namespace, target: Target, layers: tuple[int, ...]) -> BlockConfig:
+def make_config(args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...]) -> BlockConfig:
     """Shape of the drafter: the target's layer shape, our depth, vocabulary and heads."""
     theirs, tokenizer = target.config, target.tokenizer
     mask = args.mask_token
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     data.mkdir(parents=True, exist_ok=True)
     dtype = getattr(torch, args.dtype)
-    target = Target.load(args.target, device=args.device, dtype=dtype)
+    target = TargetModel.load(args.target, device=args.device, dtype=dtype)
     layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
     samples = gather_samples(args, target, data)
     meta = {"layers": list(layers), "target": checkpoint.target_identity(target.config, target.embedding)["embedding"]}

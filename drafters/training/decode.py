@@ -19,7 +19,7 @@ from outrider.kernels.attention import FlatBatch, flat_attention
 from outrider.kernels.uniforms import Purpose, uniforms
 
 from ..block.sampling import choose
-from .target import Target
+from .target import TargetModel
 
 ATTENTION = "outrider_flat"
 MIXED_TOKENS = 512
@@ -90,7 +90,7 @@ class _Row:
 
 @torch.inference_mode()
 def decode(
-    target: Target,
+    target: TargetModel,
     prompts: list[list[int]],
     temperatures: list[float],
     *,

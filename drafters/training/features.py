@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from .prompts import Sample
 from .store import FeatureStore, Sequence
-from .target import Target
+from .target import TargetModel
 
 
 @torch.inference_mode()
 def sequence_features(
-    target: Target, batch: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
+    target: TargetModel, batch: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
 ) -> list[Sequence]:
     """Features of (tokens, prompt length) pairs, padded on the right and run together.
 
@@ -50,7 +50,7 @@ def sequence_features(
 
 
 @torch.inference_mode()
-def answer_chances(target: Target, tokens: list[int], prompt: int, temperature: float) -> torch.Tensor:
+def answer_chances(target: TargetModel, tokens: list[int], prompt: int, temperature: float) -> torch.Tensor:
     """The target's probability [S - prompt] of every answer token at a temperature, given the tokens before it."""
     ids = torch.tensor([tokens], device=target.device)
     rows = target.model.model(input_ids=ids, use_cache=False).last_hidden_state[0, prompt - 1 : -1]
@@ -59,7 +59,7 @@ def answer_chances(target: Target, tokens: list[int], prompt: int, temperature: 
 
 
 def build_store(
-    target: Target,
+    target: TargetModel,
     samples: Iterable[Sample],
     store: FeatureStore,
     *,

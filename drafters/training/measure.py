@@ -21,7 +21,7 @@ from .features import answer_chances, sequence_features
 from .forward import Frozen
 from .prompts import read_samples
 from .store import Sequence
-from .target import Target, keep_freed_memory
+from .target import TargetModel, keep_freed_memory
 from .validate import Chances, sequence_acceptance
 
 
@@ -46,7 +46,7 @@ Answer = tuple[list[int], int]
 
 
 def target_answers(
-    target: Target, path: str, *, count: int, new_tokens: int, temperature: float, kept: Path | None
+    target: TargetModel, path: str, *, count: int, new_tokens: int, temperature: float, kept: Path | None
 ) -> list[Answer]:
     """Answers to the first `count` prompts of a file; those at least two tokens long."""
     store = kept / f"{Path(path).stem}-{count}-{new_tokens}-T{temperature:g}.json" if kept else None
@@ -69,7 +69,7 @@ def target_answers(
 
 
 def measure(
-    target: Target, folders: list[Path], answers: list[Answer], *, temperature: float = 0.0, seed: int = 0
+    target: TargetModel, folders: list[Path], answers: list[Answer], *, temperature: float = 0.0, seed: int = 0
 ) -> list[Acceptance]:
     """Acceptance of each drafter along the same answers, which the target wrote at `temperature`."""
     models = [load(folder, dtype=target.embedding.dtype, device=target.device) for folder in folders]
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    target = Target.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
+    target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
     short = len({folder.name for folder in args.drafters}) == len(args.drafters)
     names = [folder.name if short else str(folder) for folder in args.drafters]
     rows: dict[str, Acceptance] = {}

@@ -8,11 +8,11 @@ import torch
 
 from ..block.model import BlockModel
 from .store import FeatureStore
-from .target import Target
+from .target import TargetModel
 
 
 @torch.no_grad()
-def start_from_target(model: BlockModel, target: Target, tokens: torch.Tensor) -> None:
+def start_from_target(model: BlockModel, target: TargetModel, tokens: torch.Tensor) -> None:
     """Copy the target's last layers into the draft layers, in order; heads and embeddings are shared anyway.
 
     `fc` becomes the identity on the last feature and `hidden_norm` the norm that the first copied layer reads through.

@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from .decode import decode
 from .prompts import Sample, read_samples
-from .target import Target
+from .target import TargetModel
 
 
 def write_prompts(
-    target: Target,
+    target: TargetModel,
     openings: list[str],
     count: int,
     *,
@@ -45,7 +45,7 @@ def write_prompts(
 
 
 def answer(
-    target: Target,
+    target: TargetModel,
     samples: list[Sample],
     out: Path,
     *,

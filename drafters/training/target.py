@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
 
 
 @dataclass
-class Target:
+class TargetModel:
     """A causal language model with its tokenizer; never trained."""
 
     model: Any
@@ -33,7 +33,7 @@ class Target:
     path: str
 
     @classmethod
-    def load(cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> Target:
+    def load(cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> TargetModel:
         """Load from a Hugging Face folder or name."""
         if not Path(path).exists() and Path(path).is_absolute():
             raise FileNotFoundError(f"target {path} does not exist; give a Hugging Face folder or name")

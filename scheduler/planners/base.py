@@ -1,4 +1,4 @@
-"""What a planner is, and the simple ones: they decide each request's verification length from the draft's confidences.
+"""What a planner is: it decides each request's verification length from the draft's confidences.
 
 Lossless rule (DSpark, section 3.2.2 and appendix A): whether x_{r,k} is admitted may depend only on what was known
 before it was drawn: c_{r,1..k}, other requests, and a budget from two or more steps ago. `Planner.budget` therefore
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-
-from outrider.scheduler.planners.admission import survival_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,38 +93,3 @@ class Planner(ABC):
         seconds: wall time of the step; None when it is not known or had other work in it.
         The arrays are kept: do not write to them afterwards.
         """
-
-
-class VerifyAll(Planner):
-    """Verify every drafted token."""
-
-    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        return draft_lens
-
-
-class StaticGamma(Planner):
-    """Verify at most `gamma` tokens of each request; 0: never draft."""
-
-    def __init__(self, gamma: int):
-        if gamma < 0:
-            raise ValueError(f"gamma is 0 or more, not {gamma}")
-        self.gamma = gamma
-
-    def budget(self, step: StepView) -> Budget:
-        return Budget(draft=self.gamma > 0 and bool(step.limits.any()), tokens=None)
-
-    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        return draft_lens.clamp(max=self.gamma)
-
-
-class Threshold(Planner):
-    """Verify while survival is at least `value`, whatever the load (DSpark, section 4.3.3). 0 verifies all."""
-
-    def __init__(self, value: float):
-        if not 0 <= value <= 1:
-            raise ValueError(f"a threshold of survival lies in 0..1, not {value}")
-        self.value = value
-
-    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        likely = (survival_of(confidence) >= self.value).sum(1)
-        return torch.minimum(likely, draft_lens)

@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,10 @@ import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Planner, StaticGamma, StepView, Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.planners.base import Planner, StepView
+from outrider.scheduler.planners.baselines import StaticGamma
 from outrider.server.errors import UserError
 
 STAGES = ("budget", "admit", "observe")
@@ -44,17 +44,13 @@ def run(args: argparse.Namespace) -> int:
     if min(args.requests, args.gamma, args.steps, args.rounds) < 1:
         raise UserError("--requests, --gamma, --steps and --rounds are at least 1")
     torch.set_num_threads(1)
-    planners: dict[str, Callable[[], Planner]] = {
-        "verify all": VerifyAll,
-        "static gamma": lambda: StaticGamma(max(args.gamma // 2, 1)),
-        "threshold": lambda: Threshold(0.3),
-        "synchronous": lambda: Synchronous(jagged_cost(args.requests, args.gamma)),
-        "asynchronous": lambda: Asynchronous(jagged_cost(args.requests, args.gamma), args.gamma),
-    }
-    ready = {name: make() for name, make in planners.items()}
+    planners: dict[str, Planner] = {"static gamma": StaticGamma(max(args.gamma // 2, 1))}
+    for name in reversed(registry.names()):
+        cost = jagged_cost(args.requests, args.gamma)
+        planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
     results: dict[str, dict[str, list[float]]] = {name: {s: [] for s in (*STAGES, "total")} for name in planners}
     for round_number in range(args.rounds):
-        for name, planner in ready.items():
+        for name, planner in planners.items():
             times = measure(planner, args.requests, args.gamma, args.steps, levels=args.levels, seed=round_number)
             for stage, median in zip(STAGES, np.median(times, axis=0), strict=True):
                 results[name][stage].append(float(median))

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.scheduler.planners import registry
 from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ examples:
   outrider simulate --cost base=8,token=0.02,knee=256,draft=0.6 --acceptance 0.9,0.85,0.8,0.8,0.75
   outrider simulate --arrivals bursty --load 1.1 --level 30 --level-share 0.33
 """
-PLANNERS = ("off", "verify-all", "threshold", "synchronous", "asynchronous")
+PLANNERS = ("off", *reversed(registry.names()))
 COLUMNS = {
     "tok/s": ("throughput", "{:.0f}"),
     "user": ("speed_mean", "{:.1f}"),
@@ -228,25 +229,27 @@ def _concurrencies(text: str) -> list[int]:
 
 
 def _planner(name: str, scenario: Scenario) -> Planner:
-    from outrider.scheduler.planners.asynchronous import Asynchronous
-    from outrider.scheduler.planners.base import StaticGamma, Threshold, VerifyAll
-    from outrider.scheduler.planners.synchronous import Synchronous
+    from outrider.scheduler.planners.baselines import StaticGamma
 
     kind, _, value = name.partition("=")
-    if kind == "threshold":
-        try:
-            return Threshold(float(value or 0.3))
-        except ValueError:
-            raise UserError(f"--planners threshold=P takes a survival in 0..1, not {value!r}") from None
     if kind == "off":
         return StaticGamma(0)
-    if kind == "verify-all":
-        return VerifyAll()
-    if kind == "synchronous":
-        return Synchronous(scenario.cost())
-    if kind == "asynchronous":
-        return Asynchronous(scenario.cost(), scenario.acceptance.gamma)
-    raise UserError(f"--planners knows {', '.join(PLANNERS)}, not {name!r}")
+    if kind not in PLANNERS:
+        raise UserError(f"--planners knows {', '.join(PLANNERS)}, not {name!r}")
+    entry = registry.find(kind)
+    threshold = _survival(kind, value) if value and "threshold" in entry.takes else 0.3
+    cost = scenario.cost() if entry.needs_profile else None
+    return registry.make(kind, gamma=scenario.acceptance.gamma, threshold=threshold, cost=cost)
+
+
+def _survival(kind: str, text: str) -> float:
+    try:
+        survival = float(text)
+    except ValueError:
+        survival = math.nan
+    if not 0 <= survival <= 1:
+        raise UserError(f"--planners {kind}=P takes a survival in 0..1, not {text!r}")
+    return survival
 
 
 def _slowed(cost: StepCost, factor: float) -> StepCost:

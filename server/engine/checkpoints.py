@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import outrider.drafters
-from outrider.server.engine.settings import BLOCK_DRAFTERS, Settings
+from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
 
@@ -17,9 +17,9 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
     """Settings that name the drafter instead of "auto", and its checkpoint where it needs one."""
     if settings.drafter == "auto" and settings.drafter_path is None:
         settings = replace(settings, drafter="dspark" if settings.model is None else "ngram")
-    if settings.drafter not in BLOCK_DRAFTERS:
+    if settings.drafter not in CHECKPOINT_DRAFTERS:
         if settings.drafter_path is not None:
-            raise UserError(f"--drafter-path goes with --drafter {' or '.join(BLOCK_DRAFTERS)}")
+            raise UserError(f"--drafter-path goes with --drafter {' or '.join(CHECKPOINT_DRAFTERS)}")
         return settings
     folder = Path(settings.drafter_path).expanduser() if settings.drafter_path else shipped(model, settings.drafter)
     if not (folder / "config.json").is_file():

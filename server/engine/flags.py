@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from outrider.server.engine.settings import DEVICES, DRAFTERS, DTYPES, QUANTIZATIONS, Settings
+from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, DEVICES, DRAFTERS, DTYPES, QUANTIZATIONS, Settings
 
 TARGET = ("model", "dtype", "quantization", "device")
 DRAFTER = ("drafter", "drafter_path", "lookup", "gamma")
@@ -34,7 +34,7 @@ def add_target_flags(flags: Flags) -> None:
 
 def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
     """Who drafts, and how much; `drafters` are the choices."""
-    defaults = Settings()
+    defaults, trained = Settings(), " or ".join(CHECKPOINT_DRAFTERS)
     flags.add_argument(
         "--drafter",
         choices=drafters,
@@ -42,13 +42,13 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
         help="who proposes tokens; auto: dspark with the embedded model, else ngram (default: %(default)s)",
     )
     flags.add_argument(
-        "--drafter-path", metavar="FOLDER", help="checkpoint of a dspark or dflash drafter (default: the shipped one)"
+        "--drafter-path", metavar="FOLDER", help=f"checkpoint of a {trained} drafter (default: the shipped one)"
     )
     flags.add_argument(
         "--lookup",
         action=argparse.BooleanOptionalAction,
         default=defaults.lookup,
-        help="leave text that repeats itself to prompt lookup, with a dspark or dflash drafter (default: yes)",
+        help=f"leave text that repeats itself to prompt lookup, with a {trained} drafter (default: yes)",
     )
     flags.add_argument(
         "--gamma", type=int, default=defaults.gamma, metavar="N", help="draft tokens per step (default: %(default)s)"

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.drafters import registry as drafters
+from outrider.scheduler.planners import registry as planners
 from outrider.server.engine import hardware
 from outrider.server.errors import UserError
 from outrider.server.plugin.config import PluginConfig
 
-BLOCK_DRAFTERS = ("dspark", "dflash")
-DRAFTERS = ("auto", *BLOCK_DRAFTERS, "ngram", "off")
-MEASURING_DRAFTER = "fixed"  # not for users: steps of an exact shape, see bench_steps.py
+DRAFTERS = ("auto", *drafters.names(), "off")
+CHECKPOINT_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).needs_checkpoint)
+MEASURING_DRAFTER = drafters.MEASURING
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_GAMMA = 64
-PLANNERS = ("asynchronous", "synchronous", "threshold", "verify-all")
-PROFILED_PLANNERS = PLANNERS[:2]
-"""Those that weigh tokens against measured time."""
+PLANNERS = planners.names()
+PROFILED_PLANNERS = tuple(name for name in PLANNERS if planners.find(name).needs_profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,8 @@ class Settings:
     model: folder or hub name; None is the embedded model.
     quantization: int8 rounds the weights of all linear layers and the head as they are loaded, on a CPU.
     drafter: auto is the dspark drafter that comes with the embedded model, and ngram for any other.
-    drafter_path: checkpoint folder of a dspark or dflash drafter; None is the one shipped for the model.
-    lookup: a dspark or dflash drafter leaves text that repeats itself to prompt lookup.
+    drafter_path: folder of the drafter's checkpoint, where it needs one; None is the one shipped for the model.
+    lookup: a drafter with a checkpoint leaves text that repeats itself to prompt lookup.
     gamma: draft tokens per step, 1..64.
     planner: decides how much of each draft is verified. threshold: of survival, for the planner of that name.
     profile: folder or name of measured step costs and calibration; None finds the one that fits.

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_drafters import CONFIGS, DFLASH, TINY, TRUNCATED, make_model
+from tiny_drafters import CONFIGS, DFLASH, TINY, TRUNCATED, make_model, make_target
 from transformers import LlamaConfig
 
 from outrider.drafters.block import (
@@ -106,14 +106,12 @@ def test_wrong_target_is_refused_by_what_differs(tmp_path: Path) -> None:
     embedding = torch.randn(96, 32)
     identity = target_identity(target_config(), embedding)
     save_compact(make_model(dataclasses.replace(TRUNCATED, target=identity)), tmp_path)
-    shared = {"embedding": embedding, "head": embedding, "dtype": torch.float32}
-    drafter = BlockDrafter.load(tmp_path, target_config=target_config(), **shared)
+    drafter = BlockDrafter.load(make_target(target_config(), embedding), tmp_path)
     assert drafter.model.config.target == identity
     with pytest.raises(CheckpointError, match=r"num_hidden_layers is 8, the drafter was trained for 6"):
-        BlockDrafter.load(tmp_path, target_config=target_config(num_hidden_layers=8), **shared)
-    other = torch.randn(96, 32)
+        BlockDrafter.load(make_target(target_config(num_hidden_layers=8), embedding), tmp_path)
     with pytest.raises(CheckpointError, match=r"embedding is .*, the drafter was trained for"):
-        BlockDrafter.load(tmp_path, embedding=other, head=other, target_config=target_config())
+        BlockDrafter.load(make_target(target_config(), torch.randn(96, 32)), tmp_path)
     with pytest.raises(CheckpointError, match=r"hidden_size is 64.*vocab_size is 100"):
         check_target(TINY, {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 6})
 

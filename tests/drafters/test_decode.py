@@ -9,12 +9,12 @@ import torch
 from outrider.drafters.training.decode import decode
 from outrider.drafters.training.prompts import Sample
 from outrider.drafters.training.synthesise import answer
-from outrider.drafters.training.target import Target
+from outrider.drafters.training.target import TargetModel
 
 
 def test_texts_written_together_equal_single_ones(target_folder: Path) -> None:
     """More prompts than rows, so rows and slots change hands; whole prompts and single tokens share steps."""
-    target = Target.load(str(target_folder), dtype=torch.float32)
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
     prompts = [[1, 3, 10], [1, 3, *range(20, 29)], [5], [9, 8, 7, 6], [4, 40], [11, 12, 13], [50, 51]]
     options = {"max_new_tokens": 12, "stop_ids": {2, 30, 31, 32, 33, 34, 35}}
     seeds, heat = list(range(7)), [0.0, 0.0, 0.0, 1.0, 0.0, 0.7, 0.0]
@@ -32,7 +32,7 @@ def test_texts_written_together_equal_single_ones(target_folder: Path) -> None:
 
 
 def test_written_tokens_follow_the_targets_distribution(target_folder: Path) -> None:
-    target = Target.load(str(target_folder), dtype=torch.float32)
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
     prompt, trials, temperature = [1, 3, 10], 4000, 3.0
     logits = target.model(input_ids=torch.tensor([prompt])).logits[0, -1]
     chances = torch.softmax(logits / temperature, -1)
@@ -50,7 +50,7 @@ def test_written_tokens_follow_the_targets_distribution(target_folder: Path) -> 
 
 
 def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Path) -> None:
-    target = Target.load(str(target_folder), dtype=torch.float32)
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
     samples = [Sample((f"w{i % 5} w9",)) for i in range(12)]  # some prompts twice
     options = {"temperatures": [0.0, 1.0], "max_new_tokens": 9, "seed": 3, "rows": 4}
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import TINY
+from tiny_drafters import TINY, make_target
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
@@ -23,7 +23,7 @@ from outrider.drafters.training.optimise import learning_rate
 from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
 from outrider.drafters.training.start import start_from_target, start_markov
 from outrider.drafters.training.store import FeatureStore, Sequence
-from outrider.drafters.training.target import Target
+from outrider.drafters.training.target import TargetModel
 from outrider.drafters.training.validate import Chances, sampled_hits, walk
 
 
@@ -90,27 +90,25 @@ def test_train_learns_survives_a_kill_and_drafts(
     assert load(tmp_path / "plain").config.draft_vocab_size is None
     assert load(tmp_path / "plain").config.target == load(tmp_path / "whole" / "drafter").config.target != {}
 
-    target = Target.load(str(target_folder), dtype=torch.float32)
-    drafter = BlockDrafter.load(
-        tmp_path / "whole" / "drafter", embedding=target.embedding, head=target.head, target_config=target.config,
-        dtype=torch.float32,
-    )  # fmt: skip
-    assert drafter.gamma == 4
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    assert (
+        BlockDrafter.load(
+            make_target(target.config, target.embedding, target.head), tmp_path / "whole" / "drafter"
+        ).gamma
+        == 4
+    )
 
 
 def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """`measure` must count what draft, verify, accept would: here step by step, with the drafter itself."""
     folder = tmp_path / "run"
     cli.run(arguments(target_folder, prompts, folder, "--temperatures", "0"))
-    target = Target.load(str(target_folder), dtype=torch.float32)
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
     asked = {"count": 6, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
     answers = measure.target_answers(target, str(prompts), **asked)
     assert answers == measure.target_answers(target, str(prompts), **asked)
     (found,) = measure.measure(target, [folder / "drafter"], answers)
-    drafter = BlockDrafter.load(
-        folder / "drafter", embedding=target.embedding, head=target.head, target_config=target.config,
-        dtype=torch.float32,
-    )  # fmt: skip
+    drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder / "drafter")
     cycles = sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
     assert found.cycles == cycles
     assert found.tokens == sum(len(ids) - prompt - 1 for ids, prompt in answers)
@@ -119,7 +117,7 @@ def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, 
 def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(target_folder: Path) -> None:
     """Walking drawn answers must accept as often as drafts drawn from q are: sum over tokens of min(p, q)."""
     temperature, prompt = 4.0, [1, 4, 6, 7, 2, 9]  # the last token is the anchor, the answer's first
-    target = Target.load(str(target_folder), dtype=torch.float32)
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
     torch.manual_seed(0)
     vocab = torch.arange(3, 96, 2)
     shape = cli.make_config(arguments(target_folder, Path(), Path(), "--draft-vocab", str(len(vocab))), target, (1, 4))
@@ -170,7 +168,7 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
         assert abs(found - wanted) < 4 * (wanted * (1 - wanted) / trials) ** 0.5, (found, wanted)
 
 
-def decode_with(drafter: BlockDrafter, target: Target, ids: list[int], prompt: int) -> int:
+def decode_with(drafter: BlockDrafter, target: TargetModel, ids: list[int], prompt: int) -> int:
     """Verification steps that greedy decoding of a known answer takes with the drafter."""
     drafter.allocate(256)
     table = torch.arange(256, dtype=torch.int32)[None]
@@ -325,7 +323,7 @@ def test_markov_head_starts_from_token_pairs(tmp_path: Path) -> None:
 
 
 def test_draft_layers_start_as_the_targets_last(target_folder: Path) -> None:
-    target = Target.load(str(target_folder), dtype=torch.float32)
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
     shape = dataclasses.replace(TINY, num_heads=4, num_kv_heads=2, head_dim=8)
     model = BlockModel(shape)
     start_from_target(model, target, torch.arange(1, 20))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
+from outrider.drafters.target import Target
 
 TINY = BlockConfig(
     kind="dspark",
@@ -50,3 +52,9 @@ def make_drafter(config: BlockConfig, seed: int = 0, slots: int = 256) -> BlockD
     drafter = BlockDrafter(model, embedding=embedding, head=head)
     drafter.allocate(slots)
     return drafter
+
+
+def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None = None) -> Target:
+    """As an engine would describe it; without a head of its own it shares the embedding."""
+    weights = (embedding, embedding if head is None else head)
+    return Target(config=config, weights=lambda: weights, dtype=torch.float32, device="cpu")

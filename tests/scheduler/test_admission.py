@@ -12,7 +12,8 @@ from planning import curve_cost, prefixes, value, view
 from outrider.scheduler.planners import admission
 from outrider.scheduler.planners.admission import survival_of, survival_torch, top_k, top_k_torch
 from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget, Planner, StaticGamma, Threshold, VerifyAll
+from outrider.scheduler.planners.base import Budget, Planner
+from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
 from outrider.scheduler.planners.synchronous import Synchronous
 
 GAMMA = 3

@@ -16,7 +16,8 @@ from planning import curve_cost, view
 from outrider.kernels.acceptance import accept
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Planner, Threshold, VerifyAll
+from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.planners.baselines import Threshold, VerifyAll
 from outrider.scheduler.planners.synchronous import Synchronous
 
 SAMPLES = 4000

@@ -12,7 +12,8 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget, Planner, StaticGamma, StepView, Threshold, VerifyAll
+from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
 from outrider.scheduler.planners.synchronous import Synchronous
 from outrider.scheduler.simulation.simulator import Simulation
 from outrider.scheduler.simulation.workload import Acceptance, Workload

@@ -1,13 +1,14 @@
-"""Makes the drafter that the configuration names and joins it to the loaded target."""
+"""Makes the drafter that the configuration names, for the target as SGLang has loaded it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from outrider.drafters import registry
 from outrider.drafters.base import Drafter
-from outrider.drafters.dummy import FixedDrafter
-from outrider.drafters.lookup_first import LookupFirst
-from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.target import Target
 from outrider.server.plugin.config import PluginConfig
 
 
@@ -18,31 +19,28 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
     """
     if config.drafter == "off":
         return None
-    if config.drafter == "ngram":
-        return NgramDrafter(config.gamma, device=runner.device)
-    if config.drafter == "fixed":
-        return FixedDrafter(config.gamma)
-    model = _load_block_drafter(config, runner)
-    if not config.lookup:
-        return model
-    return LookupFirst(NgramDrafter(model.gamma, device=runner.device), model)
-
-
-def _load_block_drafter(config: PluginConfig, runner: Any) -> Drafter:
-    from outrider.drafters.block.drafter import BlockDrafter
-
-    model, target = runner.model, runner.model_config.hf_text_config
-    if not hasattr(model, "set_dflash_layers_to_capture"):
+    target = loaded_target(runner)
+    if registry.find(config.drafter).needs_hidden_states and target.capture_layers is None:
         raise ValueError(
-            f"SGLang gives no hidden states of {type(model).__name__} to drafters; use --drafter ngram or off"
+            f"SGLang gives no hidden states of {type(runner.model).__name__} to drafters; use --drafter ngram or off"
         )
-    drafter = BlockDrafter.load(
-        config.drafter_path,
-        embedding=model.model.embed_tokens.weight[: target.vocab_size],
-        head=model.lm_head.weight[: target.vocab_size],
-        target_config=target,
-        gamma=config.gamma,
-        dtype=runner.dtype,
+    return registry.make(
+        config.drafter, target, gamma=config.gamma, checkpoint=config.drafter_path, lookup=config.lookup
     )
-    model.set_dflash_layers_to_capture(list(drafter.target_layers))
-    return drafter
+
+
+def loaded_target(runner: Any) -> Target:
+    """What drafters may know of the model in SGLang's model runner."""
+    model, config = runner.model, runner.model_config.hf_text_config
+
+    def weights() -> tuple[torch.Tensor, torch.Tensor]:
+        embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+        return embedding[: config.vocab_size], head[: config.vocab_size]
+
+    return Target(
+        config=config,
+        weights=weights,
+        dtype=runner.dtype,
+        device=runner.device,
+        capture_layers=getattr(model, "set_dflash_layers_to_capture", None),
+    )

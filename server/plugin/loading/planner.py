@@ -7,22 +7,22 @@ from pathlib import Path
 from outrider.profiles import store
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Planner, Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.planners import registry
+from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.planners.baselines import VerifyAll
 from outrider.server.plugin.config import PluginConfig
 
 
 def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, Calibration | None]:
     """Planner, step costs and calibration; without a profile nothing is known of costs, and every draft is verified."""
-    if config.drafter == "off" or config.planner == "verify-all":
+    if config.drafter == "off":
         return VerifyAll(), None, None
-    if config.planner == "threshold":
-        return Threshold(config.threshold), None, None
+    if not registry.find(config.planner).needs_profile:
+        return registry.make(config.planner, gamma=config.gamma, threshold=config.threshold), None, None
     if not (Path(config.profile) / store.PROFILE).is_file():
         return VerifyAll(), None, None
     profile = store.read(Path(config.profile))
     cost = profile.cost()
     calibration = Calibration.load(profile.calibration) if profile.calibration else None
-    planner = Synchronous(cost) if config.planner == "synchronous" else Asynchronous(cost, config.gamma)
+    planner = registry.make(config.planner, gamma=config.gamma, threshold=config.threshold, cost=cost)
     return planner, cost, calibration

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,12 @@ CPU = {"device": "cpu", "dtype": "bfloat16"}
 @pytest.fixture(scope="module")
 def smollm2() -> Model:
     return target.find(None)
+
+
+def test_settings_are_known_without_torch() -> None:
+    """It takes seconds to import, and `outrider serve --help` needs nothing of it."""
+    code = "import sys; from outrider.server.cli import serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_plugin_config_survives_the_environment() -> None:

@@ -1,0 +1,80 @@
+"""Every drafter by name: the one list that settings, flags, messages and the plugin read.
+
+To add a drafter, write its module and its entry here. Entries name their module instead of importing it, because
+command lines want the names only, and torch takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.drafters.base import Drafter
+    from outrider.drafters.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One drafter.
+
+    make: "module:callable", what makes it.
+    takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (the target's)
+        and checkpoint (a folder).
+    help: one line.
+    needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
+    """
+
+    make: str
+    takes: tuple[str, ...]
+    help: str
+    needs_hidden_states: bool = False
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return "checkpoint" in self.takes
+
+
+MEASURING = "fixed"
+"""Not for users: steps of an exact shape, to be measured."""
+BLOCK = ("outrider.drafters.block:BlockDrafter.load", ("target", "checkpoint", "gamma"))
+
+DRAFTERS = {
+    "dspark": Entry(*BLOCK, "a block in one pass, drawn token by token", needs_hidden_states=True),
+    "dflash": Entry(*BLOCK, "a block in one pass, each token drawn by itself", needs_hidden_states=True),
+    "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "what followed the last words before"),
+    MEASURING: Entry("outrider.drafters.dummy:FixedDrafter", ("gamma",), "the last token, over and over"),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Drafters that users can choose."""
+    return tuple(name for name in DRAFTERS if name != MEASURING)
+
+
+def find(name: str) -> Entry:
+    """Raises ValueError with the known names."""
+    if name not in DRAFTERS:
+        raise ValueError(f"a drafter is one of {', '.join(names())}, not {name!r}")
+    return DRAFTERS[name]
+
+
+def make(name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup: bool = False) -> Drafter:
+    """The drafter of that name, joined to the target.
+
+    checkpoint: its folder, where it needs one. lookup: such a drafter leaves text that repeats itself to prompt lookup.
+    Raises ValueError for a name that is not known and for a checkpoint that does not fit.
+    """
+    entry = find(name)
+    known = {"gamma": gamma, "target": target, "device": target.device, "checkpoint": checkpoint}
+    drafter: Drafter = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
+    if drafter.target_layers and target.capture_layers is not None:
+        target.capture_layers(list(drafter.target_layers))
+    if not (lookup and entry.needs_checkpoint):
+        return drafter
+
+    from outrider.drafters.lookup_first import LookupFirst
+    from outrider.drafters.ngram import NgramDrafter
+
+    return LookupFirst(NgramDrafter(drafter.gamma, device=target.device), drafter)

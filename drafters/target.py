@@ -1,0 +1,28 @@
+"""What a drafter may know of the target that it drafts for, whichever engine has loaded it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A loaded target.
+
+    config: its Hugging Face (text) config.
+    weights: embedding and head, each [V, d] without padding, to be used in place. A function, because not every model
+        keeps them where they are looked for, and most drafters never ask.
+    dtype: of its activations. device: where it runs.
+    capture_layers: have the engine hand the outputs of these layers to `Drafter.observe` from now on, 0 being the first
+        decoder layer; None where the engine cannot.
+    """
+
+    config: Any
+    weights: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    dtype: torch.dtype
+    device: torch.device | str
+    capture_layers: Callable[[list[int]], None] | None = None

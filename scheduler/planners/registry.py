@@ -1,0 +1,65 @@
+"""Every planner by name: the one list that settings, flags, messages and the plugin read.
+
+To add a planner, write its module and its entry here. Entries name their module instead of importing it, because
+command lines want the names only, and torch takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.scheduler.cost.model import StepCost
+    from outrider.scheduler.planners.base import Planner
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One planner.
+
+    make: "module:callable", what makes it.
+    takes: the keyword arguments of that, out of gamma (draft tokens per step), cost (`StepCost`, from a measured
+        profile) and threshold (a survival in 0..1).
+    help: one line.
+    """
+
+    make: str
+    takes: tuple[str, ...]
+    help: str
+
+    @property
+    def needs_profile(self) -> bool:
+        return "cost" in self.takes
+
+
+HERE = "outrider.scheduler.planners"
+
+PLANNERS = {
+    "asynchronous": Entry(f"{HERE}.asynchronous:Asynchronous", ("cost", "gamma"), "the most tokens per second"),
+    "synchronous": Entry(f"{HERE}.synchronous:Synchronous", ("cost",), "tokens while each raises throughput"),
+    "threshold": Entry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
+    "verify-all": Entry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(PLANNERS)
+
+
+def find(name: str) -> Entry:
+    """Raises ValueError with the known names."""
+    if name not in PLANNERS:
+        raise ValueError(f"a planner is one of {', '.join(names())}, not {name!r}")
+    return PLANNERS[name]
+
+
+def make(name: str, *, gamma: int, threshold: float, cost: StepCost | None = None) -> Planner:
+    """The planner of that name. Raises ValueError for a name that is not known and for costs that it lacks."""
+    entry = find(name)
+    if entry.needs_profile and cost is None:
+        raise ValueError(f"the planner {name} needs measured step costs")
+    known = {"gamma": gamma, "cost": cost, "threshold": threshold}
+    planner: Planner = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
+    return planner

@@ -1,0 +1,90 @@
+"""From the plugin's configuration to drafter and planner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from profile_samples import profile
+from tiny_drafters import TINY, make_model
+
+from outrider.drafters.block import BlockDrafter, save_compact
+from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.ngram import NgramDrafter
+from outrider.profiles import store
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.baselines import Threshold, VerifyAll
+from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.loading.drafter import load_drafter
+from outrider.server.plugin.loading.planner import load_plan
+
+PADDED = 104
+"""Rows of the target's weights; SGLang pads the vocabulary."""
+
+
+class Llama:
+    """The parts of SGLang's model that drafters are given."""
+
+    def __init__(self) -> None:
+        self.model = SimpleNamespace(embed_tokens=torch.nn.Embedding(PADDED, TINY.hidden_size))
+        self.lm_head = torch.nn.Linear(TINY.hidden_size, PADDED, bias=False)
+        self.captured: list[int] = []
+
+    def set_dflash_layers_to_capture(self, layers: list[int]) -> None:
+        self.captured = layers
+
+
+class OtherModel:
+    """Keeps its weights elsewhere and shows no hidden states."""
+
+
+def runner(model: object) -> SimpleNamespace:
+    config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=TINY.vocab_size)
+    model_config = SimpleNamespace(hf_text_config=config)
+    return SimpleNamespace(model=model, model_config=model_config, dtype=torch.float32, device="cpu")
+
+
+def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
+    save_compact(make_model(TINY), tmp_path)
+    model = Llama()
+    config = PluginConfig(drafter="dspark", gamma=3, drafter_path=str(tmp_path), lookup=False)
+    drafter = load_drafter(config, runner(model))
+    assert isinstance(drafter, BlockDrafter)
+    assert (drafter.gamma, drafter.dtype) == (3, torch.float32)
+    assert model.captured == list(TINY.target_layers)
+    weights = (model.model.embed_tokens.weight, drafter.embedding), (model.lm_head.weight, drafter.head)
+    for theirs, ours in weights:
+        assert ours.shape == (TINY.vocab_size, TINY.hidden_size)  # without the padding
+        assert ours.data_ptr() == theirs.data_ptr()  # not copied
+    beside = load_drafter(PluginConfig(drafter="dspark", gamma=3, drafter_path=str(tmp_path)), runner(model))
+    assert isinstance(beside, LookupFirst)
+
+
+def test_models_without_hidden_states_are_left_to_lookup(tmp_path: Path) -> None:
+    other = runner(OtherModel())
+    with pytest.raises(ValueError, match="no hidden states of OtherModel to drafters; use --drafter ngram or off"):
+        load_drafter(PluginConfig(drafter="dspark", drafter_path=str(tmp_path)), other)
+    assert isinstance(load_drafter(PluginConfig(drafter="ngram"), other), NgramDrafter)
+    assert load_drafter(PluginConfig(drafter="off"), other) is None
+
+
+def test_planners_are_made_from_the_profile(tmp_path: Path) -> None:
+    store.save(profile(), tmp_path, None)
+    measured = str(tmp_path / "epyc")
+    for name, kind, costs in (
+        ("asynchronous", Asynchronous, True),
+        ("synchronous", Synchronous, True),
+        ("threshold", Threshold, False),
+        ("verify-all", VerifyAll, False),
+    ):
+        planner, cost, _ = load_plan(PluginConfig(drafter="ngram", planner=name, profile=measured))
+        assert type(planner) is kind
+        assert (cost is not None) == costs
+    unmeasured = PluginConfig(drafter="ngram", profile=str(tmp_path / "none"))
+    for config in (unmeasured, PluginConfig(drafter="off", profile=measured)):
+        planner, cost, calibration = load_plan(config)
+        assert type(planner) is VerifyAll
+        assert cost is calibration is None
