@@ -210,10 +210,11 @@ async def _begin(engine: Engine, lifecycle: Lifecycle, resolved: Resolved) -> No
 async def _tune(engine: Engine, resolved: Resolved) -> None:
     """Measure a quick profile; a server that cannot be measured still serves."""
     from outrider.server.tune import measure
+    from outrider.server.tune.effort import QUICK
 
     _say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
     try:
-        tuned = await measure.tune(engine, resolved, measure.QUICK)
+        tuned = await measure.tune(engine, resolved, QUICK)
     except (OSError, ValueError, RuntimeError) as error:
         _say(f"Not measured ({error}); every draft is verified")
     else:
