@@ -198,6 +198,8 @@ async def _measure_grid(
     """Time every shape `effort.rounds` times in turn, less what `partial` already holds."""
     manager = engine.tokenizer_manager
     shapes = effort.shapes(settings.gamma, settings.max_running_requests or MAX_REQUESTS, engine.max_total_tokens)
+    if not shapes:
+        raise RuntimeError(f"the KV cache of {engine.max_total_tokens} tokens holds no step to measure")
     times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
     began, total = time.monotonic(), effort.rounds * len(shapes)
     await measure_shape(manager, shapes[0], effort.steps)  # warm

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
-from outrider.server.tune import cli, events
+from outrider.server.tune import cli, events, measure
 from outrider.server.tune.effort import QUICK, THOROUGH, Effort, Shape
 from outrider.server.tune.events import Failed, Finished, Progress
 from outrider.server.tune.request import BadOption, TuneRequest
@@ -53,6 +56,12 @@ def test_shapes_fit_the_engine() -> None:
     assert {s.requests for s in effort.shapes(gamma=7, max_requests=4, max_total_tokens=2 * room)} == {1, 2}
     assert {s.requests for s in effort.shapes(gamma=7, max_requests=4, max_total_tokens=2 * room - 1)} == {1}
     assert {s.tokens for s in THOROUGH.shapes(gamma=2, max_requests=1, max_total_tokens=10_000)} == {1, 2, 3}
+
+
+def test_an_engine_too_small_for_any_shape_is_told() -> None:
+    engine = SimpleNamespace(tokenizer_manager=None, max_total_tokens=100)
+    with pytest.raises(RuntimeError, match="the KV cache of 100 tokens"):
+        asyncio.run(measure._measure_grid(engine, Settings(), QUICK, None, measure.no_progress))
 
 
 @pytest.mark.parametrize(
