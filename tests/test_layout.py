@@ -1,8 +1,13 @@
-"""Imports point downward only: server → profiles → scheduler, server → drafters → kernels."""
+"""Imports point downward only, those inside functions included.
+
+server → profiles → scheduler, server → drafters → kernels; in server: cli → http → {tune, bench} → engine → plugin.
+"""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,27 +20,86 @@ MAY_IMPORT = {
     "profiles": {"scheduler"},
     "server": {"kernels", "drafters", "scheduler", "profiles"},
 }
-ONLY_IN_SERVER = {"sglang", "fastapi", "uvicorn", "starlette"}
+MAY_IMPORT_IN_SERVER = {
+    "plugin": set(),
+    "engine": {"plugin"},
+    "tune": {"engine", "plugin"},
+    "bench": {"engine", "plugin"},
+    "http": {"tune", "bench", "engine", "plugin"},
+    "cli": {"http", "tune", "bench", "engine", "plugin"},
+}
+COMMANDS = [["tune", "cli"], ["bench", "cli"]]  # command lines, which cli/main.py finds by name
+# library: the folder that alone may import it
+ONLY_IN = {"sglang": "server", "fastapi": "server/http", "starlette": "server/http", "uvicorn": "server/http"}
+
+BEFORE_THE_ENGINE = (
+    "outrider.server.cli.serve",
+    "outrider.server.tune.cli",
+    "outrider.server.bench.cli",
+    "outrider.server.http.listen",
+    "outrider.server.engine.session",
+)
 
 
 def imported_modules(path: Path) -> set[str]:
+    """Full names of the modules, and of what is taken from them."""
+    package = ("outrider", *path.relative_to(ROOT).parent.parts)
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            names |= {module} | {f"{module}.{alias.name}" for alias in node.names}
     return names
+
+
+def imports(folder: str) -> list[tuple[Path, str]]:
+    """Every file below the folder, with each module it imports."""
+    files = list((ROOT / folder).rglob("*.py"))
+    assert files
+    return [(path, name) for path in files for name in imported_modules(path)]
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_point_downward(folder):
-    files = list((ROOT / folder).rglob("*.py"))
-    assert files
-    for path in files:
-        for name in imported_modules(path):
-            top, _, rest = name.partition(".")
-            if top == "outrider" and rest:
-                assert rest.split(".")[0] in MAY_IMPORT[folder] | {folder}, f"{path} imports {name}"
-            if folder != "server":
-                assert top not in ONLY_IN_SERVER, f"{path} imports {name}"
+    for path, name in imports(folder):
+        top, _, rest = name.partition(".")
+        if top == "outrider" and rest:
+            assert rest.split(".")[0] in MAY_IMPORT[folder] | {folder}, f"{path} imports {name}"
+
+
+def test_every_part_of_the_server_has_its_place():
+    parts = {path.name for path in (ROOT / "server").iterdir() if (path / "__init__.py").exists()}
+    assert parts == set(MAY_IMPORT_IN_SERVER)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT_IN_SERVER)
+def test_imports_in_the_server_point_downward(part):
+    allowed = MAY_IMPORT_IN_SERVER[part] | {part, "errors"}
+    for path, name in imports(f"server/{part}"):
+        if name.startswith("outrider.server."):
+            assert name.split(".")[2] in allowed, f"{path} imports {name}"
+            assert name.split(".")[2:] not in COMMANDS, f"{path} imports {name}; what both need goes beside it"
+
+
+def test_nothing_in_the_plugin_needs_what_hooks_it_into_sglang():
+    for part in ("cpu", "decode", "loading"):
+        for path, name in imports(f"server/plugin/{part}"):
+            assert not name.startswith("outrider.server.plugin.hooks"), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_libraries_stay_in_their_folder(library):
+    home = ROOT / ONLY_IN[library]
+    for folder in MAY_IMPORT:
+        for path, name in imports(folder):
+            assert name.split(".")[0] != library or path.is_relative_to(home), f"{path} imports {name}"
+
+
+def test_sglang_waits_for_the_engine():
+    """SGLang and prometheus_client read, as they are imported, the environment that starting the engine sets."""
+    code = f"import sys, {', '.join(BEFORE_THE_ENGINE)}; print({{'sglang', 'prometheus_client'}} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.stdout.strip() == "set()", shown.stdout + shown.stderr

@@ -7,25 +7,18 @@ Without --model it serves the embedded SmolLM2-135M-Instruct. SGLang's own flags
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from outrider.server.engine.flags import add_drafter_flags, add_target_flags
 from outrider.server.engine.settings import LOG_LEVELS, PLANNERS, Settings
-from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from outrider.server.engine.engine import Engine
     from outrider.server.engine.resolve import Resolved
-    from outrider.server.http.lifecycle import Lifecycle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,122 +91,44 @@ def run(args: argparse.Namespace) -> int:
     values = {field.name: getattr(args, field.name) for field in fields(Settings)}
     values["sglang_flags"] = tuple(args.sglang_flags)
     settings = Settings(**values)
-    # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
-    listener = bind(settings.host, settings.port)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
     from outrider.server.cli import prepare
-    from outrider.server.engine.resolve import resolve
-
-    resolved = resolve(settings, _say)
-    settings = resolved.settings
-    if settings.resolved_device == "cpu":
-        prepare.compile_kernels()
     from outrider.server.engine import engine as engines
+    from outrider.server.engine.resolve import resolve
+    from outrider.server.http import listen
 
+    # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
+    listener = listen.bind(settings.host, settings.port)
+    resolved = resolve(settings, _say)
+    on_cpu = resolved.settings.resolved_device == "cpu"
+    if on_cpu:
+        prepare.compile_kernels()
     engine = engines.start(resolved)
+
+    async def before_first() -> None:
+        if resolved.unmeasured and settings.tune:
+            await _tune(engine, resolved)
+        _announce(resolved.settings, engine)
+
     grace = 0.0
     try:
-        exit_code = _serve(resolved, engine, listener)
-        if exit_code == 0 and settings.resolved_device == "cuda":
+        exit_code = listen.serve(resolved, engine, listener, before_first)
+        if exit_code == 0 and not on_cpu:
             grace = engines.EXIT_SECONDS
         return exit_code
     finally:
         engine.stop(grace)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket on the address, not listening yet."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:
-        raise UserError(f"--host {host} is not an address of this machine") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except PermissionError:
-        raise UserError(f"port {port} needs more rights; choose one from 1024 on with --port") from None
-    except OSError as error:
-        if error.errno in (98, 48):  # EADDRINUSE on Linux, on BSD and macOS
-            raise UserError(f"port {port} on {host} is in use; choose another with --port") from None
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    listener.set_inheritable(False)
-    return listener
-
-
-def _serve(resolved: Resolved, engine: Engine, listener: socket.socket) -> int:
-    import uvicorn
-
-    from outrider.server.http import app
-    from outrider.server.http.lifecycle import Lifecycle
-
-    settings = resolved.settings
-    lifecycle = Lifecycle(engine, settings.drain_seconds)
-    failure: str | None = None
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        nonlocal failure
-        try:
-            await _begin(engine, lifecycle, resolved)
-            _announce(settings, engine)
-        except Exception as error:
-            failure = engine.report.read() or str(error) or repr(error)
-            server.should_exit = True
-        yield
-        lifecycle.end()
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            # Signals are the lifecycle's: uvicorn would stop listening at once, and refuse connections while draining.
-            yield
-
-    server = Server(
-        uvicorn.Config(
-            app.build(resolved, engine, lifecycle, lifespan),
-            log_level=settings.log_level,
-            access_log=settings.log_level in ("debug", "info"),
-            loop="uvloop",
-            server_header=False,
-            timeout_graceful_shutdown=5,
-            timeout_keep_alive=30,
-        )
-    )
-    lifecycle.server = server
-    server.run(sockets=[listener])
-    if failure is not None:
-        raise UserError(f"the engine was loaded but cannot answer: {failure}")
-    return lifecycle.exit_code
-
-
-async def _begin(engine: Engine, lifecycle: Lifecycle, resolved: Resolved) -> None:
-    """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm."""
-    from sglang.srt.managers.io_struct import GenerateReqInput
-    from sglang.srt.managers.tokenizer_manager import ServerStatus
-
-    manager, settings = engine.tokenizer_manager, resolved.settings
-    manager.auto_create_handle_loop()
-    # After the line above, which installs SGLang's signal handlers, so that ours replace them.
-    lifecycle.begin()
-    manager.server_status = ServerStatus.Up
-    parameters = {"temperature": 0.0, "max_new_tokens": 2 * settings.gamma}
-    async for _ in manager.generate_request(GenerateReqInput(text="1 2 3 1 2 3 1 2", sampling_params=parameters)):
-        pass
-    engine.report.started()
-    if resolved.unmeasured and settings.tune:
-        await _tune(engine, resolved)
-    lifecycle.up()
-
-
 async def _tune(engine: Engine, resolved: Resolved) -> None:
     """Measure a quick profile; a server that cannot be measured still serves."""
     from outrider.server.tune import measure
+    from outrider.server.tune.effort import QUICK
 
     _say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
     try:
-        tuned = await measure.tune(engine, resolved, measure.QUICK)
+        tuned = await measure.tune(engine, resolved, QUICK)
     except (OSError, ValueError, RuntimeError) as error:
         _say(f"Not measured ({error}); every draft is verified")
     else:

@@ -52,6 +52,13 @@ class Engine:
     run_dir: Path
     report: StartupReport
 
+    def begin(self) -> None:
+        """Begin to take its answers, on the running event loop; SGLang installs signal handlers with that."""
+        from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+        self.tokenizer_manager.auto_create_handle_loop()
+        self.tokenizer_manager.server_status = ServerStatus.Up
+
     def dead_processes(self) -> list[str]:
         return [name for name, process in self.processes.items() if not process.is_alive()]
 

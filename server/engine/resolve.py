@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.profiles import store
 from outrider.server.engine import checkpoints, memory, profile_lookup, target
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +26,9 @@ class Resolved:
     unmeasured: bool
 
     def to_measure(self, name: str | None) -> Resolved:
-        """With the profile's folder set to `name`, or to one made from model, drafter and machine."""
+        """With the profile's folder set to `name`, of the form `store.NAME`; None: made of model, drafter, machine."""
         if name is None:
             name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)
-        elif not store.NAME.fullmatch(name):
-            raise UserError(f"--name is made of letters, digits, dots, dashes and underscores, not {name!r}")
         folder = profile_lookup.roots()[0] / name
         return replace(self, settings=replace(self.settings, profile=str(folder)), unmeasured=True)
 

@@ -26,10 +26,7 @@ def run(resolved: Resolved, work: Callable[[Engine], Awaitable[T]]) -> T:
     engine = engines.start(resolved)
 
     async def main() -> T:
-        from sglang.srt.managers.tokenizer_manager import ServerStatus
-
-        engine.tokenizer_manager.auto_create_handle_loop()
-        engine.tokenizer_manager.server_status = ServerStatus.Up
+        engine.begin()
         return await work(engine)
 
     try:

@@ -14,11 +14,9 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from outrider.server.http.errors import ApiError, code_for, error_body
+from outrider.server.http.errors import code_for, error_body
 from outrider.server.http.protocol import ChatRequest, TextRequest
 from outrider.server.plugin.options import RequestOptions
-
-LEVEL_HEADER = "X-Min-Tokens-Per-Second"
 
 
 class _Handler:
@@ -43,17 +41,6 @@ class _Handler:
         if request.seed is not None and request.n > 1:
             internal = _with_a_seed_each(internal, request.seed, request.n)
         return internal, request
-
-
-def take_headers(request: ChatRequest | TextRequest, raw: Request) -> None:
-    """A service level may come as a header, for clients and proxies that cannot change the body; the body wins."""
-    text = raw.headers.get(LEVEL_HEADER)
-    if text is None or request.min_tokens_per_second is not None:
-        return
-    try:
-        request.min_tokens_per_second = float(text)
-    except ValueError:
-        raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {text!r}", code="invalid_value") from None
 
 
 def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:

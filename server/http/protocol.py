@@ -6,7 +6,7 @@ A field is taken, or refused by name; none is ignored.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,12 @@ CHAT = Kind(ChatRequest, CHAT_FIELDS)
 TEXT = Kind(TextRequest, TEXT_FIELDS)
 
 
-def reject_unknown_fields(kind: Kind, body: dict[str, Any]) -> None:
-    """Refuse fields at the top of a request; null is taken as not given, as OpenAI's API does."""
-    for name, value in list(body.items()):
+def given_fields(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+    """The fields at the top of a request, less those that ask for nothing; raises ApiError for any we do not take.
+
+    null is taken as not given, as OpenAI's API does.
+    """
+    for name, value in body.items():
         if name in kind.fields:
             continue
         if name in UNSUPPORTED or name in kind.model.model_fields:
@@ -104,13 +107,14 @@ def reject_unknown_fields(kind: Kind, body: dict[str, Any]) -> None:
                 continue
             reason = UNSUPPORTED.get(name) or "leave it out"
             raise ApiError(f"this server does not support {name!r}: {reason}", param=name, code="unsupported_parameter")
-        raise _unknown(name, name, kind.fields)
+        raise unknown_field(name, name, kind.fields)
+    return {name: value for name, value in body.items() if value is not None and name in kind.fields}
 
 
 def reject_unknown_nested_fields(parsed: BaseModel, body: dict[str, Any]) -> None:
     """Refuse fields inside messages, tools, response_format …, which SGLang's models would drop."""
     for path, name, known in _unknown_fields(parsed, body, ""):
-        raise _unknown(f"{path}.{name}" if path else name, name, known)
+        raise unknown_field(f"{path}.{name}" if path else name, name, known)
 
 
 def _unknown_fields(parsed: Any, raw: Any, path: str) -> Iterator[tuple[str, str, set[str]]]:
@@ -120,14 +124,15 @@ def _unknown_fields(parsed: Any, raw: Any, path: str) -> Iterator[tuple[str, str
         for key, value in raw.items():
             if key in fields:
                 yield from _unknown_fields(getattr(parsed, fields[key]), value, f"{path}.{key}" if path else key)
-            elif path:  # the top level is reject_unknown_fields's
+            elif path:  # the top level is given_fields's
                 yield path, key, set(fields)
     elif isinstance(parsed, list) and isinstance(raw, list):
         for index, (parsed_item, raw_item) in enumerate(zip(parsed, raw, strict=False)):
             yield from _unknown_fields(parsed_item, raw_item, f"{path}[{index}]")
 
 
-def _unknown(path: str, name: str, known: set[str] | frozenset[str]) -> ApiError:
+def unknown_field(path: str, name: str, known: Iterable[str]) -> ApiError:
+    """path: where it is. known: names that may be there, of which the nearest is offered."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return ApiError(f"unknown field {path!r}{hint}", param=path, code="unknown_parameter")

@@ -1,28 +1,64 @@
-"""From the bytes of a request to a validated model, or to an error that says what was wrong."""
+"""The one door from the bytes of a request to a checked request, or to an error that says what was wrong.
+
+Every route that takes a body takes it through here, so that none can leave out a check.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import pydantic_core
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from outrider.server.http import grammars, validation
 from outrider.server.http.errors import ApiError
 from outrider.server.http.protocol import (
     CHAT,
     ChatRequest,
     Kind,
     TextRequest,
-    reject_unknown_fields,
+    given_fields,
     reject_unknown_nested_fields,
+    unknown_field,
 )
+from outrider.server.http.validation import Limits
 
+LEVEL_HEADER = "X-Min-Tokens-Per-Second"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 JSON_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
+T = TypeVar("T")
 
-async def read_body(request: Request, limit: int) -> bytes:
+
+async def receive(raw: Request, kind: Kind, limits: Limits) -> ChatRequest | TextRequest:
+    """A request to OpenAI's routes that SGLang's handlers can answer; raises ApiError for the first thing wrong."""
+    body = given_fields(kind, _decode(await _read(raw, limits.max_body_bytes)))
+    if kind is CHAT:
+        _check_messages(body.get("messages"))
+    request = _parse(kind.model.model_validate_json, body)
+    reject_unknown_nested_fields(request, body)
+    _fill_in(request, raw, limits)
+    validation.check(request, limits)
+    # Off the event loop: a large grammar must not hold up the streams of others.
+    await asyncio.to_thread(grammars.check, request)
+    return request
+
+
+async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
+    """A body with the fields of `model`, a dataclass that checks its own values; raises ApiError like `receive`."""
+    body = _decode(await _read(raw, limits.max_body_bytes))
+    known = [field.name for field in fields(model)]  # type: ignore[arg-type]
+    for name in body:
+        if name not in known:
+            raise unknown_field(name, name, known)
+    return _parse(TypeAdapter(model).validate_json, body)
+
+
+async def _read(request: Request, limit: int) -> bytes:
     """The body, read no further than `limit` bytes."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -45,25 +81,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def parse(kind: Kind, data: bytes) -> ChatRequest | TextRequest:
-    """Decode and validate; types are strict, since a "5" taken for 5 hides a client's mistake."""
-    body = _decode(data)
-    reject_unknown_fields(kind, body)
-    if kind is CHAT:
-        _check_messages(body.get("messages"))
-    body = {name: value for name, value in body.items() if value is not None and name in kind.fields}
-    try:
-        # As JSON once more: strict validation of Python objects would refuse what JSON cannot express.
-        parsed = kind.model.model_validate_json(pydantic_core.to_json(body), strict=True)
-    except ValidationError as error:
-        raise _describe(error, body) from None
-    except (AttributeError, TypeError):
-        # SGLang's own validators look inside fields before their types are checked.
-        raise ApiError("a field has the wrong type") from None
-    reject_unknown_nested_fields(parsed, body)
-    return parsed
-
-
 def _decode(data: bytes) -> dict[str, Any]:
     try:
         data.decode("utf-8")
@@ -76,6 +93,34 @@ def _decode(data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ApiError(f"the body is {_json_name(body)}; it has to be an object", code="invalid_json")
     return body
+
+
+def _parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
+    """The body as a model; types are strict, since a "5" taken for 5 hides a client's mistake."""
+    try:
+        # As JSON once more: strict validation of Python objects would refuse what JSON cannot express.
+        return validate(pydantic_core.to_json(body), strict=True)
+    except ValidationError as error:
+        raise _describe(error, body) from None
+    except (AttributeError, TypeError):
+        # SGLang's own validators look inside fields before their types are checked.
+        raise ApiError("a field has the wrong type") from None
+
+
+def _fill_in(request: ChatRequest | TextRequest, raw: Request, limits: Limits) -> None:
+    """Set what the body left to others: the model to the one there is, the service level to the header's.
+
+    The header is for clients and proxies that cannot change the body; the body wins.
+    """
+    if "model" not in request.model_fields_set:
+        request.model = limits.model
+    level = raw.headers.get(LEVEL_HEADER)
+    if level is None or request.min_tokens_per_second is not None:
+        return
+    try:
+        request.min_tokens_per_second = float(level)
+    except ValueError:
+        raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {level!r}", code="invalid_value") from None
 
 
 def _check_messages(messages: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a well-formed request may not ask for, checked before it reaches the scheduler."""
+"""What a well-formed request may not ask for, checked before it reaches the scheduler. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class Limits:
 
     model: the name it answers to.
     context_length: tokens of prompt and answer together.
+    max_body_bytes: of a request's body.
     """
 
+    max_body_bytes: int
     model: str
     vocab_size: int
     context_length: int
@@ -30,7 +32,13 @@ class Limits:
 
 def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
     """Raise ApiError for the first thing that cannot be served."""
-    _check_model(request, limits)
+    if request.model != limits.model:
+        raise ApiError(
+            f"model {request.model!r} is not served here; {limits.model!r} is",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
     if isinstance(request, ChatRequest):
         _check_chat(request, limits)
     else:
@@ -48,18 +56,6 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
         raise ApiError("'stream_options' needs stream=true", param="stream_options", code="invalid_value")
     if request.cache_salt is not None and not isinstance(request.cache_salt, str):
         raise ApiError("'cache_salt' has to be a string", param="cache_salt", code="invalid_type")
-
-
-def _check_model(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    if "model" not in request.model_fields_set:
-        request.model = limits.model
-    if request.model != limits.model:
-        raise ApiError(
-            f"model {request.model!r} is not served here; {limits.model!r} is",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
 
 
 def _check_chat(request: ChatRequest, limits: Limits) -> None:

@@ -19,15 +19,20 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
 
 from outrider.server.engine import session
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.questions import read_questions
 from outrider.server.engine.resolve import Resolved, resolve_to_measure
 from outrider.server.errors import UserError
+from outrider.server.tune.effort import THOROUGH, Effort
+from outrider.server.tune.events import Event, Failed, Finished, Progress, from_line
+from outrider.server.tune.request import BadOption, TuneRequest
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -40,60 +45,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="of that server")
     add("--name", help="of the profile (default: made from model, drafter and machine)")
     add("--quick", action="store_true", help="what a server without a profile does at its start: under a minute")
-    add("--max-requests", type=int, metavar="N", help="largest number of requests at a time (default: 32)")
-    add("--rounds", type=int, metavar="N", help="repetitions of each step shape (default: 3)")
+    most, rounds = THOROUGH.requests[-1], THOROUGH.rounds
+    add("--max-requests", type=int, metavar="N", help=f"largest number of requests at a time (default: {most})")
+    add("--rounds", type=int, metavar="N", help=f"repetitions of each step shape (default: {rounds})")
     add("--prompts", type=Path, nargs="+", metavar="FILE", help="for the calibration (default: code, math and chat)")
     add("--pictures", type=Path, metavar="FOLDER", help="save steps-per-second.png and reliability.png there")
 
 
 def run(args: argparse.Namespace) -> int:
+    request = _request(args)
     if args.server:
-        return _run_there(args)
-    resolved = resolve_to_measure(settings_of(args), args.name)
+        return _run_there(args, request)
+    resolved = resolve_to_measure(settings_of(args), request.name)
     questions = [q for path in args.prompts or [] for q in read_questions(path)] or None
 
     async def measurement(engine: Engine) -> None:
-        await _measure(engine, resolved, args, questions)
+        await _measure(engine, resolved, request.effort, questions, args.pictures)
 
     session.run(resolved, measurement)
     return 0
 
 
-async def _measure(engine: Engine, resolved: Resolved, args: argparse.Namespace, questions: list[str] | None) -> None:
+async def _measure(
+    engine: Engine, resolved: Resolved, effort: Effort, questions: list[str] | None, pictures: Path | None
+) -> None:
     from outrider.server.tune import measure
 
     how = shlex.join(["outrider", *sys.argv[1:]])
     with Bars() as bars:
-        tuned = await measure.tune(
-            engine, resolved, effort(vars(args)), questions=questions, how=how, progress=bars.show
-        )
+        tuned = await measure.tune(engine, resolved, effort, questions=questions, how=how, progress=bars.show)
     print(tuned.table())
     print(f"saved to {tuned.profile.folder}")
-    if args.pictures and not tuned.draw(args.pictures):
+    if pictures and not tuned.draw(pictures):
         print("matplotlib is not installed: no pictures")
 
 
-def effort(options: dict[str, Any]) -> Any:
-    """How thoroughly to measure, from the arguments of the same names."""
-    from outrider.server.tune import measure
-
-    chosen = measure.QUICK if options.get("quick") else measure.Effort()
-    if (most := options.get("max_requests")) is not None:
-        if most < 1:
-            raise UserError(f"--max-requests is at least 1, not {most}")
-        chosen = replace(chosen, requests=tuple(sorted({*(r for r in chosen.requests if r < most), most})))
-    if (rounds := options.get("rounds")) is not None:
-        if rounds < 1:
-            raise UserError(f"--rounds is at least 1, not {rounds}")
-        chosen = replace(chosen, rounds=rounds)
-    return chosen
+def _request(args: argparse.Namespace) -> TuneRequest:
+    try:
+        return TuneRequest(**{field.name: getattr(args, field.name) for field in fields(TuneRequest)})
+    except BadOption as bad:
+        raise UserError(f"--{bad.option.replace('_', '-')} {bad.problem}") from None
 
 
 class Bars:
     """A progress bar per thing that is being done."""
 
     def __init__(self) -> None:
-        self._bars: dict[str, Any] = {}
+        self._bars: dict[str, tqdm[Any]] = {}
 
     def __enter__(self) -> Bars:
         return self
@@ -102,46 +100,44 @@ class Bars:
         for bar in self._bars.values():
             bar.close()
 
-    def show(self, what: str, done: int, total: int) -> None:
-        from tqdm import tqdm
-
-        bar = self._bars.get(what)
-        if bar is None or done < bar.n:  # the same thing again, for another part
+    def show(self, progress: Progress) -> None:
+        bar = self._bars.get(progress.what)
+        if bar is None or progress.done < bar.n:  # the same thing again, for another part
             if bar is not None:
                 bar.close()
-            bar = self._bars[what] = tqdm(total=total, desc=what)
-        bar.update(done - bar.n)
+            bar = self._bars[progress.what] = tqdm(total=progress.total, desc=progress.what)
+        bar.update(progress.done - bar.n)
 
 
-def _run_there(args: argparse.Namespace) -> int:
+def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
     """Have a running server measure itself, and show what it says."""
-    body = {"quick": args.quick, "max_requests": args.max_requests, "rounds": args.rounds, "name": args.name}
     if args.prompts or args.pictures:
         raise UserError("--prompts and --pictures go without --server: the server measures with its own prompts")
     headers = {"Content-Type": "application/json"}
     if args.api_key:
         headers["Authorization"] = f"Bearer {args.api_key}"
     url = args.server.rstrip("/") + "/outrider/tune"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
+    body = json.dumps(asdict(request)).encode()
     with Bars() as bars:
-        for event in _events(request):
-            if "progress" in event:
-                bars.show(*event["progress"])
-            elif "error" in event:
-                raise UserError(f"the server could not be measured: {event['error']}")
-            else:
-                print(event["table"])
-                print(f"saved to {event['folder']} on the server's machine, and in use there")
+        for event in _events(urllib.request.Request(url, body, headers, method="POST")):
+            match event:
+                case Progress():
+                    bars.show(event)
+                case Failed(error):
+                    raise UserError(f"the server could not be measured: {error}")
+                case Finished(table, folder):
+                    print(table)
+                    print(f"saved to {folder} on the server's machine, and in use there")
     return 0
 
 
-def _events(request: urllib.request.Request) -> Iterator[dict[str, Any]]:
+def _events(request: urllib.request.Request) -> Iterator[Event]:
     if not request.full_url.startswith(("http://", "https://")):
         raise UserError(f"--server is an address like http://127.0.0.1:30000, not {request.full_url}")
     try:
         with urllib.request.urlopen(request) as answer:
             for line in answer:
-                yield json.loads(line)
+                yield from_line(line)
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")
         try:

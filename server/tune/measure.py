@@ -8,12 +8,11 @@ prompts, every draft verified; a part of the prompts is held out to judge the ca
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +23,18 @@ import outrider.profiles
 from outrider.drafters.training.prompts import read_samples
 from outrider.profiles import store
 from outrider.profiles.measurement_log import PartialMeasurement
-from outrider.profiles.plots import plot_steps_per_second
 from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.fit import fit_joint, fit_sts
 from outrider.scheduler.calibration.model import Calibration
-from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.cost.step_times import Point, merge
 from outrider.server.engine import client, profile_lookup
 from outrider.server.engine.settings import Settings
 from outrider.server.plugin import control
 from outrider.server.plugin.options import RequestOptions
+from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
+from outrider.server.tune.events import Progress
+from outrider.server.tune.report import Tuned
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -45,65 +45,6 @@ CONCURRENCY = 8
 """Answers written at a time for the calibration."""
 MAX_REQUESTS = 64
 """More than any grid measures, for servers without a limit of their own."""
-
-MARGIN_STEPS = 3
-"""Steps of each request beyond those that are timed: while requests join, and until the last one has begun."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Shape:
-    """requests: R. tokens: verified per request and step, the anchor included. context: prompt tokens per request."""
-
-    requests: int
-    tokens: int
-    context: int
-
-    def total_context(self, steps: int) -> float:
-        """Cached tokens of all requests together, in the middle of `steps` steps."""
-        return float(self.requests * (self.context + steps // 2))
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How thoroughly to measure.
-
-    steps: timed per shape and round. prompts, new_tokens: of the answers that the calibration is fitted on, at
-    temperature 0 and 1 each. seconds: stop measuring shapes after that long; None for no limit.
-    """
-
-    requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    tokens: tuple[int, ...] | None = None
-    contexts: tuple[int, ...] = (128, 1024)
-    steps: int = 10
-    rounds: int = 3
-    prompts: int = 144
-    new_tokens: int = 128
-    seconds: float | None = None
-
-    def shapes(self, gamma: int, max_requests: int, max_total_tokens: int) -> list[Shape]:
-        """What fits the engine, small shapes first, so that a run that is cut short has measured something of each."""
-        tokens = self.tokens or tuple(range(1, gamma + 2))
-        room = (gamma + 1) * 2 + self.steps + MARGIN_STEPS
-        return [
-            Shape(requests, count, context)
-            for context in self.contexts
-            for requests in self.requests
-            for count in tokens
-            if count <= gamma + 1 and requests <= max_requests and requests * (context + room) <= max_total_tokens
-        ]
-
-
-QUICK = Effort(
-    requests=(1, 4, 16),
-    tokens=(1, 2, 4, 8),
-    contexts=(128,),
-    steps=6,
-    rounds=1,
-    prompts=16,
-    new_tokens=48,
-    seconds=20.0,
-)
-"""For a server that starts without a profile: well under a minute on two cores with the embedded model."""
 
 
 async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
@@ -150,10 +91,11 @@ async def record_answers(
     new_tokens: int,
     concurrency: int,
     context_length: int,
-    progress: Callable[[int], None],
+    progress: Callable[[Progress], None],
 ) -> Records:
     """Answer every question at temperature 0 and 1 with all drafts verified; what the worker recorded."""
     await control.command(manager, control.FORGET)
+    asked = [(question, temperature) for temperature in (0.0, 1.0) for question in questions]
     gate, done = asyncio.Semaphore(concurrency), 0
 
     async def ask(question: str, temperature: float) -> None:
@@ -170,14 +112,14 @@ async def record_answers(
                     custom_params=RequestOptions(planned=False).to_custom_params(),
                 )
             done += 1
-            progress(done)
+            progress(Progress("answers", done, len(asked)))
 
-    await asyncio.gather(*(ask(question, temperature) for temperature in (0.0, 1.0) for question in questions))
+    await asyncio.gather(*(ask(question, temperature) for question, temperature in asked))
     return to_records((await control.read(manager))["records"])
 
 
 def to_records(lists: dict[str, list[Any]]) -> Records:
-    """What `state.read` brought, as arrays."""
+    """What `control.read` brought, as arrays."""
     return Records(
         confidence=np.asarray(lists["confidence"], dtype=np.float64),
         verify_lens=np.asarray(lists["verify_lens"], dtype=np.int64),
@@ -197,59 +139,7 @@ def split(questions: Sequence[str]) -> Iterator[Sequence[str]]:
     yield [q for i, q in enumerate(questions) if i in held_out]
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """A measured profile with what the calibration was judged on."""
-
-    profile: Profile
-    calibration: Calibration
-    held_out: Records
-
-    @property
-    def summary(self) -> str:
-        """One line for people."""
-        before, after = (
-            statistics.mean(errors) for errors in (self.calibration.ece_before, self.calibration.ece_after)
-        )
-        return (
-            f"{len(self.profile.points)} step times, calibration error {before:.1%} before, {after:.1%} after "
-            f"({self.calibration.method})"
-        )
-
-    def table(self) -> str:
-        """Step times by shape, and the calibration by position."""
-        times = {(p.requests, p.tokens, p.context): p for p in self.profile.points if not p.drafted}
-        lines = [f"{'requests':>8} {'tokens':>7} {'context':>8} {'step ms':>8} {'spread':>7} {'draft ms':>9}"]
-        cost = self.profile.cost()
-        for (requests, tokens, context), point in times.items():
-            draft = f"{cost.draft_seconds(requests) * 1e3:9.1f}"
-            lines.append(
-                f"{requests:>8} {tokens:>7} {context:>8.0f} {point.median * 1e3:8.1f} {point.spread:7.0%} {draft}"
-            )
-        c = self.calibration
-        lines += ["", f"{'position':>8} {'temperature':>12} {'shift':>6} {'ECE before':>11} {'after':>6} {'AUC':>6}"]
-        for k in range(c.gamma):
-            area = "-" if c.auc[k] is None else f"{c.auc[k]:.3f}"
-            lines.append(
-                f"{k + 1:>8} {c.temperatures[k]:12.2f} {c.shifts[k]:6.2f} {c.ece_before[k]:11.1%}"
-                f" {c.ece_after[k]:6.1%} {area:>6}"
-            )
-        lines.append(f"{c.method}, judged on {len(self.held_out)} drafts to prompts held out")
-        return "\n".join(lines)
-
-    def draw(self, folder: Path) -> bool:
-        """Save steps-per-second.png and reliability.png; False without matplotlib."""
-        folder.mkdir(parents=True, exist_ok=True)
-        return plot_steps_per_second(self.profile.cost(), folder / "steps-per-second.png") and plot_reliability(
-            self.held_out, self.calibration, folder / "reliability.png"
-        )
-
-
-Progress = Callable[[str, int, int], None]
-"""What is being done, units done, units in all."""
-
-
-def no_progress(what: str, done: int, total: int) -> None:
+def no_progress(progress: Progress) -> None:
     """Say nothing."""
 
 
@@ -260,7 +150,7 @@ async def tune(
     *,
     questions: Sequence[str] | None = None,
     how: str = "at start",
-    progress: Progress = no_progress,
+    progress: Callable[[Progress], None] = no_progress,
 ) -> Tuned:
     """Measure an engine, write the profile to the folder `resolved.settings.profile` and have the engine plan by it.
 
@@ -278,7 +168,6 @@ async def tune(
     asked = list(questions or built_in_questions())[: effort.prompts]
     parts = []
     for part in split(asked):
-        note = functools.partial(_note_answers, progress, 2 * len(part))
         parts.append(
             await record_answers(
                 manager,
@@ -286,7 +175,7 @@ async def tune(
                 new_tokens=effort.new_tokens,
                 concurrency=CONCURRENCY,
                 context_length=engine.context_length,
-                progress=note,
+                progress=progress,
             )
         )
     calibration = calibrate(*parts, dataset=f"{len(asked)} prompts at temperatures 0 and 1")
@@ -303,34 +192,29 @@ async def tune(
     return Tuned(saved, calibration, parts[1])
 
 
-def _note_answers(progress: Progress, total: int, done: int) -> None:
-    progress("answers", done, total)
-
-
 async def _measure_grid(
-    engine: Engine, settings: Settings, effort: Effort, partial: PartialMeasurement, progress: Progress
+    engine: Engine,
+    settings: Settings,
+    effort: Effort,
+    partial: PartialMeasurement,
+    progress: Callable[[Progress], None],
 ) -> None:
     """Time every shape `effort.rounds` times in turn, less what `partial` already holds."""
     manager = engine.tokenizer_manager
     shapes = effort.shapes(settings.gamma, settings.max_running_requests or MAX_REQUESTS, engine.max_total_tokens)
-    times: dict[tuple[int, int, float], int] = {}
-    for point in partial.points:
-        times[point.requests, point.tokens, point.context] = (
-            times.get((point.requests, point.tokens, point.context), 0) + 1
-        )
+    if not shapes:
+        raise RuntimeError(f"the KV cache of {engine.max_total_tokens} tokens holds no step to measure")
+    times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
     began, total = time.monotonic(), effort.rounds * len(shapes)
     await measure_shape(manager, shapes[0], effort.steps)  # warm
     for number in range(total):
         round_number, shape = number // len(shapes), shapes[number % len(shapes)]
         if effort.seconds is not None and time.monotonic() - began > effort.seconds:
             break
-        if (
-            times.get((shape.requests, shape.requests * shape.tokens, shape.total_context(effort.steps)), 0)
-            <= round_number
-        ):
+        if times[shape.requests, shape.requests * shape.tokens, shape.total_context(effort.steps)] <= round_number:
             for point in await measure_shape(manager, shape, effort.steps):
                 partial.add(point)
-        progress("step times", number + 1, total)
+        progress(Progress("step times", number + 1, total))
 
 
 def calibrate(fitted_on: Records, held_out: Records, *, dataset: str) -> Calibration:

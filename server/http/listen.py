@@ -1,0 +1,101 @@
+"""Listening: the server's socket, and uvicorn on it from the engine's first answer to the last request's."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from outrider.server.engine import client
+from outrider.server.engine.engine import Engine
+from outrider.server.engine.resolve import Resolved
+from outrider.server.errors import UserError
+from outrider.server.http.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket on the address, not listening yet; raises UserError where there can be none."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:
+        raise UserError(f"--host {host} is not an address of this machine") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except PermissionError:
+        raise UserError(f"port {port} needs more rights; choose one from 1024 on with --port") from None
+    except OSError as error:
+        if error.errno in (98, 48):  # EADDRINUSE on Linux, on BSD and macOS
+            raise UserError(f"port {port} on {host} is in use; choose another with --port") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def serve(
+    resolved: Resolved, engine: Engine, listener: socket.socket, before_first: Callable[[], Awaitable[None]]
+) -> int:
+    """Answer requests until a signal, or until the engine dies; the return value is the exit code.
+
+    before_first: awaited once the engine has answered, before the first request is taken.
+    Raises UserError where the engine does not answer.
+    """
+    # Imports SGLang, which reads the environment that the engine was started with.
+    from outrider.server.http import app
+
+    settings = resolved.settings
+    lifecycle = Lifecycle(engine, settings.drain_seconds)
+    failure: str | None = None
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        nonlocal failure
+        try:
+            await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
+            await before_first()
+            lifecycle.up()
+        except Exception as error:
+            failure = engine.report.read() or str(error) or repr(error)
+            server.should_exit = True
+        yield
+        lifecycle.end()
+
+    server = _Server(
+        uvicorn.Config(
+            app.build(resolved, engine, lifecycle, lifespan),
+            log_level=settings.log_level,
+            access_log=settings.log_level in ("debug", "info"),
+            loop="uvloop",
+            server_header=False,
+            timeout_graceful_shutdown=5,
+            timeout_keep_alive=30,
+        )
+    )
+    lifecycle.server = server
+    server.run(sockets=[listener])
+    if failure is not None:
+        raise UserError(f"the engine was loaded but cannot answer: {failure}")
+    return lifecycle.exit_code
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Signals are the lifecycle's: uvicorn would stop listening at once, and refuse connections while draining.
+        yield
+
+
+async def _begin(engine: Engine, lifecycle: Lifecycle, answer_tokens: int) -> None:
+    """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm."""
+    engine.begin()
+    # After the line above, which installs SGLang's signal handlers, so that ours replace them.
+    lifecycle.begin()
+    await client.generate(engine.tokenizer_manager, "1 2 3 1 2 3 1 2", temperature=0.0, max_new_tokens=answer_tokens)
+    engine.report.started()

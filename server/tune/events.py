@@ -1,0 +1,51 @@
+"""What a measurement says while it runs: to the bars of a terminal, and over HTTP as a line of JSON per event.
+
+{"progress": ["step times", 3, 12]}
+{"table": "...", "folder": "..."} or {"error": "..."}, the last one
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, astuple, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """what: is being done. done, total: units of it."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """table: of what was measured, for people. folder: of the profile, on the machine that measured."""
+
+    table: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """error: why nothing was measured."""
+
+    error: str
+
+
+Event = Progress | Finished | Failed
+
+
+def to_line(event: Event) -> str:
+    """The event as a line of JSON, with its newline."""
+    said = {"progress": astuple(event)} if isinstance(event, Progress) else asdict(event)
+    return json.dumps(said) + "\n"
+
+
+def from_line(line: str | bytes) -> Event:
+    """Read what `to_line` wrote."""
+    said = json.loads(line)
+    if "progress" in said:
+        return Progress(*said["progress"])
+    return Failed(**said) if "error" in said else Finished(**said)

@@ -1,0 +1,110 @@
+"""The gate: who gets in, what is counted, and that a stream passes piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from outrider.server.http.gate import Gate
+from outrider.server.http.lifecycle import Lifecycle
+
+KEY = "a-secret"
+
+
+class Counted:
+    """In place of the Prometheus counter: what was counted."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, int]] = []
+
+    def finished(self, path: str, status: int) -> None:
+        self.answers.append((path, status))
+
+
+class Passed:
+    """A gate before `inner`, and what came out of it."""
+
+    def __init__(self, inner: Any, key: str | None = None) -> None:
+        self.lifecycle, self.counted, self.sent = Lifecycle(None, 0), Counted(), []
+        self.gate = Gate(inner, key, self.lifecycle, self.counted)
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def ask(self, path: str = "/v1/models", method: str = "GET", **headers: bytes) -> int:
+        """Status of the answer."""
+        raw = [(name.encode(), value) for name, value in headers.items()]
+        scope = {"type": "http", "path": path, "method": method, "headers": raw}
+        asyncio.run(self.gate(scope, None, self.send))
+        return self.sent[0]["status"]
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": b"Bearer wrong"}, 401),
+        ({"authorization": b"Bearer a-secretx"}, 401),
+        ({"authorization": b"a-secret"}, 401),
+        ({"authorization": b"Bearer \xff"}, 401),
+        ({"authorization": b"Bearer a-secret"}, 200),
+    ],
+)
+def test_key_is_compared_whole(headers: dict[str, bytes], status: int) -> None:
+    passed = Passed(answer, KEY)
+    assert passed.ask(**headers) == status
+    assert passed.counted.answers == [("/v1/models", status)]
+
+
+def test_probes_need_no_key() -> None:
+    for path, status in (("/health", 200), ("/ready", 200), ("/metrics", 401), ("/health/", 401)):
+        assert Passed(answer, KEY).ask(path) == status
+    assert Passed(answer).ask("/metrics") == 200
+
+
+def test_only_posts_are_under_way_and_failures_count_as_500() -> None:
+    under_way = []
+
+    async def fail(scope: Any, receive: Any, send: Any) -> None:
+        under_way.append(passed.lifecycle.in_flight)
+        raise RuntimeError("a bug")
+
+    passed = Passed(fail)
+    for method in ("GET", "POST"):
+        with pytest.raises(RuntimeError):
+            passed.ask("/v1/completions", method)
+    assert under_way == [0, 1]
+    assert passed.lifecycle.in_flight == 0
+    assert passed.counted.answers == [("/v1/completions", 500)] * 2
+
+
+def test_stream_passes_piece_by_piece_and_counts_at_its_end() -> None:
+    seen = []
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"1", b"2"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            seen.append((passed.sent[-1]["body"], list(passed.counted.answers)))
+
+    passed = Passed(stream)
+    passed.ask("/v1/completions", "POST")
+    assert seen == [(b"1", []), (b"2", [])]
+    assert passed.counted.answers == [("/v1/completions", 200)]
+
+
+def test_what_is_not_http_passes() -> None:
+    types = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        types.append(scope["type"])
+
+    asyncio.run(Passed(inner, KEY).gate({"type": "lifespan"}, None, None))
+    assert types == ["lifespan"]

@@ -1,0 +1,141 @@
+"""The door, without a server: what comes out of it can be answered, and nothing gets by."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from starlette.requests import Request
+
+from outrider.server.http import requests
+from outrider.server.http.errors import ApiError
+from outrider.server.http.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
+from outrider.server.http.requests import LEVEL_HEADER
+from outrider.server.http.validation import Limits
+from outrider.server.tune.request import TuneRequest
+
+LIMITS = Limits(
+    max_body_bytes=1000, model="small", vocab_size=100, context_length=64, max_choices=4, has_tool_parser=False
+)
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+def request(*chunks: bytes, **headers: str) -> Request:
+    """As an ASGI server would hand it over, the body in these pieces."""
+    names = {"content_type": "application/json"} | headers
+    messages = iter(
+        {"type": "http.request", "body": chunk, "more_body": more}
+        for chunk, more in [*((chunk, True) for chunk in chunks), (b"", False)]
+    )
+
+    async def receive() -> dict[str, object]:
+        return next(messages)
+
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in names.items()]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw}, receive)
+
+
+def received(kind: Kind, body: object, **headers: str) -> ChatRequest | TextRequest:
+    return asyncio.run(requests.receive(request(json.dumps(body).encode(), **headers), kind, LIMITS))
+
+
+def refusal(kind: Kind, body: object, **headers: str) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        received(kind, body, **headers)
+    return refused.value
+
+
+def test_what_is_right_comes_through() -> None:
+    chat = received(CHAT, HELLO | {"temperature": 0.5, "seed": None, "store": False})
+    assert isinstance(chat, ChatRequest)
+    assert (chat.model, chat.temperature, chat.seed) == ("small", 0.5, None)
+    text = received(TEXT, {"prompt": "Hello", "model": "small", "regex": "a+"})
+    assert isinstance(text, TextRequest)
+    assert text.prompt == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "message"),
+    [
+        (CHAT, {"temprature": 1}, "temprature", "did you mean 'temperature'"),
+        (CHAT, {"lora_path": "x"}, "lora_path", "does not support"),
+        (CHAT, {"messages": "hi"}, "messages", "array"),
+        (CHAT, {"max_tokens": "5"}, "max_tokens", "not '5'"),
+        (CHAT, {"speculation": {"enable": True}}, "speculation.enable", "enable"),
+        (CHAT, {"n": 5}, "n", "from 1 to 4"),
+        (CHAT, {"max_tokens": 64}, "max_tokens", "from 1 to 63"),
+        (CHAT, {"logit_bias": {"100": 1}}, "logit_bias", "0 to 99"),
+        (CHAT, {"regex": "(["}, "regex", "not valid"),
+        (TEXT, {"prompt": [100]}, "prompt", "token ids"),
+        (TEXT, {"suffix": "x"}, "suffix", "does not support"),
+    ],
+)
+def test_each_kind_of_check_is_passed(kind: Kind, fields: dict, param: str, message: str) -> None:
+    refused = refusal(kind, (HELLO if kind is CHAT else {"prompt": "Hello"}) | fields)
+    assert (refused.status, refused.param) == (400, param)
+    assert message in refused.message
+
+
+def test_another_model_is_not_found() -> None:
+    assert refusal(CHAT, HELLO | {"model": "gpt-9"}).status == 404
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"{", b'{"prompt": NaN}', b'{"prompt": "\xff"}'])
+def test_bytes_that_are_no_object(data: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(requests.receive(request(data), TEXT, LIMITS))
+    assert (refused.value.status, refused.value.code) == (400, "invalid_json")
+
+
+def test_size_is_limited_whatever_was_declared() -> None:
+    for chunks, headers in (((b"x" * 600, b"x" * 600), {}), ((b"{}",), {"content_length": "1001"})):
+        with pytest.raises(ApiError) as refused:
+            asyncio.run(requests.receive(request(*chunks, **headers), TEXT, LIMITS))
+        assert refused.value.status == 413
+
+
+def test_content_type_is_asked_for() -> None:
+    assert refusal(CHAT, HELLO, content_type="text/plain").status == 415
+    received(CHAT, HELLO, content_type="application/json; charset=utf-8")
+
+
+def test_level_of_the_header_goes_in_and_the_body_wins() -> None:
+    header = {LEVEL_HEADER: "12.5"}
+    assert received(CHAT, HELLO).min_tokens_per_second is None
+    assert received(CHAT, HELLO, **lowered(header)).min_tokens_per_second == 12.5
+    assert received(CHAT, HELLO | {"min_tokens_per_second": 3}, **lowered(header)).min_tokens_per_second == 3
+    assert LEVEL_HEADER in refusal(CHAT, HELLO, **lowered({LEVEL_HEADER: "fast"})).message
+    for impossible in ("nan", "0", "-1"):
+        refused = refusal(CHAT, HELLO, **lowered({LEVEL_HEADER: impossible}))
+        assert refused.param == "min_tokens_per_second"
+
+
+def lowered(headers: dict[str, str]) -> dict[str, str]:
+    """Names of headers as an ASGI server brings them."""
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def tune_request(body: object) -> TuneRequest:
+    return asyncio.run(requests.receive_as(TuneRequest, request(json.dumps(body).encode()), LIMITS))
+
+
+def test_request_for_a_measurement() -> None:
+    body = {"quick": True, "max_requests": 2, "rounds": None, "name": "mine"}
+    assert tune_request(body) == TuneRequest(quick=True, max_requests=2, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"quik": True}, "unknown field 'quik'; did you mean 'quick'?"),
+        ({"rounds": "3"}, "'rounds': input should be a valid integer, not '3'"),
+        ({"rounds": 0}, "'rounds' is at least 1, not 0"),
+        ({"name": "../up"}, "'name' is made of letters"),
+        ([], "the body is an array; it has to be an object"),
+    ],
+)
+def test_measurement_that_cannot_be(body: object, message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        tune_request(body)
+    assert message in refused.value.message
