@@ -6,17 +6,19 @@ decode step (one query) and a verification (1 .. gamma + 1 queries) differ in no
 
 Decode and verify reduce over the cache in chunks of fixed size and fixed order, so that in float32 the result
 of a token does not depend on the other tokens of its batch: speculative and plain decoding see the same
-numbers.
+numbers. The torch version has BLAS calls of one shape for that on the CPU, see `invariance`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.invariance import usable_places
 
 QUERY_TILE = 4
 """Queries of one request that share a gather of its keys in the torch version."""
@@ -27,12 +29,15 @@ LONG_EXTEND = 64
 MASKED = -1e30
 """Score of an unseen position: finite, so that a row that has seen nothing yet yields no NaN."""
 
+BatchedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A batched matrix product."""
+
 
 @dataclass(frozen=True)
 class Tiles:
-    """Up to `QUERY_TILE` neighbouring queries of one request, in order of falling `ends`.
+    """Up to `per_tile` neighbouring queries of one request, in order of falling `ends`.
 
-    queries: [T, QUERY_TILE] int64, rows of q; a short tile repeats its last query.
+    queries: [T, QUERY_TILE] int64, rows of q; the last query fills the places left over.
     positions: [T, QUERY_TILE] int64, their positions in the sequence.
     rows: [T] int64, rows of the page table.  kv_lens: [T] int64.
     ends: [T] int64, one past the last position any query of the tile sees.
@@ -131,26 +136,27 @@ class FlatBatch:
         indptr = self.host_indptr
         return [r for r in range(self.requests) if indptr[r + 1] - indptr[r] >= LONG_EXTEND]
 
-    def tiles(self, *, causal: bool, long_too: bool) -> Tiles:
+    def tiles(self, per_tile: int, *, causal: bool, long_too: bool) -> Tiles:
         """The batch, or what is left of it without its long requests, cut into tiles; made once per step."""
-        if (causal, long_too) not in self._tiles:
-            self._tiles[causal, long_too] = _cut(self, causal, long_too)
-        return self._tiles[causal, long_too]
+        key = per_tile, causal, long_too
+        if key not in self._tiles:
+            self._tiles[key] = _cut(self, *key)
+        return self._tiles[key]
 
     @cached_property
-    def _tiles(self) -> dict[tuple[bool, bool], Tiles]:
+    def _tiles(self) -> dict[tuple[int, bool, bool], Tiles]:
         return {}
 
 
-def _cut(batch: FlatBatch, causal: bool, long_too: bool) -> Tiles:
+def _cut(batch: FlatBatch, per_tile: int, causal: bool, long_too: bool) -> Tiles:
     q_lens = batch.qo_indptr.diff().long()
     tiled = q_lens if long_too else q_lens.where(q_lens < LONG_EXTEND, 0)
-    per_request = (tiled + QUERY_TILE - 1) // QUERY_TILE
+    per_request = (tiled + per_tile - 1) // per_tile
     request = torch.repeat_interleave(torch.arange(batch.requests, device=q_lens.device), per_request)
     first_tile = per_request.cumsum(0) - per_request
     index = torch.arange(request.shape[0], device=q_lens.device)
-    steps = torch.arange(QUERY_TILE, device=q_lens.device)
-    offset = (index - first_tile[request])[:, None] * QUERY_TILE + steps
+    steps = torch.arange(QUERY_TILE, device=q_lens.device).clamp(max=per_tile - 1)
+    offset = (index - first_tile[request])[:, None] * per_tile + steps
     clamped = torch.minimum(offset, q_lens[request, None] - 1)
     queries = batch.qo_indptr[:-1].long()[request, None] + clamped
     kv_lens = batch.kv_lens.long()[request]
@@ -162,7 +168,7 @@ def _cut(batch: FlatBatch, causal: bool, long_too: bool) -> Tiles:
     tokens = (tiled > 0)[batch.requests_of_tokens].nonzero()[:, 0]
     owner = batch.requests_of_tokens[tokens]
     within = tokens - batch.qo_indptr.long()[owner]
-    places = place[first_tile[owner] + within // QUERY_TILE] * QUERY_TILE + within % QUERY_TILE
+    places = place[first_tile[owner] + within // per_tile] * QUERY_TILE + within % per_tile
     starts = torch.arange(0, batch.max_kv_len, KV_CHUNK, device=q_lens.device)
     counts = [count for count in (ends[None, :] > starts[:, None]).sum(1).tolist() if count]
     rows = batch.rows[request[order]]
@@ -216,14 +222,21 @@ def torch_attention(
     causal: bool = True,
     window: int = -1,
     logit_cap: float = 0.0,
+    product: BatchedProduct = torch.bmm,
 ) -> torch.Tensor:
-    """`flat_attention` without compiled kernels, on any device: no loop over tokens."""
+    """`flat_attention` without compiled kernels, on any device: no loop over tokens.
+
+    In float32 on the CPU each tile has calls of its own, of one shape, to `product`, any BLAS; see `invariance`.
+    """
     _check(q, k_pool, v_pool, batch)
     out = q.new_empty(q.shape[0], q.shape[1], v_pool.shape[2])
-    tiles = batch.tiles(causal=causal, long_too=logit_cap > 0)
+    per_tile, multiply = QUERY_TILE, torch.matmul
+    if q.dtype == torch.float32 and q.device.type == "cpu":
+        per_tile, multiply = _usable_queries(q, k_pool, v_pool, product), partial(_multiply_one_by_one, product)
+    tiles = batch.tiles(per_tile, causal=causal, long_too=logit_cap > 0)
     if tiles.counts:
         out[tiles.tokens] = _tiled_attention(
-            q, k_pool, v_pool, batch.page_table, tiles, scale, causal, window, logit_cap
+            q, k_pool, v_pool, batch.page_table, tiles, scale, causal, window, logit_cap, multiply
         )
     for r in batch.long_requests if logit_cap <= 0 else ():
         start, stop = batch.host_indptr[r : r + 2]
@@ -246,6 +259,28 @@ def _check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: F
         raise ValueError(f"q has {q.shape[0]} rows, qo_indptr ends at {batch.tokens}")
 
 
+def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, product: BatchedProduct) -> int:
+    """How many queries of a tile may differ, so that the bits of one do not depend on its place in the tile."""
+    kv_heads, group = k_pool.shape[1], q.shape[1] // k_pool.shape[1]
+
+    def usable(name: str, width: int, pool: torch.Tensor, order: tuple[int, int, int]) -> int:
+        def multiply(tile: torch.Tensor) -> torch.Tensor:
+            """[QUERY_TILE, Hkv, group, width] as `_tiled_attention` multiplies it."""
+            cached = torch.randn(KV_CHUNK, *pool.shape[1:], generator=torch.Generator().manual_seed(1))
+            rows = tile.transpose(0, 1).reshape(kv_heads, QUERY_TILE * group, width)
+            return product(rows, cached.permute(order)).view(kv_heads, QUERY_TILE, group, -1).transpose(0, 1)
+
+        shape = name, product, group, pool.shape[1:]
+        return usable_places(shape, multiply, q.new_empty(QUERY_TILE, kv_heads, group, width))
+
+    return min(usable("scores", q.shape[2], k_pool, (1, 2, 0)), usable("sums", KV_CHUNK, v_pool, (1, 0, 2)))
+
+
+def _multiply_one_by_one(product: BatchedProduct, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]."""
+    return torch.stack([product(one, other) for one, other in zip(left, right, strict=True)])
+
+
 def _tiled_attention(
     q: torch.Tensor,
     k_pool: torch.Tensor,
@@ -256,6 +291,7 @@ def _tiled_attention(
     causal: bool,
     window: int,
     logit_cap: float,
+    multiply: BatchedProduct,
 ) -> torch.Tensor:
     """Online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
     count, kv_heads, group = tiles.rows.shape[0], k_pool.shape[1], q.shape[1] // k_pool.shape[1]
@@ -271,7 +307,7 @@ def _tiled_attention(
         safe = torch.minimum(span, tiles.kv_lens[:active, None] - 1)
         slots = page_table[tiles.rows[:active, None], safe]
         keys, values = k_pool[slots].float(), v_pool[slots].float()
-        scores = queries[:active] @ keys.permute(0, 2, 3, 1)
+        scores = multiply(queries[:active], keys.permute(0, 2, 3, 1))
         if logit_cap > 0:
             scores = logit_cap * torch.tanh(scores / logit_cap)
         position = tiles.positions[:active, :, None]
@@ -283,7 +319,7 @@ def _tiled_attention(
         top = torch.maximum(peak[:active], scores.amax(-1, keepdim=True))
         weights, decay = torch.exp(scores - top), torch.exp(peak[:active] - top)
         mass[:active] = mass[:active] * decay + weights.sum(-1, keepdim=True)
-        out[:active] = out[:active] * decay + weights @ values.transpose(1, 2)
+        out[:active] = out[:active] * decay + multiply(weights, values.transpose(1, 2))
         peak[:active] = top
     out = (out / mass).view(count, kv_heads, QUERY_TILE, group, value_dim).transpose(1, 2)
     return out.reshape(count * QUERY_TILE, q.shape[1], value_dim)[tiles.places].to(q.dtype)

@@ -2,21 +2,25 @@
 
 `packed_linear` reads a weight once per step, from panels laid out for the processor; its sum over the depth has one
 order whatever the number of rows, so verifying a token among others gives the bits that decoding it alone gives.
-torch's own float32 product does not (see MEASURED.md); `invariant_linear` makes it, by padding the rows.
+torch's own float32 product does not (see MEASURED.md); `invariant_linear` makes it, from calls of one shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.invariance import usable_places
 
 PANEL = 64
 """Outputs of a packed panel; as in cpu/csrc/kernels.h."""
 ROW_BLOCK = 16
-"""Rows are padded to a multiple of this, for which torch's float32 products were found to be row-independent."""
+"""Rows of every call of torch's float32 product."""
+ALIGNMENT = 64
+"""Bytes; torch's allocator aligns all arrays to it, but a weight may be a view into one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +63,29 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     return torch.ops.outrider.packed_linear(x.contiguous(), weight.panels, weight.bias, weight.outputs)
 
 
-def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """torch's linear with the rows of float32 x padded to whole blocks: a row's bits do not depend on the others.
+def invariant_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.nn.functional.linear,
+) -> torch.Tensor:
+    """torch's linear, of float32 x in blocks of one shape: a row's bits do not depend on the others.
 
     x: [..., depth]. weight: [outputs, depth]. bias: [outputs] or None. Other types go to torch as they are.
+    product: [ROW_BLOCK, depth] and the weight to [ROW_BLOCK, outputs], by any BLAS; see `invariance`.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return torch.nn.functional.linear(x, weight, bias)
-    flat = x.reshape(-1, x.shape[-1])
-    padded = torch.nn.functional.pad(flat, (0, 0, 0, -flat.shape[0] % ROW_BLOCK))
-    out = torch.nn.functional.linear(padded, weight, bias)[: flat.shape[0]]
-    return out.view(*x.shape[:-1], weight.shape[0])
+    rows, block = x.reshape(-1, x.shape[-1]), x.new_zeros(ROW_BLOCK, x.shape[-1])
+    shape = product, weight.shape, weight.stride(), weight.data_ptr() % ALIGNMENT
+    places = usable_places(shape, lambda block: product(block, weight), block)
+    out = x.new_empty(len(rows), weight.shape[0])
+    for start in range(0, len(rows), places):
+        taken = rows[start : start + places]
+        block[: len(taken)] = taken
+        out[start : start + places] = product(block, weight)[: len(taken)]
+    return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.shape[0])
 
 
 def reference_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

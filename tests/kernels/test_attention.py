@@ -3,6 +3,7 @@ import torch
 from batches import alone, ragged_attention
 
 from outrider.kernels.attention import KV_CHUNK, FlatBatch, flat_attention, reference_attention, torch_attention
+from outrider.kernels.cpu import native
 
 RAGGED = ([1, 8, 0, 5, 300, 4, 70], [1, 9, 3, 200, 300, KV_CHUNK, 400])
 OPTIONS = [
@@ -38,19 +39,34 @@ def test_reference_is_plain_attention():
     torch.testing.assert_close(reference_attention(q, k, v, batch, scale=64**-0.5), expected)
 
 
+@pytest.fixture
+def set_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @PATHS
 @pytest.mark.parametrize("threads", [1, 2])
-def test_float32_result_does_not_depend_on_the_batch(threads, attention):
-    q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700])
+@pytest.mark.parametrize(("heads", "dim"), [((9, 3), 64), ((4, 4), 128)])
+def test_float32_result_does_not_depend_on_the_batch(heads, dim, threads, attention, set_threads):
+    q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700], heads=heads, dims=(dim, dim))
+    set_threads(threads)
     together = attention(q, k, v, batch, scale=0.125)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for token in range(q.shape[0]):
-            one = attention(q[token, None], k, v, alone(batch, token), scale=0.125)
-            assert torch.equal(one[0], together[token]), f"token {token}"
-    finally:
-        torch.set_num_threads(before)
+    for token in range(q.shape[0]):
+        one = attention(q[token, None], k, v, alone(batch, token), scale=0.125)
+        assert torch.equal(one[0], together[token]), f"token {token}"
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+def test_compiled_result_does_not_depend_on_the_threads(set_threads):
+    q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700])
+    results = []
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        results.append(flat_attention(q, k, v, batch, scale=0.125))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 @PATHS
