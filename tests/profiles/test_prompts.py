@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from outrider.server.tune.measure import QUICK, Effort, built_in_questions, split
+from outrider.server.tune.effort import QUICK, Effort
+from outrider.server.tune.measure import built_in_questions, split
 
 KINDS = ("code", "math", "chat")
 FUNCTION = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"
