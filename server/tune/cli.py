@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.server import pictures
 from outrider.server.engine import session
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.questions import read_questions
@@ -49,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.server:
         return _run_there(args)
+    if args.pictures:
+        pictures.require("--pictures")
     resolved = resolve_to_measure(settings_of(args), args.name)
     questions = [q for path in args.prompts or [] for q in read_questions(path)] or None
 
@@ -69,8 +72,8 @@ async def _measure(engine: Engine, resolved: Resolved, args: argparse.Namespace,
         )
     print(tuned.table())
     print(f"saved to {tuned.profile.folder}")
-    if args.pictures and not tuned.draw(args.pictures):
-        print("matplotlib is not installed: no pictures")
+    if args.pictures:
+        tuned.draw(args.pictures)
 
 
 def effort(options: dict[str, Any]) -> Any:

@@ -31,6 +31,7 @@ from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.cost.step_times import Point, merge
+from outrider.server import pictures
 from outrider.server.engine import client, profile_lookup
 from outrider.server.engine.settings import Settings
 from outrider.server.plugin import control
@@ -233,12 +234,13 @@ class Tuned:
         lines.append(f"{c.method}, judged on {len(self.held_out)} drafts to prompts held out")
         return "\n".join(lines)
 
-    def draw(self, folder: Path) -> bool:
-        """Save steps-per-second.png and reliability.png; False without matplotlib."""
+    def draw(self, folder: Path) -> None:
+        """Save steps-per-second.png and reliability.png; needs matplotlib."""
         folder.mkdir(parents=True, exist_ok=True)
-        return plot_steps_per_second(self.profile.cost(), folder / "steps-per-second.png") and plot_reliability(
-            self.held_out, self.calibration, folder / "reliability.png"
-        )
+        with pictures.figure(folder / "steps-per-second.png") as figure:
+            plot_steps_per_second(self.profile.cost(), figure)
+        with pictures.figure(folder / "reliability.png") as figure:
+            plot_reliability(self.held_out, self.calibration, figure)
 
 
 Progress = Callable[[str, int, int], None]
