@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class Acceptance:
         """Acceptance of position k given that those before it were accepted; None where never observed."""
         return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
 
+    def counts(self) -> dict[str, Any]:
+        """For a JSON file: tau, and the counts that `outrider simulate --acceptance` reads."""
+        return {"tau": self.accepted_length, "tried": self.tried, "kept": self.kept}
+
     def __add__(self, other: Acceptance) -> Acceptance:
         if len(self.tried) != len(other.tried):
             raise ValueError(f"cannot add counts of gamma {len(self.tried)} and {len(other.tried)}")
@@ -75,16 +82,10 @@ def acceptance_table(found: Mapping[str, Acceptance]) -> str:
     return "\n".join(lines)
 
 
-def plot_acceptance(found: Mapping[str, Acceptance], picture: str | Path) -> bool:
-    """Draw conditional acceptance over position as a PNG; False when matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6, 4))
+def plot_acceptance(found: Mapping[str, Acceptance], figure: Figure) -> None:
+    """Draw conditional acceptance over position, one line per name."""
+    figure.set_size_inches(6, 4)
+    axis = figure.subplots()
     for name, a in found.items():
         points = [(k, c) for k, c in enumerate(a.conditional, 1) if c is not None]
         axis.plot(*zip(*points, strict=True), "o-", label=f"{name}, tau {a.accepted_length:.2f}")
@@ -92,7 +93,3 @@ def plot_acceptance(found: Mapping[str, Acceptance], picture: str | Path) -> boo
     axis.set_ylabel("accepted, given those before were")
     axis.set_ylim(0, 1)
     axis.legend()
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    pyplot.close(figure)
-    return True

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import level_contexts
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def plot_steps_per_second(cost: StepCost, picture: str | Path) -> bool:
-    """Draw SPS(B) for each measured number of requests as a PNG; False when matplotlib is not installed.
+
+def plot_steps_per_second(cost: StepCost, figure: Figure) -> None:
+    """Draw SPS(B) for each measured number of requests.
 
     Dots were measured (bars: fastest and slowest repetition), lines are what the planner assumes in between. The
     smallest context is drawn, without drafting.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4.5))
+    figure.set_size_inches(7, 4.5)
+    axis = figure.subplots()
     shapes: dict[int, dict[int, tuple[float, tuple[float, ...]]]] = {}
     for point in level_contexts(cost.points):
         if point.tokens and not point.drafted:
@@ -41,7 +38,3 @@ def plot_steps_per_second(cost: StepCost, picture: str | Path) -> bool:
     axis.set_ylabel("steps per second")
     axis.set_ylim(bottom=0)
     axis.legend(title="requests")
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    pyplot.close(figure)
-    return True

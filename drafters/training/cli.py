@@ -1,7 +1,7 @@
 """`outrider train dspark|dflash` and `outrider export`: arguments and the stages behind them.
 
-OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt, losses.csv
-and losses.png belong to one; OUT/drafter is the finished checkpoint folder. The same command resumes a killed run.
+OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt and losses.csv
+belong to one; OUT/drafter is the finished checkpoint folder. The same command resumes a killed run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ..block.model import BlockModel
 from .features import build_store
 from .forward import Frozen
 from .loop import Recipe, Run, checkpoint_model
-from .plot import plot_losses
 from .prompts import Sample, read_samples
 from .start import start_from_target, start_markov
 from .store import FeatureStore
@@ -196,8 +195,6 @@ def run(args: argparse.Namespace) -> int:
         "anchors": training.anchors, "seconds": round(training.seconds),
     }  # fmt: skip
     (args.out / "drafter" / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    if not plot_losses(training.csv, args.out / "losses.png"):
-        print("matplotlib is not installed: no losses.png, the numbers are in losses.csv")
     print(f"drafter written to {args.out / 'drafter'}")
     return 0
 
@@ -239,17 +236,3 @@ def export(args: argparse.Namespace) -> int:
         checkpoint.save_plain(model, args.out)
     print(f"wrote {args.out} ({checkpoint.stored_bytes(args.out) / 1e6:.1f} MB)")
     return 0
-
-
-def main() -> int:
-    """`python -m outrider.drafters.training.cli train|export …`"""
-    parser = argparse.ArgumentParser(prog="outrider")
-    commands = parser.add_subparsers(dest="command", required=True)
-    add_arguments(commands.add_parser("train", help="train a block drafter"))
-    add_export_arguments(commands.add_parser("export", help="write a drafter in another storage"))
-    args = parser.parse_args()
-    return run(args) if args.command == "train" else export(args)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,23 +1,21 @@
-"""The loss curves of a run as a PNG; needs matplotlib, which training itself does not."""
+"""The loss curves of a training run."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def plot_losses(table: Path, picture: Path) -> bool:
-    """Draw losses.csv; False when matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot_losses(table: Path, figure: Figure) -> None:
+    """Draw losses.csv: losses on the left, acceptance and tau on the right, over the anchors trained on."""
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure.set_size_inches(10, 4)
+    axes = figure.subplots(1, 2)
     anchors = [int(r["anchors"]) for r in rows]
     for name in ("ce", "tv", "confidence"):
         axes[0].plot(anchors, [float(r[name]) for r in rows], label=name)
@@ -30,7 +28,3 @@ def plot_losses(table: Path, picture: Path) -> bool:
     for axis in axes:
         axis.set_xlabel("anchors")
         axis.legend()
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    pyplot.close(figure)
-    return True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.scheduler.calibration.model import BINS, Calibration, quality
 from outrider.scheduler.calibration.records import Records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def reliability(predicted: np.ndarray, outcome: np.ndarray, bins: int = BINS) -> tuple[np.ndarray, ...]:
@@ -19,17 +22,11 @@ def reliability(predicted: np.ndarray, outcome: np.ndarray, bins: int = BINS) ->
     return means[0], means[1], counts[held]
 
 
-def plot_reliability(records: Records, calibration: Calibration, picture: str | Path) -> bool:
-    """Draw one panel per position as a PNG; False when matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot_reliability(records: Records, calibration: Calibration, figure: Figure) -> None:
+    """Draw one panel per position."""
     gamma = records.gamma
-    figure, axes = pyplot.subplots(1, gamma, figsize=(2.6 * gamma, 3), sharey=True, squeeze=False)
+    figure.set_size_inches(2.6 * gamma, 3)
+    axes = figure.subplots(1, gamma, sharey=True, squeeze=False)
     for name, used, colour in (("before", Calibration.identity(gamma), "tab:red"), ("after", calibration, "tab:blue")):
         survival, found = used.apply_numpy(records.confidence).cumprod(1), quality(records, used)
         for k, axis in enumerate(axes[0]):
@@ -43,7 +40,3 @@ def plot_reliability(records: Records, calibration: Calibration, picture: str | 
         axis.set_xlabel("predicted survival", fontsize=8)
         axis.legend(fontsize=7)
     axes[0][0].set_ylabel("observed")
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    pyplot.close(figure)
-    return True

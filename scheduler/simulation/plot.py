@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def plot_simulation(rows: Sequence[Mapping[str, float | str]], picture: str | Path) -> bool:
-    """Draw rows of `Result.summary` with "planner" and "concurrency" as a PNG; False when matplotlib is not installed.
+def plot_simulation(rows: Sequence[Mapping[str, float | str]], figure: Figure) -> None:
+    """Draw rows of `Result.summary` with "planner" and "concurrency".
 
     Left: throughput against the speed of a user, one line per planner along the load. Right: tokens verified per
     request and step (the anchor included) against the requests that ran.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    figure.set_size_inches(11, 4.5)
+    left, right = figure.subplots(1, 2)
     for planner in dict.fromkeys(row["planner"] for row in rows):
         mine = [row for row in rows if row["planner"] == planner]
         left.plot([row["speed_p50"] for row in mine], [row["throughput"] for row in mine], "o-", label=str(planner))
@@ -36,7 +33,3 @@ def plot_simulation(rows: Sequence[Mapping[str, float | str]], picture: str | Pa
     right.set_xlabel("requests running")
     right.set_ylabel("tokens verified per request and step")
     right.set_ylim(bottom=0)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    pyplot.close(figure)
-    return True

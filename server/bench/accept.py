@@ -1,24 +1,27 @@
 """Accepted length and acceptance by position of a drafter, on files of prompts.
 
-Every draft is verified (no scheduling), so the numbers are the drafter's own. tau counts the bonus token. A prompts
-file has one JSON object a line with "turns": [user turns] (the first is asked) or "prompt".
+Every draft is verified (no planning), so the numbers are the drafter's own. The accepted length tau counts the bonus
+token. Acceptance at a position is conditional: of the drafts whose earlier positions were all accepted.
+
+example:
+  outrider bench accept --prompts humaneval.jsonl gsm8k.jsonl --json accept.json --plot accept.png
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
+from outrider.server import pictures
+from outrider.server.bench import harness
 from outrider.server.engine import client, session
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.questions import read_questions
 from outrider.server.engine.resolve import resolve
-from outrider.server.errors import UserError
 from outrider.server.plugin import control
 from outrider.server.plugin.options import RequestOptions
 
@@ -28,36 +31,30 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=True)
-    parser.add_argument("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help="JSON lines")
-    parser.add_argument("--count", type=int, default=64, metavar="N", help="prompts of each file (default: 64)")
-    parser.add_argument("--new-tokens", type=int, default=256, metavar="N", help="of each answer (default: 256)")
-    parser.add_argument("--temperatures", default="0,1", metavar="LIST", help="(default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default: 8)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there as well")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw acceptance by position there (PNG)")
+    add = parser.add_argument
+    add("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--count", type=int, default=64, metavar="N", help="prompts of each file (default: %(default)s)")
+    add("--new-tokens", type=int, default=256, metavar="N", help="of each answer, at most (default: %(default)s)")
+    add("--temperatures", default="0,1", metavar="LIST", help="(default: %(default)s)")
+    add("--concurrency", type=int, default=8, metavar="N", help="requests in flight (default: %(default)s)")
+    harness.add_output_flags(parser, json="the counts", plot="acceptance by position")
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        temperatures = [float(part) for part in args.temperatures.split(",")]
-    except ValueError:
-        raise UserError(f"--temperatures is a list like 0,1, not {args.temperatures!r}") from None
-    if min(args.count, args.new_tokens, args.concurrency) < 1:
-        raise UserError("--count, --new-tokens and --concurrency are at least 1")
-    questions = {}
-    for path in args.prompts:
-        questions[path.stem] = read_questions(path)[: args.count]
+    temperatures = harness.numbers_from_zero("--temperatures", args.temperatures)
+    harness.check_positive(args, "count", "new_tokens", "concurrency")
+    harness.check_outputs(args)
+    questions = {path.stem: read_questions(path)[: args.count] for path in args.prompts}
 
     async def measurement(engine: Engine) -> dict[str, Acceptance]:
         return await _measure(engine, questions, temperatures, args)
 
     results = session.run(resolve(settings_of(args)), measurement)
     print(acceptance_table(results))
-    if args.json:
-        counts = {name: {"tau": a.accepted_length, "tried": a.tried, "kept": a.kept} for name, a in results.items()}
-        args.json.write_text(json.dumps(counts, indent=1) + "\n")
+    harness.write_json(args.json, {name: acceptance.counts() for name, acceptance in results.items()})
     if args.plot:
-        plot_acceptance(results, args.plot)
+        with pictures.figure(args.plot) as figure:
+            plot_acceptance(results, figure)
     return 0
 
 
@@ -68,28 +65,26 @@ async def _measure(
 
     manager = engine.tokenizer_manager
     results = {}
-    gate = asyncio.Semaphore(args.concurrency)
     total = len(temperatures) * sum(map(len, questions.values()))
     with tqdm(total=total, unit="answer") as progress:
 
         async def ask(question: str, temperature: float) -> None:
-            async with gate:
-                ids = client.chat_ids(manager, question)
-                room = engine.context_length - len(ids) - args.gamma - 2
-                if room > 0:
-                    await client.generate(
-                        manager,
-                        ids,
-                        temperature=temperature,
-                        max_new_tokens=min(args.new_tokens, room),
-                        custom_params=RequestOptions(planned=False).to_custom_params(),
-                    )
-                progress.update()
+            ids = client.chat_ids(manager, question)
+            room = engine.context_length - len(ids) - args.gamma - 2
+            if room > 0:
+                await client.generate(
+                    manager,
+                    ids,
+                    temperature=temperature,
+                    max_new_tokens=min(args.new_tokens, room),
+                    custom_params=RequestOptions(planned=False).to_custom_params(),
+                )
+            progress.update()
 
         for name, asked in questions.items():
             for temperature in temperatures:
                 before = await _counts(manager, args.gamma)
-                await asyncio.gather(*(ask(question, temperature) for question in asked))
+                await harness.closed_loop(partial(ask, temperature=temperature), asked, args.concurrency)
                 results[f"{name}, T={temperature:g}"] = _difference(await _counts(manager, args.gamma), before)
     return results
 

@@ -1,8 +1,8 @@
 """The engines that `outrider bench peers` compares, each in a process of its own.
 
-The process reads jobs from its standard input, one line of JSON each, and writes what they took to its standard output.
-All engines get the same token ids and make the same number of tokens: temperature 0, the end token does not end an
-answer, no prompt is remembered.
+The process reads jobs from its standard input, one line of JSON each, and writes seconds and tokens of each to its
+standard output. All engines get the same token ids and make the same number of tokens: temperature 0, the end token
+does not end an answer, no prefix cache.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from outrider.server.bench import harness
 from outrider.server.engine import session
 from outrider.server.engine.resolve import resolve
 from outrider.server.engine.settings import Settings
@@ -31,10 +32,10 @@ XLLAMACPP = "xllamacpp==2026.10.11549"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a process is told when it starts.
+    """How a process starts its engine.
 
-    settings: Outrider's, of which the other engines heed model, type and limits.
-    gguf: llama.cpp's file, "" where llama.cpp is not asked. requests: at the same time, at most.
+    settings: Outrider's, of which the other engines use model, type and limits.
+    gguf: llama.cpp's file, "" where llama.cpp is not compared. requests: in flight, at most.
     context: prompt and answer together, at most. threads: processors to use.
     """
 
@@ -48,7 +49,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """prompts: token ids. new_tokens: of each answer. concurrency: prompts at a time. speculate: only for Outrider."""
+    """prompts: token ids. new_tokens: of each answer. concurrency: requests in flight. speculate: only for Outrider."""
 
     prompts: list[list[int]]
     new_tokens: int
@@ -61,16 +62,9 @@ Generate = Callable[[list[int], Job], Awaitable[int]]
 
 
 async def answer_all(job: Job, generate: Generate) -> dict[str, float]:
-    """Seconds and tokens of all answers of a job, `concurrency` at a time."""
-    gate = asyncio.Semaphore(job.concurrency)
-
-    async def one(prompt: list[int]) -> int:
-        async with gate:
-            return await generate(prompt, job)
-
-    start = time.perf_counter()
-    counts = await asyncio.gather(*map(one, job.prompts))
-    return {"seconds": time.perf_counter() - start, "tokens": sum(counts)}
+    """Seconds and tokens of all answers of a job, in a closed loop with `concurrency` requests in flight."""
+    counts, seconds = await harness.closed_loop(lambda prompt: generate(prompt, job), job.prompts, job.concurrency)
+    return {"seconds": seconds, "tokens": sum(counts)}
 
 
 async def _serve_jobs(work: Callable[[Job], Awaitable[dict[str, float]]], replies: TextIO) -> None:
@@ -214,18 +208,15 @@ def to_argument(setup: Setup) -> str:
 
 
 def main() -> int:
+    """What `bench peers` starts, with `to_argument(setup)` as its argument."""
     # Engines write to standard output as they like: replies go to what it was, everything else to standard error.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    said = json.loads(sys.argv[1])
-    setup = Setup(**(said | {"settings": Settings(**said["settings"])}))
+    fields = json.loads(sys.argv[1])
+    setup = Setup(**(fields | {"settings": Settings(**fields["settings"])}))
     try:
         ENGINES[setup.engine](setup, replies)
     except UserError as error:
         print(json.dumps({"error": str(error)}), file=replies, flush=True)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,37 +1,24 @@
-"""Measure on this machine.
+"""Measure on this machine: from the whole server down to single kernels.
 
-outrider bench steps    time of one engine step for (requests x tokens) shapes, beside the plain matrix products
-  outrider bench accept   accepted length of a drafter on files of prompts
-  outrider bench load     throughput and latency by concurrency, planned against unplanned
-  outrider bench plan     microseconds per step of each planner
-  outrider bench peers    tokens per second of other engines on the same prompts
-  outrider bench speed    tokens per second with speculation against without
+Arms that are compared run in one session and take turns, round by round, so that what else the machine does meets all
+of them. Their ratio and its spread over the rounds are the result; the times hold for this machine at this moment.
+
+examples:
+  outrider bench speed --prompts humaneval.jsonl
+  outrider bench load --prompts code.jsonl chat.jsonl --concurrency 1,8,32 --json load.json --plot load.png
+  outrider bench accept --prompts humaneval.jsonl --json accept.json
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-
-# name: (module, one line of help); each module has add_arguments(parser) and run(args).
-BENCHMARKS = {
+# name: (module, one line of help)
+COMMANDS = {
+    "speed": ("outrider.server.bench.speed", "tokens per second with speculation over without"),
+    "load": ("outrider.server.bench.load", "throughput, TTFT and TPOT by concurrency, planned and not"),
+    "peers": ("outrider.server.bench.peers", "tokens per second beside other engines"),
+    "accept": ("outrider.server.bench.accept", "accepted length and acceptance by position, on the engine"),
+    "drafters": ("outrider.server.bench.drafters", "the same of drafter folders, without a server"),
     "steps": ("outrider.server.bench.steps", "time of one engine step by shape"),
-    "accept": ("outrider.server.bench.accept", "accepted length and acceptance by position of a drafter"),
-    "load": ("outrider.server.bench.load", "throughput and latency by concurrency, planned against unplanned"),
-    "plan": ("outrider.server.bench.plan", "microseconds per step of each planner"),
-    "peers": ("outrider.server.bench.peers", "tokens per second of other engines on the same prompts"),
-    "speed": ("outrider.server.bench.speed", "tokens per second with speculation against without"),
+    "plan": ("outrider.server.bench.plan", "time that each planner takes per step"),
+    "kernels": ("outrider.server.bench.kernels", "compiled kernels beside plain torch"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    subparsers = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    for name, (module_name, summary) in BENCHMARKS.items():
-        module = importlib.import_module(module_name)
-        subparser = subparsers.add_parser(name, help=summary, description=module.__doc__)
-        module.add_arguments(subparser)
-        subparser.set_defaults(run_benchmark=module.run)
-
-
-def run(args: argparse.Namespace) -> int:
-    return int(args.run_benchmark(args) or 0)

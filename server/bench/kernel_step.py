@@ -1,4 +1,4 @@
-"""A whole decode step of the model on the kernels alone: no engine, no scheduler, no Python but a loop over layers."""
+"""A whole decode step on the kernels alone: no engine, no scheduler, no Python but a loop over layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.kernels import attention, fused, linear, sampling
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The model that is timed; SmolLM2-135M unless told otherwise."""
+    """Of the model that is timed; the defaults are SmolLM2-135M."""
 
     hidden: int = 576
     heads: int = 9
@@ -36,7 +36,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What a step is made of, once from plain torch and once from this folder."""
+    """What a step is made of: PLAIN is torch alone, OURS the compiled kernels."""
 
     prepare: Callable
     multiply: Callable

@@ -1,7 +1,12 @@
-"""How much faster than plain torch are the compiled kernels here? Ratios of alternating arms, median and spread.
+"""Compiled kernels beside plain torch: times of both and their ratio, one line per case.
 
-Prints one line per case. Times are CPU seconds of one thread by default, which a busy machine disturbs least; with
-`--threads` above 1 they are wall-clock seconds.
+The two take turns, round by round; the quartiles of the rounds' ratios follow the median. Times are processor time of
+one thread by default, which a busy machine disturbs least; with --threads above 1 they are wall-clock time. Shapes are
+those of SmolLM2-135M: attention, norms and activation, matrix products, sampling, and a whole decode step.
+
+examples:
+  outrider bench kernels --only attention
+  outrider bench kernels --only "step 1x1" --threads 2 --json kernels.json
 """
 
 from __future__ import annotations
@@ -10,55 +15,63 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import quantiles
+from statistics import median, quantiles
 
 import torch
 
 from outrider.kernels import attention, fused, int8, linear, sampling
 from outrider.kernels.cpu import native
+from outrider.server.bench import harness
 from outrider.server.bench.kernel_step import OURS, PLAIN, Model, Shape
+from outrider.server.errors import UserError
 
 Arm = Callable[[], object]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads; above 1 wall-clock time is measured")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each pair of arms alternates")
+    add = parser.add_argument
+    add("--only", default="", metavar="TEXT", help="only cases whose name contains this (default: all)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(default: %(default)s)")
+    add("--threads", type=int, default=1, metavar="N", help="above 1 wall-clock time is measured (default: 1)")
+    add("--rounds", type=int, default=9, metavar="N", help="measurements of each case (default: %(default)s)")
+    harness.add_output_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    harness.check_positive(args, "threads", "rounds")
+    harness.check_outputs(args)
     torch.set_num_threads(args.threads)
     clock = time.thread_time if args.threads == 1 else time.perf_counter
     print(f"instruction set {native.instruction_set()}, {args.dtype}, {args.threads} thread(s)")
     print(f"{'case':34}{'torch ms':>10}{'ours ms':>10}{'torch/ours':>12}   quartiles")
+    results = {}
     for name, plain, ours in cases(Shape(), getattr(torch, args.dtype), args.only):
-        times = alternate(plain, ours, args.rounds, clock)
-        ratios = [a / b for a, b in times]
-        low, middle, high = quantiles(ratios, n=4)
-        a, b = (quantiles(arm, n=4)[1] * 1e3 for arm in zip(*times, strict=True))
-        print(f"{name:34}{a:10.3f}{b:10.3f}{middle:12.2f}   {low:.2f} .. {high:.2f}", flush=True)
+        times = results[name] = measure({"torch": plain, "ours": ours}, args.rounds, clock)
+        ratios = [a / b for a, b in zip(times["torch"], times["ours"], strict=True)]
+        low, middle, high = quantiles(ratios, n=4) if args.rounds > 1 else ratios * 3
+        columns = "".join(f"{median(arm):10.3f}" for arm in times.values())
+        print(f"{name:34}{columns}{middle:12.2f}   {low:.2f} .. {high:.2f}", flush=True)
+    if not results:
+        raise UserError(f"no case here has {args.only!r} in its name")
+    harness.write_json(args.json, results)
     return 0
 
 
-def alternate(plain: Arm, ours: Arm, rounds: int, clock: Callable[[], float]) -> list[tuple[float, float]]:
-    """Seconds per call of both arms, alternating; short arms are repeated to about a millisecond."""
-    repeats = []
-    for arm in (plain, ours):
+def measure(arms: dict[str, Arm], rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Milliseconds per call, one per round; short arms are repeated to about a millisecond."""
+    repeats = {}
+    for name, arm in arms.items():
         arm()
         start = clock()
         arm()
-        repeats.append(max(1, int(1e-3 / max(clock() - start, 1e-6))))
-    times = []
-    for _ in range(rounds):
-        pair = []
-        for arm, repeat in zip((plain, ours), repeats, strict=True):
+        repeats[name] = max(1, int(1e-3 / max(clock() - start, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds):
+        for name in harness.rotated(list(arms), number):
             start = clock()
-            for _ in range(repeat):
-                arm()
-            pair.append((clock() - start) / repeat)
-        times.append((pair[0], pair[1]))
+            for _ in range(repeats[name]):
+                arms[name]()
+            times[name].append((clock() - start) / repeats[name] * 1e3)
     return times
 
 
@@ -154,9 +167,3 @@ def _step_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[s
         plain, ours = Model(shape, dtype, PLAIN), Model(shape, dtype, OURS)
         for name, size in wanted.items():
             yield name, plain.step(*size, context=300), ours.step(*size, context=300)
-
-
-if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    add_arguments(options)
-    raise SystemExit(run(options.parse_args()))

@@ -1,15 +1,23 @@
 """Throughput and latency under load: without speculation, verifying every draft, and as the planner decides.
 
-Every arm runs on the same engine, which tells them apart by an option of each request; the arms take turns, round by
-round. So many requests run at a time as --concurrency says: as one ends, the next begins. Prompts of several files are
-mixed. With --level a third of the requests asks for a minimum speed, and a second table says how many got it.
+A closed loop keeps --concurrency requests in flight: as one ends, the next begins. Every arm runs on the same engine,
+which an option of each request tells what to do; the arms take turns, round by round. Prompts of several files are
+mixed. With --level a third of the requests asks for a service level, and an arm "no levels" plans without being asked.
+
+The table, one row per concurrency and arm, medians over rounds:
+  tok/s       tokens per second of all requests
+  per user    tokens per second of one request after its first token, median
+  TTFT        time to first token, median and 99th percentile
+  TPOT        time per output token after the first, median and 99th percentile
+  level kept  service level attained: share of the requests with a level that got it
+
+example:
+  outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.server import pictures
+from outrider.server.bench import harness
 from outrider.server.engine import client, session
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.questions import read_questions
@@ -27,6 +37,8 @@ from outrider.server.errors import UserError
 from outrider.server.plugin.options import RequestOptions
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from outrider.server.engine.engine import Engine
 
 ARMS = {
@@ -34,28 +46,28 @@ ARMS = {
     "verify all": RequestOptions(planned=False),
     "planned": RequestOptions(),
 }
-LEVELLED = 3
-"""Every third request carries the service level."""
+LEVEL_EVERY = 3
+"""Every third request is one with a service level."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """One request: tokens it got, seconds to the first and to the last; whether it is one that has a level."""
+class Answer:
+    """One request: tokens of its answer, seconds to the first and to the last; whether it is one with a level."""
 
     tokens: int
-    first: float
-    last: float
-    levelled: bool
+    ttft: float
+    seconds: float
+    has_level: bool
 
     @property
-    def seconds_per_token(self) -> float:
-        """TPOT, after the first token."""
-        return (self.last - self.first) / max(1, self.tokens - 1)
+    def tpot(self) -> float:
+        """Seconds per token after the first."""
+        return (self.seconds - self.ttft) / max(1, self.tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One arm at one concurrency, once. Speeds in tokens/s, times in seconds.
+    """One arm at one concurrency, once. Speeds in tokens per second, times in seconds.
 
     per_user: median speed of a request after its first token. attained: share of the requests with a level that got
     it; None without levels.
@@ -70,11 +82,10 @@ class Round:
     attained: float | None
 
     @classmethod
-    def of(cls, answers: Sequence[Answered], seconds: float, level: float | None) -> Round:
+    def of(cls, answers: Sequence[Answer], seconds: float, level: float | None) -> Round:
         """Sum up the answers that took `seconds` together."""
-        ttft = np.array([a.first for a in answers])
-        tpot = np.array([a.seconds_per_token for a in answers])
-        levelled = [1 / a.seconds_per_token >= level for a in answers if a.levelled] if level else []
+        ttft, tpot = np.array([a.ttft for a in answers]), np.array([a.tpot for a in answers])
+        attained = [1 / a.tpot >= level for a in answers if a.has_level] if level else []
         return cls(
             throughput=sum(a.tokens for a in answers) / seconds,
             per_user=1 / float(np.median(tpot)),
@@ -82,37 +93,40 @@ class Round:
             ttft_p99=float(np.percentile(ttft, 99)),
             tpot_p50=float(np.percentile(tpot, 50)),
             tpot_p99=float(np.percentile(tpot, 99)),
-            attained=statistics.mean(levelled) if levelled else None,
+            attained=statistics.mean(attained) if attained else None,
         )
 
 
 Results = dict[int, dict[str, list[Round]]]
+"""{concurrency: {arm: [one per round]}}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=True)
     add = parser.add_argument
-    add("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="JSON lines, as for bench accept")
-    add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests at a time (default: %(default)s)")
+    add("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests in flight (default: %(default)s)")
     add("--temperature", type=float, default=0.0, help="(default: %(default)g)")
-    add("--count", type=int, default=8, metavar="N", help="requests per round, at least; never less than two each")
+    add(
+        "--count",
+        type=int,
+        default=8,
+        metavar="N",
+        help="requests per round, at least; never fewer than twice those in flight (default: %(default)s)",
+    )
     add("--new-tokens", type=int, default=128, metavar="N", help="of each answer, at most (default: %(default)s)")
-    add("--rounds", type=int, default=3, metavar="N", help="repetitions of each arm (default: %(default)s)")
+    add("--rounds", type=int, default=3, metavar="N", help="measurements of each arm (default: %(default)s)")
     add("--arms", nargs="+", choices=[*ARMS], default=[*ARMS], help="(default: all)")
-    add("--level", type=float, metavar="X", help="tokens/s that every third request asks for; adds an arm without it")
-    add("--json", type=Path, metavar="FILE", help="write every measurement there as well")
-    add("--plot", type=Path, metavar="PNG", help="draw throughput over speed per user")
+    add("--level", type=float, metavar="X", help="service level that every third request asks for, in tokens/s")
+    harness.add_output_flags(parser, plot="throughput over speed per user")
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        concurrencies = [int(part) for part in args.concurrency.split(",")]
-    except ValueError:
-        raise UserError(f"--concurrency is a list like 1,8, not {args.concurrency!r}") from None
-    if min(args.count, args.new_tokens, args.rounds, *concurrencies) < 1:
-        raise UserError("--count, --new-tokens, --rounds and --concurrency are at least 1")
+    concurrencies = harness.positive_integers("--concurrency", args.concurrency)
+    harness.check_positive(args, "count", "new_tokens", "rounds")
     if args.level is not None and args.level <= 0:
         raise UserError("--level is a number of tokens per second above 0")
+    harness.check_outputs(args)
     files = [read_questions(path) for path in args.prompts]
     questions = [file[i % len(file)] for i in range(max(map(len, files))) for file in files]
     settings = settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies))
@@ -122,64 +136,57 @@ def run(args: argparse.Namespace) -> int:
 
     results = session.run(resolve(settings), measurement)
     print(table(results))
-    if args.json:
-        plain = {c: {arm: [asdict(r) for r in rounds] for arm, rounds in arms.items()} for c, arms in results.items()}
-        args.json.write_text(json.dumps(plain, indent=1) + "\n")
-    if args.plot and not plot(results, args.plot):
-        print("matplotlib is not installed: no picture")
+    plain = {c: {arm: [asdict(r) for r in rounds] for arm, rounds in arms.items()} for c, arms in results.items()}
+    harness.write_json(args.json, plain)
+    if args.plot:
+        with pictures.figure(args.plot) as figure:
+            plot(results, figure)
     return 0
 
 
 async def _measure(
     manager: Any, questions: Sequence[str], concurrencies: Sequence[int], args: argparse.Namespace
 ) -> Results:
-    from tqdm import tqdm
-
     arms = {name: ARMS[name] for name in args.arms}
     if args.level and "planned" in arms:
         arms["no levels"] = arms["planned"]
-    results: Results = {c: {arm: [] for arm in arms} for c in concurrencies}
+    results: Results = {concurrency: {arm: [] for arm in arms} for concurrency in concurrencies}
     load = Load(manager, args.temperature, args.new_tokens, args.level)
-    await load.run(questions[:2], 1, RequestOptions(), told=False)  # warm
-    with tqdm(total=args.rounds * len(concurrencies) * len(arms), unit="arm") as progress:
-        for number in range(args.rounds):
-            for concurrency, rounds in results.items():
-                count = max(args.count, 2 * concurrency)
-                chosen = [questions[(number * count + i) % len(questions)] for i in range(count)]
-                turn = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
-                for arm in turn:
-                    progress.set_postfix_str(f"{arm} at {concurrency}")
-                    rounds[arm].append(await load.run(chosen, concurrency, arms[arm], told=arm == "planned"))
-                    progress.update()
+    await load.run(questions[:2], 1, RequestOptions(), ask_level=False)  # warm
+    for number, concurrency, arm in harness.turns(args.rounds, concurrencies, list(arms)):
+        count = max(args.count, 2 * concurrency)
+        chosen = [questions[(number * count + i) % len(questions)] for i in range(count)]
+        measured = await load.run(chosen, concurrency, arms[arm], ask_level=arm == "planned")
+        results[concurrency][arm].append(measured)
     return results
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of requests; level: tokens/s that every third one asks for, where the arm is told so."""
+    """What all requests have in common. level: the service level of every third one, in tokens per second."""
 
     manager: Any
     temperature: float
     new_tokens: int
     level: float | None
 
-    async def run(self, questions: Sequence[str], concurrency: int, options: RequestOptions, *, told: bool) -> Round:
-        """Answer the questions, `concurrency` at a time."""
-        gate = asyncio.Semaphore(concurrency)
+    async def run(
+        self, questions: Sequence[str], concurrency: int, options: RequestOptions, *, ask_level: bool
+    ) -> Round:
+        """Answer the questions in a closed loop; ask_level: requests with a level ask for it."""
 
-        async def ask(index: int, question: str) -> Answered:
-            async with gate:
-                return await self._answer(question, options, index % LEVELLED == 0, told)
+        async def ask(numbered: tuple[int, str]) -> Answer:
+            index, question = numbered
+            has_level = index % LEVEL_EVERY == 0
+            level = self.level if has_level and ask_level else None
+            return await self._answer(question, replace(options, min_tokens_per_second=level), has_level)
 
-        start = time.perf_counter()
-        answers = await asyncio.gather(*(ask(i, q) for i, q in enumerate(questions)))
-        return Round.of(answers, time.perf_counter() - start, self.level)
+        answers, seconds = await harness.closed_loop(ask, enumerate(questions), concurrency)
+        return Round.of(answers, seconds, self.level)
 
-    async def _answer(self, question: str, options: RequestOptions, levelled: bool, told: bool) -> Answered:
+    async def _answer(self, question: str, options: RequestOptions, has_level: bool) -> Answer:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        if levelled and told and self.level:
-            options = replace(options, min_tokens_per_second=self.level)
         request = GenerateReqInput(
             input_ids=client.chat_ids(self.manager, question),
             sampling_params={
@@ -189,15 +196,15 @@ class Load:
             },
             stream=True,
         )
-        began, first, tokens = time.perf_counter(), 0.0, 0
+        start, ttft, tokens = time.perf_counter(), 0.0, 0
         async for piece in self.manager.generate_request(request):
             tokens = piece["meta_info"]["completion_tokens"]
-            first = first or time.perf_counter() - began
-        return Answered(tokens, first, time.perf_counter() - began, levelled)
+            ttft = ttft or time.perf_counter() - start
+        return Answer(tokens, ttft, time.perf_counter() - start, has_level)
 
 
 def table(results: Results) -> str:
-    """One row per concurrency and arm, with the arm's throughput over that of the better of the other two arms."""
+    """One row per concurrency and arm; in the planned arm's row its throughput over that of the better other arm."""
     lines = [
         f"{'requests':>8} {'arm':>10} {'tok/s':>7} {'per user':>8} {'TTFT p50':>9} {'p99':>7} {'TPOT p50':>9}"
         f" {'p99':>7} {'level kept':>10}  planned over the better of the others"
@@ -205,13 +212,14 @@ def table(results: Results) -> str:
     for concurrency, arms in results.items():
         for arm, rounds in arms.items():
             middle = {name: statistics.median(getattr(r, name) for r in rounds) for name in _SHOWN}
-            kept = [r.attained for r in rounds if r.attained is not None]
+            attained = [r.attained for r in rounds if r.attained is not None]
+            planned = planned_ratio(arms) if arm == "planned" else None
             lines.append(
                 f"{concurrency:>8} {arm:>10} {middle['throughput']:7.1f} {middle['per_user']:8.1f}"
                 f" {middle['ttft_p50'] * 1e3:6.0f} ms {middle['ttft_p99'] * 1e3:4.0f} ms"
                 f" {middle['tpot_p50'] * 1e3:6.1f} ms {middle['tpot_p99'] * 1e3:4.0f} ms"
-                f" {f'{statistics.median(kept):.0%}' if kept else '':>10}"
-                + (_ratio_text(arms) if arm == "planned" else "")
+                f" {f'{statistics.median(attained):.0%}' if attained else '':>10}"
+                + (f"  {planned.cell}" if planned else "")
             )
     return "\n".join(lines)
 
@@ -219,30 +227,19 @@ def table(results: Results) -> str:
 _SHOWN = ("throughput", "per_user", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
 
 
-def ratios(arms: dict[str, list[Round]]) -> list[float]:
-    """Throughput of the planned arm over that of the better other arm (by median), one per round."""
-    others = [arm for arm in arms if arm in ARMS and arm != "planned"]
-    best = max(others, key=lambda arm: statistics.median(r.throughput for r in arms[arm]))
-    return [ours.throughput / other.throughput for ours, other in zip(arms["planned"], arms[best], strict=True)]
+def planned_ratio(arms: dict[str, list[Round]]) -> harness.Ratio | None:
+    """Throughput of the planned arm over that of the better other arm (by median); None without another arm."""
+    throughput = {arm: [r.throughput for r in rounds] for arm, rounds in arms.items() if arm in ARMS}
+    planned = throughput.pop("planned")
+    if not throughput:
+        return None
+    return harness.ratio(planned, max(throughput.values(), key=statistics.median))
 
 
-def _ratio_text(arms: dict[str, list[Round]]) -> str:
-    if not any(arm in arms for arm in ARMS if arm != "planned"):
-        return ""
-    found = sorted(ratios(arms))
-    return f"  {statistics.median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
-
-
-def plot(results: Results, picture: Path) -> bool:
-    """Draw throughput over speed per user, a line per arm; False when matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4.5))
+def plot(results: Results, figure: Figure) -> None:
+    """Draw throughput over speed per user, a line per arm."""
+    figure.set_size_inches(7, 4.5)
+    axis = figure.subplots()
     for arm in next(iter(results.values())):
         speeds = [statistics.median(r.per_user for r in arms[arm]) for arms in results.values()]
         rates = [statistics.median(r.throughput for r in arms[arm]) for arms in results.values()]
@@ -252,7 +249,3 @@ def plot(results: Results, picture: Path) -> bool:
     axis.set_xlabel("tokens/s per user (median)")
     axis.set_ylabel("tokens/s, all requests")
     axis.legend()
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    pyplot.close(figure)
-    return True

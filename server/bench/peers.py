@@ -1,11 +1,14 @@
 """Tokens per second of Outrider beside llama.cpp, plain SGLang and Transformers, on the same prompts.
 
-Every engine runs in a process of its own. They take turns, round by round, in one session, so that what else the
-machine does meets all; the ones that wait are stopped (SIGSTOP), so that none takes processor time from another. The
-ratios and their spread are the result; the rates themselves hold for this machine at this moment.
+Every engine runs in a process of its own. They take turns, round by round, so that what else the machine does meets
+all; those that wait are stopped (SIGSTOP), so that none takes processor time from another. The ratios and their spread
+are the result; the rates themselves hold for this machine at this moment.
 
 Outrider, SGLang and Transformers compute in the type of --dtype; llama.cpp computes on its GGUF file, which holds
 the embedded model in 4 bits.
+
+example:
+  outrider bench peers --prompts mixed.jsonl --arms outrider,llama.cpp --concurrency 1,8 --plot peers.png
 """
 
 from __future__ import annotations
@@ -18,19 +21,23 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from outrider.server.bench import baselines
+from outrider.server import pictures
+from outrider.server.bench import baselines, harness
 from outrider.server.bench.baselines import Job, Setup
 from outrider.server.engine import bundled_model
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.questions import read_questions
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OURS = "outrider"
 # arm: (engine, speculation)
@@ -47,29 +54,33 @@ Results = dict[str, dict[str, list[float]]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=True)
-    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSON lines, as for bench accept")
-    parser.add_argument("--arms", default=",".join(ARMS), metavar="LIST", help="(default: %(default)s)")
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help="for llama.cpp (default: the embedded model's)")
-    parser.add_argument("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="(default: %(default)s)")
-    parser.add_argument("--count", type=int, default=8, metavar="N", help="prompts per turn, at least (default: 8)")
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="of each answer (default: 128)")
-    parser.add_argument(
-        "--prefill", default="512,4096", metavar="LIST", help='prompt tokens, timed with one new token; "" for none'
+    add = parser.add_argument
+    add("--prompts", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--arms", default=",".join(ARMS), metavar="LIST", help="(default: %(default)s)")
+    add("--gguf", type=Path, metavar="FILE", help="for llama.cpp (default: the embedded model's)")
+    add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests in flight (default: %(default)s)")
+    add("--count", type=int, default=8, metavar="N", help="prompts per turn, at least (default: %(default)s)")
+    add("--new-tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
+    add(
+        "--prefill",
+        default="512,4096",
+        metavar="LIST",
+        help='prompt tokens, timed with one new token; "" for none (default: %(default)s)',
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each arm (default: 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens per second by concurrency there (PNG)")
+    add("--rounds", type=int, default=3, metavar="N", help="measurements of each arm (default: %(default)s)")
+    harness.add_output_flags(parser, plot="tokens per second by concurrency")
 
 
 def run(args: argparse.Namespace) -> int:
     arms = [arm for arm in args.arms.split(",") if arm]
     if not arms or any(arm not in ARMS for arm in arms):
         raise UserError(f"--arms is a list of {', '.join(ARMS)}, not {args.arms!r}")
-    concurrencies, prefills = numbers("--concurrency", args.concurrency), numbers("--prefill", args.prefill)
-    if not concurrencies + prefills:
+    if not args.concurrency and not args.prefill:
         raise UserError("nothing to measure: --concurrency and --prefill are empty")
-    if min(args.count, args.new_tokens, args.rounds) < 1:
-        raise UserError("--count, --new-tokens and --rounds are at least 1")
+    concurrencies = harness.positive_integers("--concurrency", args.concurrency) if args.concurrency else []
+    prefills = harness.positive_integers("--prefill", args.prefill) if args.prefill else []
+    harness.check_positive(args, "count", "new_tokens", "rounds")
+    harness.check_outputs(args)
     if args.device == "cuda":
         raise UserError("bench peers compares engines on a CPU")
     if "llama.cpp" in arms:
@@ -80,22 +91,11 @@ def run(args: argparse.Namespace) -> int:
         engines = {name: stack.enter_context(started(setup)) for name, setup in setups.items()}
         results = measure(engines, arms, cases, args.rounds)
     report(results, arms)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    harness.write_json(args.json, results)
     if args.plot:
-        plot(results, args.plot)
+        with pictures.figure(args.plot) as figure:
+            plot(results, figure)
     return 0
-
-
-def numbers(flag: str, text: str) -> list[int]:
-    """The positive numbers of a comma-separated list."""
-    try:
-        found = [int(part) for part in text.split(",") if part]
-    except ValueError:
-        found = [0]
-    if any(number < 1 for number in found):
-        raise UserError(f"{flag} is a list of positive numbers like 1,8, not {text!r}")
-    return found
 
 
 def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills: Sequence[int]) -> dict[str, Job]:
@@ -223,27 +223,14 @@ def started(setup: Setup) -> Iterator[Peer]:
 
 
 def measure(engines: dict[str, Peer], arms: Sequence[str], cases: dict[str, Job], rounds: int) -> Results:
-    from tqdm import tqdm
-
     results: Results = {case: {arm: [] for arm in arms} for case in cases}
     warm = next(iter(cases.values()))
     for engine in engines.values():
         engine.work(Job(warm.prompts[:1], min(warm.new_tokens, 16), 1))
-    with tqdm(total=rounds * len(cases) * len(arms), unit="turn") as progress:
-        for _ in range(rounds):
-            for case, job in cases.items():
-                for arm in arms:
-                    name, speculate = ARMS[arm]
-                    told = Job(job.prompts, job.new_tokens, job.concurrency, speculate)
-                    results[case][arm].append(engines[name].work(told))
-                    progress.update()
+    for _, case, arm in harness.turns(rounds, list(cases), arms):
+        name, speculate = ARMS[arm]
+        results[case][arm].append(engines[name].work(replace(cases[case], speculate=speculate)))
     return results
-
-
-def ratios(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """Median, least and largest ratio of two arms, round by round."""
-    found = sorted(a / b for a, b in zip(ours, others, strict=True))
-    return statistics.median(found), found[0], found[-1]
 
 
 def report(results: Results, arms: Sequence[str]) -> None:
@@ -255,19 +242,15 @@ def report(results: Results, arms: Sequence[str]) -> None:
         if others:
             print(f"\n{ours + ' over':>14}" + "".join(f"{arm:>24}" for arm in others))
         for case, rates in results.items() if others else ():
-            cells = (ratios(rates[ours], rates[arm]) for arm in others)
-            print(f"{case:>14}" + "".join(f"{m:10.2f} ({low:.2f} to {high:.2f})".rjust(24) for m, low, high in cells))
+            cells = (harness.ratio(rates[ours], rates[arm]).cell for arm in others)
+            print(f"{case:>14}" + "".join(f"{cell:>24}" for cell in cells))
 
 
-def plot(results: Results, path: Path) -> None:
-    """Tokens per second by concurrency; bands from the slowest to the fastest round."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def plot(results: Results, figure: Figure) -> None:
+    """Draw tokens per second by concurrency; bands from the slowest to the fastest round."""
+    figure.set_size_inches(7, 4.5)
+    axes = figure.subplots()
     cases = [case for case in results if case.isdigit()]
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for arm in next(iter(results.values())):
         rates = [sorted(results[case][arm]) for case in cases]
         places = [int(case) for case in cases]
@@ -275,10 +258,8 @@ def plot(results: Results, path: Path) -> None:
         axes.fill_between(places, [r[0] for r in rates], [r[-1] for r in rates], alpha=0.15)
     axes.set_xscale("log", base=2)
     axes.set_xticks([int(case) for case in cases], cases)
-    axes.set_xlabel("requests at a time")
+    axes.set_xlabel("requests in flight")
     axes.set_ylabel("new tokens per second")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)

@@ -1,18 +1,19 @@
 """Microseconds that each planner takes per decode step, without an engine.
 
-A step is `budget`, `admit` and `observe` for a batch of requests of which some leave and others join, with calibrated
-confidences drawn at random and acceptance drawn from them; the cost model is a made-up grid with cliffs, and learns
-from every step. Planners take turns, round by round.
+A step is `budget`, `admit` and `observe` for a batch of requests of which some leave and others join. Confidences are
+random and calibrated: acceptance is drawn from them. The cost model is a made-up grid with cliffs, and learns from
+every step. Planners take turns, round by round.
+
+example:
+  outrider bench plan --requests 512 --levels
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner, StepView
 from outrider.scheduler.planners.baselines import StaticGamma
-from outrider.server.errors import UserError
+from outrider.server.bench import harness
 
 STAGES = ("budget", "admit", "observe")
 LEAVE = 0.01
@@ -32,35 +33,34 @@ WARM_STEPS = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=256, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--gamma", type=int, default=7, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=500, metavar="N", help="per round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="of each planner (default: %(default)s)")
-    parser.add_argument("--levels", action="store_true", help="a third of the requests asks for a service level")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's median there as well")
+    add = parser.add_argument
+    add("--requests", type=int, default=256, metavar="N", help="of a step (default: %(default)s)")
+    add("--gamma", type=int, default=7, metavar="N", help="draft tokens of each (default: %(default)s)")
+    add("--steps", type=int, default=500, metavar="N", help="per round (default: %(default)s)")
+    add("--rounds", type=int, default=7, metavar="N", help="measurements of each planner (default: %(default)s)")
+    add("--levels", action="store_true", help="a third of the requests asks for a service level")
+    harness.add_output_flags(parser, json="every round's median")
 
 
 def run(args: argparse.Namespace) -> int:
-    if min(args.requests, args.gamma, args.steps, args.rounds) < 1:
-        raise UserError("--requests, --gamma, --steps and --rounds are at least 1")
+    harness.check_positive(args, "requests", "gamma", "steps", "rounds")
+    harness.check_outputs(args)
     torch.set_num_threads(1)
     planners: dict[str, Planner] = {"static gamma": StaticGamma(max(args.gamma // 2, 1))}
     for name in reversed(registry.names()):
         cost = jagged_cost(args.requests, args.gamma)
         planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
     results: dict[str, dict[str, list[float]]] = {name: {s: [] for s in (*STAGES, "total")} for name in planners}
-    for round_number in range(args.rounds):
-        for name, planner in planners.items():
-            times = measure(planner, args.requests, args.gamma, args.steps, levels=args.levels, seed=round_number)
-            for stage, median in zip(STAGES, np.median(times, axis=0), strict=True):
-                results[name][stage].append(float(median))
-            results[name]["total"].append(float(np.median(times.sum(1))))
+    for number, _, name in harness.turns(args.rounds, [f"{args.requests} requests"], list(planners)):
+        times = measure(planners[name], args.requests, args.gamma, args.steps, levels=args.levels, seed=number)
+        for stage, median in zip(STAGES, np.median(times, axis=0), strict=True):
+            results[name][stage].append(float(median))
+        results[name]["total"].append(float(np.median(times.sum(1))))
     print(f"{'planner':>14} {'budget':>8} {'admit':>8} {'observe':>8} {'step us':>8}  spread of the step over rounds")
     for name, found in results.items():
         columns = " ".join(f"{statistics.median(found[stage]):8.1f}" for stage in (*STAGES, "total"))
         print(f"{name:>14} {columns}  {min(found['total']):.1f} to {max(found['total']):.1f}")
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    harness.write_json(args.json, results)
     return 0
 
 

@@ -7,15 +7,15 @@ Costs come from a profile that `outrider tune` measured (--profile), or from a f
 
 Up to `knee` tokens a step is bound by reading the weights and more tokens are free; that is where speculation pays.
 
-Arrivals: with "closed", --concurrency users ask again as soon as they are answered. With "poisson" and "bursty",
---concurrency requests can run at a time, and --load says how many arrive: 1 is what a server without speculation can
-just answer. "bursty" brings four times that for a fifth of the time, in bursts of a fifth of an answer's time.
+Arrivals: "closed" is a closed loop with --concurrency requests in flight. With "poisson" and "bursty" at most
+--concurrency requests run, and --load says how many arrive: 1 is what a server without speculation can just answer.
+"bursty" brings four times that for a fifth of the time, in bursts of a fifth of an answer's time.
 
 The table, one row per concurrency and planner:
-  tok/s      tokens per second in all           user, p50, p1  tokens per second of a request after its first token
-  wait, p99  seconds to the first token         tau            tokens out per request and step
+  tok/s      tokens per second of all requests  user, p50, p1  tokens per second of one request after its first token
+  wait, p99  TTFT in seconds                    tau            accepted length: tokens out per request and step
   verify     tokens in per request and step     waste          share of verified drafts that were rejected
-  plain      share of steps without drafting    met, goodput   requests that kept their --level, tok/s of those
+  plain      share of steps without drafting    met, goodput   service level attained; tok/s of requests that got it
   us         microseconds of processor time that the planner takes per step, on this machine
 """
 
@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.scheduler.planners import registry
+from outrider.server import pictures
+from outrider.server.bench import harness
 from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ examples:
   outrider simulate --arrivals bursty --load 1.1 --level 30 --level-share 0.33
 """
 PLANNERS = ("off", *reversed(registry.names()))
+MOST_REQUESTS = 100_000
 COLUMNS = {
     "tok/s": ("throughput", "{:.0f}"),
     "user": ("speed_mean", "{:.1f}"),
@@ -110,8 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulated time, in steps without drafts (default: 1000, or 4000 where arrivals vary)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there as well")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw throughput, speed and budgets there (PNG)")
+    harness.add_output_flags(parser, json="the table", plot="throughput, speed and verified tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +125,18 @@ class Scenario:
 
 
 def run(args: argparse.Namespace) -> int:
+    harness.check_outputs(args)
     try:
         rows = _simulate(args)
     except ValueError as error:
         raise UserError(str(error)) from error
-    if args.json:
-        clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
-        args.json.write_text(json.dumps(clean, indent=1) + "\n")
+    clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+    harness.write_json(args.json, clean)
     if args.plot:
         from outrider.scheduler.simulation.plot import plot_simulation
 
-        if not plot_simulation(rows, args.plot):
-            raise UserError("--plot needs matplotlib: pip install matplotlib")
+        with pictures.figure(args.plot) as figure:
+            plot_simulation(rows, figure)
     return 0
 
 
@@ -143,7 +145,9 @@ def _simulate(args: argparse.Namespace) -> list[dict[str, float | str]]:
 
     from outrider.scheduler.simulation.simulator import Simulation
 
-    sizes = _concurrencies(args.concurrency)
+    sizes = harness.positive_integers("--concurrency", args.concurrency)
+    if max(sizes) > MOST_REQUESTS:
+        raise UserError(f"--concurrency is from 1 to {MOST_REQUESTS}, not {args.concurrency!r}")
     names = [name for name in args.planners.split(",") if name]
     args.steps = args.steps or (1000 if args.arrivals == "closed" else 4000)
     if args.steps < 10 or args.slowdown <= 0 or args.noise < 0 or args.load <= 0:
@@ -216,16 +220,6 @@ def _conditional(wanted: str) -> list[float]:
     if not seen or not np.all(tried[:seen] > 0):
         raise UserError(f"--acceptance {path} counts no tokens at its first positions")
     return (kept[:seen] / tried[:seen]).tolist()
-
-
-def _concurrencies(text: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--concurrency is a list like 1,8,64, not {text!r}") from None
-    if not sizes or min(sizes) < 1 or max(sizes) > 100_000:
-        raise UserError(f"--concurrency is from 1 to 100000, not {text!r}")
-    return sizes
 
 
 def _planner(name: str, scenario: Scenario) -> Planner:

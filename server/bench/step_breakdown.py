@@ -1,4 +1,4 @@
-"""What a step's time goes into: the lines that `plugin/hooks/step_profiler.py` wrote, as a table."""
+"""Where the time of a step goes: the lines that `plugin/hooks/step_profiler.py` wrote, as a table."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def summarise(steps: list[dict[str, float]]) -> Breakdown:
     return Breakdown(len(steps), median(sum(step.values()) for step in steps), parts)
 
 
-class Around:
-    """Processor time of the processes around the scheduler, per step, by shape."""
+class HelperTime:
+    """Processor time per step, by shape, of the processes beside the scheduler's: HTTP and detokenizer."""
 
     def __init__(self) -> None:
         self._processes: list[psutil.Process] = []
@@ -80,10 +80,10 @@ class Around:
         return sum(sum(process.cpu_times()[:2]) for process in self._processes)
 
 
-def report(breakdowns: Mapping[Kind, Breakdown], wanted: Mapping[str, Kind], beside: Mapping[str, float]) -> None:
-    """A table in Markdown.
+def report(breakdowns: Mapping[Kind, Breakdown], wanted: Mapping[str, Kind], helpers: Mapping[str, float]) -> None:
+    """Print a table in Markdown.
 
-    wanted: the kinds to show by name. beside: milliseconds per step that the processes around the scheduler computed.
+    wanted: the kinds to show by name. helpers: milliseconds per step of `HelperTime`.
     """
     print(f"\n| ms of a step | {' | '.join(PARTS)} | sum | beside it, HTTP and detokenizer |")
     print("|---" * (len(PARTS) + 3) + "|")
@@ -92,5 +92,5 @@ def report(breakdowns: Mapping[Kind, Breakdown], wanted: Mapping[str, Kind], bes
             continue
         found = breakdowns[kind]
         cells = [f"{found.parts[part]:.2f}" for part in PARTS]
-        around = f"{beside[name]:.1f}" if name in beside else "–"
-        print(f"| {name} | {' | '.join(cells)} | {found.total:.1f} | {around} |")
+        beside = f"{helpers[name]:.1f}" if name in helpers else "–"
+        print(f"| {name} | {' | '.join(cells)} | {found.total:.1f} | {beside} |")

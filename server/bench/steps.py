@@ -1,27 +1,31 @@
-"""Time one engine step for (requests x tokens) shapes, beside the sum of the matrix products that it cannot avoid.
+"""Time of one engine step by shape (requests x tokens), beside the matrix products that it cannot avoid.
 
 A step is what a user waits for between two pieces of a stream: SGLang's scheduler, drafting (here without a model),
 the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in plain torch,
-in the same type. Shapes are measured in turn, several rounds; the ratio is what carries over to another machine.
+in the same type. The two take turns, round by round; their ratio is what carries over to another machine.
+
+example:
+  outrider bench steps --shapes 1x1,8x8 --breakdown
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import itertools
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.server.bench import step_breakdown
+from outrider.server.bench import harness, step_breakdown
 from outrider.server.engine import client, session
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.resolve import Resolved, resolve
@@ -39,6 +43,9 @@ STEPS = 24
 WARM_STEPS = 4
 PREFILL = 512
 """Prompt tokens of the prefill in the breakdown."""
+
+Results = dict[str, dict[str, list[float]]]
+"""Milliseconds of each round: {shape: {"step": […], "floor": […]}}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +71,20 @@ class Shape:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=False)
-    parser.add_argument(
-        "--shapes", default=DEFAULT_SHAPES, metavar="LIST", help="REQUESTSxTOKENS,… (default: %(default)s)"
-    )
-    parser.add_argument("--context", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions of each (default: %(default)s)")
-    parser.add_argument("--breakdown", action="store_true", help="also what a step, and a prefill of 512, is made of")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there as well")
+    add = parser.add_argument
+    add("--shapes", default=DEFAULT_SHAPES, metavar="LIST", help="REQUESTSxTOKENS,… (default: %(default)s)")
+    add("--context", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)")
+    add("--rounds", type=int, default=5, metavar="N", help="measurements of each shape (default: %(default)s)")
+    add("--breakdown", action="store_true", help="also what a step, and a prefill of 512, is made of")
+    harness.add_output_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     shapes = [Shape.parse(part) for part in args.shapes.split(",") if part]
-    if not shapes or args.rounds < 1 or args.context < 1:
-        raise UserError("--shapes, --rounds and --context must not be empty or zero")
+    if not shapes:
+        raise UserError("--shapes is empty")
+    harness.check_positive(args, "context", "rounds")
+    harness.check_outputs(args)
     largest = max(shape.requests for shape in shapes)
     gamma = max(shape.tokens for shape in shapes) - 1
     settings = settings_of(
@@ -87,11 +95,11 @@ def run(args: argparse.Namespace) -> int:
         disable_radix_cache=True,
     )
 
-    resolved, around = resolve(settings), step_breakdown.Around()
+    resolved, helpers = resolve(settings), step_breakdown.HelperTime()
 
-    async def measurement(engine: Engine) -> dict[str, dict[str, list[float]]]:
-        around.watch(engine)
-        return await _measure(engine, resolved, shapes, args, around)
+    async def measurement(engine: Engine) -> Results:
+        helpers.watch(engine)
+        return await _measure(engine, resolved, shapes, args, helpers)
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "steps.jsonl"
@@ -102,10 +110,9 @@ def run(args: argparse.Namespace) -> int:
         if args.breakdown:
             kinds = {str(shape): (shape.requests, shape.requests * shape.tokens, False) for shape in shapes}
             step_breakdown.report(
-                step_breakdown.read(log), kinds | {f"prefill {PREFILL}": (1, PREFILL, True)}, around.per_step()
+                step_breakdown.read(log), kinds | {f"prefill {PREFILL}": (1, PREFILL, True)}, helpers.per_step()
             )
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    harness.write_json(args.json, results)
     return 0
 
 
@@ -114,30 +121,28 @@ async def _measure(
     resolved: Resolved,
     shapes: Sequence[Shape],
     args: argparse.Namespace,
-    around: step_breakdown.Around,
-) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds per shape and round: {shape: {"step": [...], "floor": [...]}}."""
-    from tqdm import tqdm
-
+    helpers: step_breakdown.HelperTime,
+) -> Results:
     manager, settings = engine.tokenizer_manager, resolved.settings
     dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16
     floor = GemmFloor(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
-    results: dict[str, dict[str, list[float]]] = {str(shape): {"step": [], "floor": []} for shape in shapes}
+    results: Results = {str(shape): {"step": [], "floor": []} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)
-    with tqdm(total=args.rounds * len(shapes), unit="shape") as progress:
-        for _ in range(args.rounds):
-            for shape in shapes:
+    turns = harness.turns(args.rounds, shapes, ("floor", "step"))
+    for _, turns_of_round in itertools.groupby(turns, key=itemgetter(0)):
+        for _, shape, arm in turns_of_round:
+            if arm == "floor":
                 results[str(shape)]["floor"].append(floor.milliseconds(shape.requests * shape.tokens))
-                with around.during(str(shape)):
-                    results[str(shape)]["step"].append(await _steps(manager, shape, args.context, around))
-                progress.update()
-            if args.breakdown:
-                await client.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
+            else:
+                with helpers.during(str(shape)):
+                    results[str(shape)]["step"].append(await _steps(manager, shape, args.context, helpers))
+        if args.breakdown:
+            await client.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
     return results
 
 
-async def _steps(manager: Any, shape: Shape, context: int, around: step_breakdown.Around | None = None) -> float:
+async def _steps(manager: Any, shape: Shape, context: int, helpers: step_breakdown.HelperTime | None = None) -> float:
     """Median milliseconds between two pieces of a stream while `shape.requests` requests run."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -160,8 +165,8 @@ async def _steps(manager: Any, shape: Shape, context: int, around: step_breakdow
         async for _ in manager.generate_request(request):
             now = time.perf_counter()
             pieces += 1
-            if index == 0 and around is not None:
-                around.step()
+            if index == 0 and helpers is not None:
+                helpers.step()
             if index == 0 and WARM_STEPS < pieces <= STEPS:
                 gaps.append((now - last) * 1e3)
             last = now
@@ -208,11 +213,9 @@ class GemmFloor:
         return statistics.median(times[1:])
 
 
-def _report(results: dict[str, dict[str, list[float]]]) -> None:
+def _report(results: Results) -> None:
     print(f"{'shape':>8} {'step ms':>9} {'GEMM ms':>9} {'ratio':>7}  spread of the ratio over rounds")
     for shape, times in results.items():
-        ratios = sorted(step / floor for step, floor in zip(times["step"], times["floor"], strict=True))
+        found = harness.ratio(times["step"], times["floor"])
         step, floor = statistics.median(times["step"]), statistics.median(times["floor"])
-        print(
-            f"{shape:>8} {step:9.1f} {floor:9.1f} {statistics.median(ratios):7.2f}  {ratios[0]:.2f} to {ratios[-1]:.2f}"
-        )
+        print(f"{shape:>8} {step:9.1f} {floor:9.1f} {found.median:7.2f}  {found.spread}")

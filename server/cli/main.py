@@ -1,6 +1,6 @@
-"""The `outrider` command. Each subcommand is a module with `add_arguments(parser)` and `run(args)`.
+"""The `outrider` command. Each command is a module with `add_arguments(parser)` and `run(args)`, or with `COMMANDS`.
 
-Modules are imported only for the subcommand that was asked for, so that `--help` answers at once.
+Only the module of the command that was asked for is imported, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 from outrider.server.errors import UserError
 
@@ -48,26 +49,11 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the return value is the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    chosen = next((word for word in argv if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="outrider", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"outrider {version('outrider')}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for name, (module_name, summary) in COMMANDS.items():
-        if name != chosen:
-            subparsers.add_parser(name, help=summary)
-            continue
-        module = importlib.import_module(module_name)
-        subparser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run)
-
+    add_commands(parser.add_subparsers(dest="command", metavar="COMMAND", title="commands"), COMMANDS, argv)
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help()
@@ -79,6 +65,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv: Sequence[str]) -> None:
+    """Add the commands of a table, and the arguments of the one that `argv` chooses."""
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module_name, summary) in commands.items():
+        if name != chosen:
+            subparsers.add_parser(name, help=summary)
+            continue
+        module = importlib.import_module(module_name)
+        parser = subparsers.add_parser(
+            name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if hasattr(module, "COMMANDS"):
+            nested = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+            add_commands(nested, module.COMMANDS, argv[argv.index(name) + 1 :])
+        else:
+            module.add_arguments(parser)
+            parser.set_defaults(run=module.run)
 
 
 if __name__ == "__main__":

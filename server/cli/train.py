@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 
 from outrider.drafters.training import cli
+from outrider.drafters.training.plot import plot_losses
+from outrider.server import pictures
 from outrider.server.errors import UserError
 
 add_arguments = cli.add_arguments
@@ -19,6 +21,13 @@ add_arguments = cli.add_arguments
 
 def run(args: argparse.Namespace) -> int:
     try:
-        return int(cli.run(args) or 0)
+        cli.run(args)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from None
+    losses = args.out / "losses.csv"  # a run of very few steps writes none
+    if losses.exists() and not pictures.available():
+        print("matplotlib is not installed: no losses.png, the numbers are in losses.csv")
+    elif losses.exists():
+        with pictures.figure(args.out / "losses.png") as figure:
+            plot_losses(losses, figure)
+    return 0

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from outrider.server import pictures
 from outrider.server.engine import session
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.questions import read_questions
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     if args.server:
         return _run_there(args, request)
+    if args.pictures:
+        pictures.require("--pictures")
     resolved = resolve_to_measure(settings_of(args), request.name)
     questions = [q for path in args.prompts or [] for q in read_questions(path)] or None
 
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(
-    engine: Engine, resolved: Resolved, effort: Effort, questions: list[str] | None, pictures: Path | None
+    engine: Engine, resolved: Resolved, effort: Effort, questions: list[str] | None, folder: Path | None
 ) -> None:
     from outrider.server.tune import measure
 
@@ -76,8 +79,8 @@ async def _measure(
         tuned = await measure.tune(engine, resolved, effort, questions=questions, how=how, progress=bars.show)
     print(tuned.table())
     print(f"saved to {tuned.profile.folder}")
-    if pictures and not tuned.draw(pictures):
-        print("matplotlib is not installed: no pictures")
+    if folder:
+        tuned.draw(folder)
 
 
 def _request(args: argparse.Namespace) -> TuneRequest:

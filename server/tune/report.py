@@ -11,6 +11,7 @@ from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
+from outrider.server import pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,10 @@ class Tuned:
         lines.append(f"{c.method}, judged on {len(self.held_out)} drafts to prompts held out")
         return "\n".join(lines)
 
-    def draw(self, folder: Path) -> bool:
-        """Save steps-per-second.png and reliability.png; False without matplotlib."""
+    def draw(self, folder: Path) -> None:
+        """Save steps-per-second.png and reliability.png; needs matplotlib."""
         folder.mkdir(parents=True, exist_ok=True)
-        return plot_steps_per_second(self.profile.cost(), folder / "steps-per-second.png") and plot_reliability(
-            self.held_out, self.calibration, folder / "reliability.png"
-        )
+        with pictures.figure(folder / "steps-per-second.png") as figure:
+            plot_steps_per_second(self.profile.cost(), figure)
+        with pictures.figure(folder / "reliability.png") as figure:
+            plot_reliability(self.held_out, self.calibration, figure)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
 from outrider.drafters.target import Target
@@ -58,3 +61,29 @@ def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None 
     """As an engine would describe it; without a head of its own it shares the embedding."""
     weights = (embedding, embedding if head is None else head)
     return Target(config=config, weights=lambda: weights, dtype=torch.float32, device="cpu")
+
+
+WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(91))]
+
+
+def save_target(folder: Path) -> Path:
+    """A random Llama that the configs above fit, with a tokenizer of 96 words; returns `folder`."""
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1,
+            eos_token_id=2, initializer_range=0.3,
+        )
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.pad_token = "</s>"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s> {{ m.role }} {{ m.content }} </s> {% endfor %}"
+        "{% if add_generation_prompt %}<s> assistant {% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return folder

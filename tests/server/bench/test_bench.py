@@ -59,7 +59,7 @@ def test_accept_counts_what_the_engine_accepted(tmp_path: Path) -> None:
         (["steps", "--shapes", "0x1"], "at least one request"),
         (["accept", "--prompts", "/nowhere.jsonl"], "does not exist"),
         (["accept", "--prompts", __file__], "not JSON"),
-        (["speed", "--prompts", __file__, "--concurrency", "two"], "a list like"),
+        (["speed", "--prompts", __file__, "--concurrency", "two"], "a list of positive numbers like 1,8"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:

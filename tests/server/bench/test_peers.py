@@ -79,10 +79,6 @@ def test_no_more_at_a_time_than_asked() -> None:
     assert most == 3
 
 
-def test_ratios_are_of_the_same_round() -> None:
-    assert peers.ratios([10, 30, 20], [5, 10, 20]) == (2, 1, 3)
-
-
 def test_a_failing_engine_is_named(prompts: Path) -> None:
     pytest.importorskip("xllamacpp")
     done = bench("--prompts", str(prompts), "--arms", "llama.cpp", "--gguf", __file__, "--concurrency", "1")

@@ -82,8 +82,9 @@ def test_help_names_every_column(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--concurrency", "some"], "a list like"),
-        (["--concurrency", "0"], "from 1 to"),
+        (["--concurrency", "some"], "a list of positive numbers like 1,8"),
+        (["--concurrency", "0"], "a list of positive numbers like 1,8"),
+        (["--concurrency", "100001"], "from 1 to"),
         (["--planners", "best"], "knows off, verify-all"),
         (["--planners", "threshold=2"], "survival in 0..1"),
         (["--cost", "weight=3"], "--cost knows base"),

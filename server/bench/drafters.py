@@ -1,0 +1,84 @@
+"""Accepted length of drafter folders on files of prompts, without a server.
+
+The target answers once, and every drafter is then followed along the same answers. A server at temperature 0 accepts
+the same tokens, up to ties that rounding decides; at higher temperatures its accepted length has the same distribution.
+With --answers the target's answers are kept for the next measurement.
+
+examples:
+  outrider bench drafters runs/dspark/drafter --target ./Qwen3-4B --prompts humaneval.jsonl --temperatures 0
+  outrider bench drafters dspark dflash --target ./Qwen3-4B --prompts humaneval.jsonl gsm8k.jsonl \\
+      --answers answers --json drafters.json --plot drafters.png
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
+from outrider.drafters.training.measure import measure, target_answers
+from outrider.drafters.training.target import TargetModel, keep_freed_memory
+from outrider.server import pictures
+from outrider.server.bench import harness
+from outrider.server.engine.questions import read_questions
+from outrider.server.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("drafters", nargs="+", type=Path, metavar="FOLDER", help="drafter folders")
+    add("--target", required=True, metavar="PATH_OR_HUB_NAME", help="the model that they draft for")
+    add("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--count", type=int, default=64, metavar="N", help="prompts of each file (default: %(default)s)")
+    add("--new-tokens", type=int, default=256, metavar="N", help="of each answer, at most (default: %(default)s)")
+    add("--temperatures", nargs="+", type=float, default=[0.0, 1.0], metavar="T", help="(default: 0 1)")
+    add("--answers", type=Path, metavar="FOLDER", help="keeps the target's answers for the next measurement")
+    add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(default: %(default)s)")
+    harness.add_output_flags(parser, json="the counts", plot="acceptance by position, all files together")
+
+
+def run(args: argparse.Namespace) -> int:
+    if min(args.temperatures) < 0:
+        raise UserError(f"--temperatures are at least 0, not {min(args.temperatures):g}")
+    harness.check_positive(args, "count", "new_tokens")
+    harness.check_outputs(args)
+    for path in args.prompts:
+        read_questions(path)  # a file that cannot be read is refused before the first is measured
+    try:
+        by_file, together = _measure(args)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from None
+    print(acceptance_table(by_file))
+    harness.write_json(args.json, {name: acceptance.counts() for name, acceptance in by_file.items()})
+    if args.plot:
+        with pictures.figure(args.plot) as figure:
+            plot_acceptance(together, figure)
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str, Acceptance]]:
+    """Acceptance of each drafter and temperature: by file of prompts, and of all files together."""
+    keep_freed_memory()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
+    short = len({folder.name for folder in args.drafters}) == len(args.drafters)
+    names = [folder.name if short else str(folder) for folder in args.drafters]
+    by_file: dict[str, Acceptance] = {}
+    together: dict[str, Acceptance] = {}
+    for temperature in args.temperatures:
+        for path in args.prompts:
+            answers = target_answers(
+                target, path, count=args.count, new_tokens=args.new_tokens, temperature=temperature, kept=args.answers
+            )
+            measured = measure(target, args.drafters, answers, temperature=temperature)
+            for name, found in zip(names, measured, strict=True):
+                by_file[f"{name}, {path.stem}, T={temperature:g}"] = found
+                both = f"{name}, T={temperature:g}"
+                together[both] = together.get(both, Acceptance.empty(len(found.tried))) + found
+                print(f"{both}, {path.stem}: tau {found.accepted_length:.3f}", flush=True)
+    return by_file, together

@@ -1,0 +1,138 @@
+"""What the benchmarks share: numbers from flags, requests in flight, arms that take turns, ratios, output files."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from outrider.server import pictures
+from outrider.server.errors import UserError
+
+T = TypeVar("T")
+Answer = TypeVar("Answer")
+Case = TypeVar("Case")
+Arm = TypeVar("Arm")
+
+PROMPTS_HELP = 'one JSON object a line, with "prompt" or "turns": [user turns], of which the first is asked'
+
+
+def positive_integers(flag: str, text: str) -> list[int]:
+    """The numbers of a list like "1,8"; raises UserError where there are none, or one is not a number above 0."""
+    try:
+        found = [int(part) for part in text.split(",") if part]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UserError(f"{flag} is a list of positive numbers like 1,8, not {text!r}")
+    return found
+
+
+def numbers_from_zero(flag: str, text: str) -> list[float]:
+    """The numbers of a list like "0,0.7"; raises UserError where there are none, or one is not a number from 0 on."""
+    try:
+        found = [float(part) for part in text.split(",") if part]
+    except ValueError:
+        found = []
+    if not found or not min(found) >= 0:
+        raise UserError(f"{flag} is a list like 0,1 of numbers that are not negative, not {text!r}")
+    return found
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Raise UserError where one of these flags is below 1."""
+    for name in names:
+        if (value := getattr(args, name)) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is at least 1, not {value}")
+
+
+def add_output_flags(parser: argparse.ArgumentParser, *, json: str = "every measurement", plot: str = "") -> None:
+    """--json and, with a description of the picture, --plot."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {json} there as well")
+    if plot:
+        parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw a picture there: {plot}")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Before a long measurement: raise UserError where its files could not be written."""
+    plot = getattr(args, "plot", None)
+    for flag, path in (("--json", args.json), ("--plot", plot)):
+        if path and not path.absolute().parent.is_dir():
+            raise UserError(f"{flag} {path}: the folder {path.parent} does not exist")
+    if plot:
+        pictures.require("--plot")
+
+
+def write_json(path: Path | None, results: Any) -> None:
+    """Write the results where --json was given."""
+    if path:
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def rotated(items: Sequence[T], number: int) -> list[T]:
+    """The items from item `number` on, then those before it; `number` may pass the end."""
+    start = number % len(items)
+    return [*items[start:], *items[:start]]
+
+
+def turns(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> Iterator[tuple[int, Case, Arm]]:
+    """(round, case, arm) of each measurement, under a progress bar: in every round, at every case, arms take turns.
+
+    So what else the machine does meets all arms. Another arm begins in each round, so that none is always the one that
+    finds what another left behind.
+    """
+    from tqdm import tqdm
+
+    with tqdm(total=rounds * len(cases) * len(arms), unit="turn") as progress:
+        for number in range(rounds):
+            for case in cases:
+                for arm in rotated(arms, number):
+                    progress.set_postfix_str(f"{arm} at {case}")
+                    yield number, case, arm
+                    progress.update()
+
+
+async def closed_loop(
+    ask: Callable[[T], Awaitable[Answer]], items: Iterable[T], concurrency: int
+) -> tuple[list[Answer], float]:
+    """The answers to all items in their order, and the seconds that they took together.
+
+    A closed loop with `concurrency` requests in flight: as one ends, the next begins.
+    """
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(item: T) -> Answer:
+        async with slots:
+            return await ask(item)
+
+    start = time.perf_counter()
+    answers = await asyncio.gather(*map(one, items))
+    return answers, time.perf_counter() - start
+
+
+class Ratio(NamedTuple):
+    """How one arm compares with another, over all rounds."""
+
+    median: float
+    least: float
+    largest: float
+
+    @property
+    def spread(self) -> str:
+        return f"{self.least:.2f} to {self.largest:.2f}"
+
+    @property
+    def cell(self) -> str:
+        """For a table."""
+        return f"{self.median:.2f} ({self.spread})"
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Ours over theirs. Each round's ratio is of that round alone: what slows a round down slows both of its arms."""
+    found = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return Ratio(statistics.median(found), min(found), max(found))

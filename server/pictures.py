@@ -1,0 +1,42 @@
+"""A blank figure to draw on, saved as a file.
+
+What is drawn knows how to draw itself (`plot_…` functions, which are given the figure); only this module needs
+matplotlib, which is optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.server.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def require(flag: str) -> None:
+    """Raise UserError where `flag` asks for a picture and matplotlib is missing. Call it before a long measurement."""
+    if not available():
+        raise UserError(f"{flag} needs matplotlib: pip install matplotlib, or leave {flag} out")
+
+
+@contextmanager
+def figure(path: Path) -> Iterator[Figure]:
+    """A blank figure, saved to `path` when the block ends; its suffix says the format (PNG without one)."""
+    from matplotlib.figure import Figure
+
+    blank = Figure(layout="tight")
+    yield blank
+    blank.savefig(path, dpi=120)

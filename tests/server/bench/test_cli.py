@@ -1,0 +1,48 @@
+"""`outrider bench --help` names every benchmark and imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from outrider.server.bench.cli import COMMANDS
+from outrider.server.cli.main import main
+
+
+def test_help_imports_no_benchmark() -> None:
+    code = """
+import sys
+from outrider.server.cli.main import main
+try:
+    main(["bench", "--help"])
+finally:
+    heavy = {"torch", "numpy", "sglang"} & set(sys.modules)
+    assert not heavy, heavy
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    lines = shown.splitlines()
+    for name, (_, summary) in COMMANDS.items():
+        assert any(line.split() == [name, *summary.split()] for line in lines), shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_benchmark_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", name, "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    module = importlib.import_module(COMMANDS[name][0])
+    assert module.__doc__ is not None
+    assert module.__doc__.strip() in shown
+    assert f"outrider bench {name}" in module.__doc__.partition("example")[2]
+    assert "--json FILE" in shown
+
+
+def test_one_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["bench"])
+    assert stop.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err

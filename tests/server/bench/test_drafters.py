@@ -1,0 +1,69 @@
+"""`outrider bench drafters` measures drafter folders along the answers of a tiny target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_drafters import DFLASH, TINY, make_model, save_target
+
+from outrider.drafters.block.checkpoint import save_compact
+from outrider.server.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a target, two drafters for it, and a file of prompts."""
+    folder = tmp_path_factory.mktemp("drafters")
+    save_target(folder / "target")
+    save_compact(make_model(TINY), folder / "dspark")
+    save_compact(make_model(DFLASH), folder / "dflash")
+    (folder / "words.jsonl").write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(4)))
+    return folder
+
+
+def bench(folder: Path, *words: str) -> int:
+    target = ["--target", str(folder / "target"), "--prompts", str(folder / "words.jsonl"), "--device", "cpu"]
+    return main(["bench", "drafters", *words, *target, "--count", "3", "--new-tokens", "12", "--dtype", "float32"])
+
+
+def test_drafters_are_compared_along_the_same_answers(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = ["--json", str(tmp_path / "counts.json"), "--plot", str(tmp_path / "drafters.png")]
+    drafters = [str(folder / "dspark"), str(folder / "dflash")]
+    assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), *outputs) == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| d")]
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    names = [f"{drafter}, words, T={temperature}" for temperature in (0, 1) for drafter in ("dspark", "dflash")]
+    assert list(counts) == names
+    for line, (name, found) in zip(table, counts.items(), strict=True):
+        assert line.startswith(f"| {name} | {found['tau']:.2f} |")
+        assert 1 <= found["tau"] <= 5
+        assert len(found["tried"]) == 4
+        assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
+    assert len(list((tmp_path / "answers").iterdir())) == 2
+    assert (tmp_path / "drafters.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["simulate", "--acceptance", str(tmp_path / "counts.json"), "--concurrency", "1", "--steps", "10"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nowhere"], "nowhere"),
+        (["target"], "is not a block drafter"),
+        (["dspark", "--temperatures", "-1"], "--temperatures are at least 0, not -1"),
+        (["dspark", "--count", "0"], "--count is at least 1, not 0"),
+        (["dspark", "--prompts", "/nowhere.jsonl"], "--prompts /nowhere.jsonl does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, words: list[str], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    fixed = ["--target", "target", "--device", "cpu", "--new-tokens", "4"]
+    given = fixed if "--prompts" in words else [*fixed, "--prompts", "words.jsonl"]
+    assert main(["bench", "drafters", *words, *given]) == 1
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("outrider: ")]
+    assert reason in line

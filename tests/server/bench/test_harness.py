@@ -1,0 +1,100 @@
+"""What the benchmarks share: flags, requests in flight, turns, ratios, output files."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from outrider.server.bench import harness
+from outrider.server.errors import UserError
+
+
+def outputs(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    harness.add_output_flags(parser, plot="a line")
+    return parser.parse_args(words)
+
+
+def test_lists_of_numbers() -> None:
+    assert harness.positive_integers("--concurrency", "1,8, 32,") == [1, 8, 32]
+    assert harness.numbers_from_zero("--temperatures", "0,0.7") == [0.0, 0.7]
+
+
+@pytest.mark.parametrize("text", ["", ",", "two", "1,0", "-1", "1.5"])
+def test_lists_that_are_not_of_positive_integers(text: str) -> None:
+    with pytest.raises(UserError, match=f"--concurrency is a list of positive numbers like 1,8, not '{text}'"):
+        harness.positive_integers("--concurrency", text)
+
+
+@pytest.mark.parametrize("text", ["", "warm", "0,-1", "nan"])
+def test_lists_that_are_not_of_numbers_from_zero(text: str) -> None:
+    with pytest.raises(UserError, match=f"--temperatures is a list like 0,1 .*, not '{text}'"):
+        harness.numbers_from_zero("--temperatures", text)
+
+
+def test_the_flag_below_one_is_named() -> None:
+    args = argparse.Namespace(rounds=1, new_tokens=0)
+    harness.check_positive(args, "rounds")
+    with pytest.raises(UserError, match=r"^--new-tokens is at least 1, not 0$"):
+        harness.check_positive(args, "rounds", "new_tokens")
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.check_outputs(outputs("--json", str(tmp_path / "new.json"), "--plot", str(tmp_path / "new.png")))
+    with pytest.raises(UserError, match=r"--json .*nowhere/x.json: the folder .*nowhere does not exist"):
+        harness.check_outputs(outputs("--json", str(tmp_path / "nowhere" / "x.json")))
+    with pytest.raises(UserError, match=r"--plot .*the folder .* does not exist"):
+        harness.check_outputs(outputs("--plot", str(tmp_path / "nowhere" / "x.png")))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    harness.check_outputs(outputs("--json", str(tmp_path / "new.json")))
+    with pytest.raises(UserError, match="--plot needs matplotlib: pip install matplotlib"):
+        harness.check_outputs(outputs("--plot", str(tmp_path / "new.png")))
+
+
+def test_json_is_written_where_it_was_asked_for(tmp_path: Path) -> None:
+    harness.write_json(None, {"a": 1})
+    harness.write_json(tmp_path / "a.json", {"a": [1.5]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1.5]}
+
+
+def test_arms_take_turns_and_another_begins_each_round() -> None:
+    taken = list(harness.turns(3, [1, 8], ["off", "on", "planned"]))
+    assert [turn[:2] for turn in taken[::3]] == [(0, 1), (0, 8), (1, 1), (1, 8), (2, 1), (2, 8)]
+    assert [arm for _, _, arm in taken[:3]] == ["off", "on", "planned"]
+    assert [arm for _, _, arm in taken[6:9]] == ["on", "planned", "off"]
+    assert set(Counter(taken).values()) == {1}
+    assert Counter(arm for _, _, arm in taken) == {"off": 6, "on": 6, "planned": 6}
+    assert Counter(arm for _, _, arm in taken[::3]) == {"off": 2, "on": 2, "planned": 2}  # who begins
+
+
+def test_a_closed_loop_keeps_as_many_in_flight_as_asked_and_the_order() -> None:
+    in_flight = most = 0
+
+    async def ask(item: int) -> int:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        for _ in range(10 - item):  # later ones are done sooner
+            await asyncio.sleep(0)
+        in_flight -= 1
+        return item * item
+
+    answers, seconds = asyncio.run(harness.closed_loop(ask, range(7), 3))
+    assert answers == [item * item for item in range(7)]
+    assert most == 3
+    assert seconds > 0
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    found = harness.ratio([10, 30, 20], [5, 10, 20])
+    assert found == (2, 1, 3)
+    assert found.cell == "2.00 (1.00 to 3.00)"
+    assert found.spread == "1.00 to 3.00"
