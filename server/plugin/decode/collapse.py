@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from prometheus_client import Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 logger = logging.getLogger(__name__)
 
@@ -19,13 +19,14 @@ class AcceptanceWatch:
     floor: below this share the drafter counts as collapsed; a fitting drafter is far above it, whatever the traffic.
     """
 
-    def __init__(self, drafter: str, window: int = 4096, floor: float = 0.02):
+    def __init__(self, drafter: str, registry: CollectorRegistry, window: int = 4096, floor: float = 0.02):
         self.drafter, self.window, self.floor = drafter, window, floor
         self.verified = self.accepted = 0
         self.gauge = Gauge(
             "outrider_acceptance_collapsed",
             "1 while the drafter's tokens are almost never accepted.",
             multiprocess_mode="livemostrecent",
+            registry=registry,
         )
         self.gauge.set(0)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,84 +15,24 @@ import torch
 
 from outrider.drafters.base import Draft
 from outrider.scheduler.calibration.model import Calibration
-from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.base import Planner
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.recording import Recording
 from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.step import Admission, Outcome, Step, StepTime
 
 DEVICE_LAG = 1
 """Steps that are still under way on a GPU when the next one is prepared; their results are not read yet."""
-RECORDED_REQUEST_STEPS = 1 << 15
-RECORDED_STEPS = 1 << 12
 
 
-@dataclass(slots=True)
-class Step:
-    """One decode step of R requests, filled in as it goes.
-
-    view, budget: what the planner was asked and said. drafts: whether anybody drafts.
-    planned, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
-    raw, confidence: [R, gamma] as the drafter gave them, and calibrated. draft_lens, verify_lens, accept_lens: [R].
-    tokens: verified over all requests, anchors included; None until the outcome was read.
-    seconds: until the next decode step began; None until then, or where something else came between.
-    """
-
-    view: StepView
-    budget: Budget
-    drafts: bool
-    planned: np.ndarray
-    padded: np.ndarray
-    temperatures: torch.Tensor
-    began: float
-    planner_seconds: float
-    draft_seconds: float = 0.0
-    raw: torch.Tensor | None = None
-    confidence: torch.Tensor | None = None
-    draft_lens: torch.Tensor | None = None
-    verify_lens: torch.Tensor | None = None
-    accept_lens: torch.Tensor | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-
-
-@dataclass(slots=True)
-class StepLog:
-    """The last steps, for measuring what a step costs: lists of equal length, oldest first."""
-
-    requests: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDED_STEPS))
-    tokens: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDED_STEPS))
-    context: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDED_STEPS))
-    drafted: deque[bool] = field(default_factory=lambda: deque(maxlen=RECORDED_STEPS))
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECORDED_STEPS))
-    draft_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECORDED_STEPS))
-
-    def add(self, step: Step) -> None:
-        """Log a finished step whose time is known."""
-        assert step.seconds is not None
-        assert step.tokens is not None
-        self.requests.append(len(step.view.rows))
-        self.tokens.append(step.tokens)
-        self.context.append(int(step.view.contexts.sum()))
-        self.drafted.append(step.drafts)
-        self.seconds.append(step.seconds)
-        self.draft_seconds.append(step.draft_seconds)
-
-    def clear(self) -> None:
-        for name in self.__slots__:
-            getattr(self, name).clear()
-
-    def to_lists(self) -> dict[str, list[Any]]:
-        """What can be sent to another process."""
-        return {name: list(getattr(self, name)) for name in self.__slots__}
-
-
-class Scheduling:
+class Planning:
     """Asks the planner before a step, tells it afterwards.
 
     planner: decides for requests that leave the decision to it. cost: corrected by the times that steps take; None
     where nothing was measured. calibration: of the drafter's confidences; None takes them as they are.
+    device: where the steps' tensors live.
     """
 
     def __init__(
@@ -111,67 +50,78 @@ class Scheduling:
         self.requests = requests
         self.metrics = metrics
         self.on_host = torch.device(device).type == "cpu"
-        self.pending: deque[Step] = deque()
-        self.last: Step | None = None
+        self.recording = Recording(requests.gamma)
         self.running = np.empty(0, dtype=np.int64)
-        self.records = Recorder(RECORDED_REQUEST_STEPS, requests.gamma)
-        self.steps = StepLog()
+        self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
+        self._unread: deque[Outcome] = deque()
+        self._over: deque[tuple[Outcome, float]] = deque()  # with the seconds that they took, not taken in yet
+
+    def plan_by(self, planner: Planner, cost: StepCost | None, calibration: Calibration | None) -> None:
+        """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
+        self._catch_up(0)
+        self._last = None
+        self.planner, self.cost, self.calibration = planner, cost, calibration
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, temperatures: torch.Tensor) -> Step:
         """A decode step begins: its budget, from what earlier steps showed."""
         now = time.perf_counter()
-        if self.last is not None:
-            self.last.seconds = now - self.last.began
-            self._time(self.last)
+        if self._last is not None:
+            self._over.append((self._last, now - self._last.step.began))
+            self._last = None
         self._catch_up(DEVICE_LAG)
         self._see_off(rows)
         asked = time.perf_counter()
-        view = self.requests.view(rows, contexts)
-        budget = self.planner.budget(view)
         table = self.requests
-        planned, may_draft = table.planned[rows], view.limits > 0
-        step = Step(
+        view = table.view(rows, contexts)
+        budget = self.planner.budget(view)
+        planned = table.planned[rows]
+        may_draft = view.limits if budget.draft else view.limits * ~planned
+        return Step(
             view=view,
             budget=budget,
-            drafts=bool((may_draft & (budget.draft | ~planned)).any()),
+            drafts=np.count_nonzero(may_draft) > 0,
             planned=planned,
             padded=table.padded[rows],
             temperatures=temperatures,
             began=now,
             planner_seconds=time.perf_counter() - asked,
         )
-        self.last = step
-        return step
 
-    def admit(self, step: Step, draft: Draft) -> torch.Tensor:
-        """verify_lens [R] of a step's drafts."""
+    def admit(self, step: Step, draft: Draft, draft_seconds: float) -> Admission:
+        """A step's drafts are there: how many of each request's are verified."""
         began = time.perf_counter()
-        step.raw = draft.confidence
-        step.confidence = draft.confidence if self.calibration is None else self.calibration.apply(draft.confidence)
-        step.draft_lens = draft.lens
-        if not step.drafts:
-            verify_lens = torch.zeros_like(draft.lens)
-        elif step.planned.all():
-            verify_lens = self.planner.admit(step.confidence, draft.lens, step.budget)
-        else:
-            planned = torch.from_numpy(step.planned).to(draft.lens.device)
-            open_lens = draft.lens * planned if step.budget.draft else torch.zeros_like(draft.lens)
-            admitted = self.planner.admit(step.confidence, open_lens, step.budget)
-            verify_lens = torch.where(planned, admitted, draft.lens)
-        step.verify_lens = verify_lens
-        step.planner_seconds += time.perf_counter() - began
-        return verify_lens
+        confidence = draft.confidence if self.calibration is None else self.calibration.apply(draft.confidence)
+        verify_lens = self._verify_lens(step, confidence, draft.lens)
+        return Admission(
+            step=step,
+            draft_lens=draft.lens,
+            raw=draft.confidence,
+            confidence=confidence,
+            verify_lens=verify_lens,
+            draft_seconds=draft_seconds,
+            planner_seconds=step.planner_seconds + time.perf_counter() - began,
+        )
 
-    def finish(self, step: Step, accept_lens: torch.Tensor) -> None:
+    def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
+        """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
+        if not step.drafts:
+            return torch.zeros_like(draft_lens)
+        if step.planned.all():
+            return self.planner.admit(confidence, draft_lens, step.budget)
+        planned = torch.from_numpy(step.planned).to(draft_lens.device)
+        open_lens = draft_lens * planned if step.budget.draft else torch.zeros_like(draft_lens)
+        return torch.where(planned, self.planner.admit(confidence, open_lens, step.budget), draft_lens)
+
+    def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
         """A step's tokens are decided: accept_lens [R], the bonus token included."""
-        step.accept_lens = accept_lens
-        self.pending.append(step)
+        self._last = Outcome(admission, accept_lens)
+        self._unread.append(self._last)
         if self.on_host:
             self._catch_up(0)
 
     def interrupt(self, rows: np.ndarray) -> None:
         """Requests are prefilled into `rows` next, so how long the last step took cannot be told."""
-        self.last = None
+        self._last = None
         self.metrics.flush()
         self._see_off(np.setdiff1d(self.running, rows))
 
@@ -186,57 +136,43 @@ class Scheduling:
             self.metrics.observe_requests(table.levels[gone], table.speeds(gone), table.generated[gone])
 
     def _catch_up(self, lag: int) -> None:
-        while len(self.pending) > lag:
-            self._observe(self.pending.popleft())
+        """Read the outcomes of all finished steps but the last `lag`; take in how long those took."""
+        while len(self._unread) > lag:
+            self._observe(self._unread.popleft())
+        while self._over and self._over[0][0] not in self._unread:
+            self._take_time(*self._over.popleft())
 
-    def _observe(self, step: Step) -> None:
-        assert step.raw is not None
-        assert step.confidence is not None
-        assert step.draft_lens is not None
-        assert step.verify_lens is not None
-        assert step.accept_lens is not None
+    def _observe(self, outcome: Outcome) -> None:
         began = time.perf_counter()
-        verify_lens, accept_lens = step.verify_lens.cpu().numpy(), step.accept_lens.cpu().numpy()
-        confidence = step.confidence.float().cpu()
-        survival = survival_of(confidence, step.draft_lens.cpu()).numpy()
+        step, admission = outcome.step, outcome.admission
+        verify_lens, accept_lens = admission.verify_lens.cpu().numpy(), outcome.accept_lens.cpu().numpy()
+        confidence, draft_lens = admission.confidence.float().cpu(), admission.draft_lens.cpu()
+        survival = survival_of(confidence, draft_lens).numpy()
         self.planner.observe(step.view, survival, verify_lens, accept_lens, step.drafts, None)
         self.requests.take(step.view, accept_lens)
-        step.planner_seconds += time.perf_counter() - began
+        planner_seconds = admission.planner_seconds + time.perf_counter() - began
         if (tried := verify_lens > 0).any():
-            raw, temperatures = step.raw.float().cpu().numpy(), step.temperatures.cpu().numpy()
-            self.records.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, temperatures[tried])
-        step.tokens = len(verify_lens) + int(verify_lens.sum())
-        self.metrics.observe_step(step, confidence.numpy(), step.draft_lens.cpu().numpy(), verify_lens, accept_lens)
-        self._time(step)
+            raw, temperatures = admission.raw.float().cpu().numpy(), step.temperatures.cpu().numpy()
+            self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, temperatures[tried])
+        self.metrics.observe_step(step, confidence.numpy(), draft_lens.numpy(), verify_lens, accept_lens)
+        self.metrics.observe_host_time(admission.draft_seconds, planner_seconds)
 
-    def _time(self, step: Step) -> None:
-        """Take in how long a step took, once that and its outcome are both known."""
-        if step.seconds is None or step.tokens is None:
-            return
-        self.steps.add(step)
-        requests, drafted = len(step.view.rows), step.drafts
-        predicted = step.budget.predicted_seconds(step.tokens - requests)
+    def _take_time(self, outcome: Outcome, seconds: float) -> None:
+        step = outcome.step
+        requests, tokens, context = len(step.view.rows), outcome.tokens, int(step.view.contexts.sum())
+        draft_seconds = outcome.admission.draft_seconds
+        self.recording.steps.append(StepTime(requests, tokens, context, step.drafts, seconds, draft_seconds))
         if self.cost is not None:
-            self.cost.observe(requests, step.tokens, float(step.view.contexts.sum()), drafted, step.seconds)
-        self.metrics.observe_time(step.seconds, predicted)
+            self.cost.observe(requests, tokens, context, step.drafts, seconds)
+        self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:
         """Everything recorded since `forget`, in types that can be sent to another process."""
         self._catch_up(0)
         self.metrics.flush()
-        records = self.records.records()
-        return {
-            "steps": self.steps.to_lists(),
-            "records": {
-                "confidence": records.confidence.tolist(),
-                "verify_lens": records.verify_lens.tolist(),
-                "accepted": records.accepted.tolist(),
-                "temperatures": records.temperatures.tolist(),
-            },
-        }
+        return self.recording.to_lists()
 
     def forget(self) -> None:
         """Drop what was recorded."""
         self._catch_up(0)
-        self.records = Recorder(RECORDED_REQUEST_STEPS, self.requests.gamma)
-        self.steps.clear()
+        self.recording.clear()

@@ -73,10 +73,10 @@ class RequestTable:
             progress=np.where(had > 0, had / seconds, np.inf),
         )
 
-    def take(self, step: StepView, accept_lens: np.ndarray) -> None:
+    def take(self, view: StepView, accept_lens: np.ndarray) -> None:
         """Count the tokens [R] that a step brought, less those of requests whose row has another by now."""
-        current = self.generations[step.rows] == step.generations
-        rows = step.rows[current]
+        current = self.generations[view.rows] == view.generations
+        rows = view.rows[current]
         self.generated[rows] += accept_lens[current]
         self.latest[rows] = time.perf_counter()
 

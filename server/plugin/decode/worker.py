@@ -26,10 +26,11 @@ from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules
 from outrider.server.plugin.decode.logprobs import write_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Scheduling, Step
+from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.sampler import Sampler
 from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten
+from outrider.server.plugin.decode.step import Step
 from outrider.server.plugin.loading.planner import load_plan
 
 
@@ -56,7 +57,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.device = runner.device
         self.history = SlotTokens(slots, self.device)
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
-        self.scheduling = Scheduling(
+        self.planning = Planning(
             *load_plan(self.config),
             requests=self.requests,
             metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
@@ -79,14 +80,14 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def outrider_state(self) -> dict[str, Any]:
         """What was recorded since `forget_records`, for another process."""
-        return self.scheduling.state()
+        return self.planning.state()
 
     def forget_records(self) -> None:
-        self.scheduling.forget()
+        self.planning.forget()
 
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk."""
-        self.scheduling.planner, self.scheduling.cost, self.scheduling.calibration = load_plan(self.config)
+        self.planning.plan_by(*load_plan(self.config))
 
     @property
     def _captures_hidden(self) -> bool:
@@ -95,7 +96,7 @@ class SpeculativeWorker(BaseSpecWorker):
     # -- prefill ------------------------------------------------------------------------------------------------
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
-        self.scheduling.interrupt(batch.req_pool_indices_cpu.numpy())
+        self.planning.interrupt(batch.req_pool_indices_cpu.numpy())
         self.requests.admit(batch.reqs, batch.req_pool_indices)
         input_ids, slots = batch.input_ids, batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
@@ -149,9 +150,10 @@ class SpeculativeWorker(BaseSpecWorker):
         anchors = batch.spec_info.bonus_tokens.long()
         seeds = self.requests.seeds[rows]
 
-        step = self.scheduling.begin(*self._host_view(batch), self._temperatures(batch))
-        draft = self._draft(batch, step, rows, seq_lens, anchors, seeds)
-        verify_lens = self.scheduling.admit(step, draft)
+        step = self.planning.begin(*self._host_view(batch), self._temperatures(batch))
+        draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, seeds)
+        admission = self.planning.admit(step, draft, draft_seconds)
+        verify_lens = admission.verify_lens
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
         result = self._verify(batch, flat, verify_lens)
         logits_output = result.logits_output
@@ -179,7 +181,7 @@ class SpeculativeWorker(BaseSpecWorker):
             on_publish(new_seq_lens)
         if batch.return_logprob:
             self._write_logprobs(batch, logits_output, flat, tokens)
-        self.scheduling.finish(step, accept_lens)
+        self.planning.finish(admission, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
         return GenerationBatchResult(
@@ -193,23 +195,18 @@ class SpeculativeWorker(BaseSpecWorker):
         )
 
     def _draft(
-        self,
-        batch: Any,
-        step: Step,
-        rows: torch.Tensor,
-        seq_lens: torch.Tensor,
-        anchors: torch.Tensor,
-        seeds: torch.Tensor,
-    ) -> Draft:
-        """Drafts for every request; those that switched speculation off get length 0."""
+        self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, seeds: torch.Tensor
+    ) -> tuple[Draft, float]:
+        """Drafts for every request, and the seconds they took; those that switched speculation off get length 0."""
         gamma = self.width - 1
         if self.drafter is None or not step.drafts:
             shape = (len(rows), gamma)
-            return Draft(
+            nothing = Draft(
                 tokens=torch.zeros(shape, dtype=torch.int64, device=self.device),
                 lens=torch.zeros(len(rows), dtype=torch.int64, device=self.device),
                 confidence=torch.zeros(shape, device=self.device),
             )
+            return nothing, 0.0
         began = time.perf_counter()
         draft = self.drafter.propose(
             DraftBatch(
@@ -221,14 +218,14 @@ class SpeculativeWorker(BaseSpecWorker):
                 uniforms=uniforms(seeds, seq_lens, gamma, Purpose.DRAFT),
             )
         )
-        step.draft_seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         limits = self.requests.limits[rows]
         lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
         if step.padded.any():
             padded = torch.from_numpy(step.padded).to(self.device)
             lens = torch.where(padded, limits, lens)
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
-        return Draft(tokens, lens, draft.confidence, draft.probs, draft.vocab)
+        return Draft(tokens, lens, draft.confidence, draft.probs, draft.vocab), seconds
 
     def _verify(self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor) -> GenerationBatchResult:
         batch.forward_mode = ForwardMode.TARGET_VERIFY

@@ -5,22 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from prometheus_client import REGISTRY
 
 from outrider.scheduler.planners.base import Budget, StepView
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Step
+from outrider.server.plugin.decode.step import Step
 
 GAMMA = 4
 
 
-@pytest.fixture(scope="module")
-def metrics():
-    return SpeculationMetrics(gamma=GAMMA, drafter="test")
-
-
-def value(name, **labels):
-    return REGISTRY.get_sample_value(name, {k: str(v) for k, v in labels.items()}) or 0.0
+@pytest.fixture
+def metrics(registry):
+    return SpeculationMetrics(GAMMA, "test", registry)
 
 
 def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None):
@@ -45,7 +40,7 @@ def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budge
     metrics.flush()
 
 
-def test_positions_behind_a_rejection_are_unobserved(metrics):
+def test_positions_behind_a_rejection_are_unobserved(metrics, value):
     # accepted all 3; rejected at the 2nd of 4; verified none; rejected at once
     observe(metrics, [4, 4, 4, 4], [3, 4, 0, 1], [4, 2, 1, 1], budget=Budget(draft=True, tokens=9))
     assert [value("outrider_verified_position_total", position=k) for k in (1, 2, 3, 4)] == [3, 2, 1, 0]
@@ -65,7 +60,7 @@ def test_positions_behind_a_rejection_are_unobserved(metrics):
     assert value("outrider_undrafted_steps_total") == 1
 
 
-def test_the_calibration_error_can_be_read_from_the_bins(metrics):
+def test_the_calibration_error_can_be_read_from_the_bins(metrics, value):
     def ece():
         bins = [f"{(b + 0.5) / 10:.2f}" for b in range(10)]
         kinds = ("observed", "accepted", "expected")
@@ -79,7 +74,7 @@ def test_the_calibration_error_can_be_read_from_the_bins(metrics):
     assert np.abs(expected - accepted).sum() / observed.sum() == pytest.approx(0.25, abs=1e-6)
 
 
-def test_predicted_time_is_counted_beside_the_time_taken(metrics):
+def test_predicted_time_is_counted_beside_the_time_taken(metrics, value):
     metrics.observe_time(0.03, None)
     assert value("outrider_predictable_step_seconds_total") == 0
     metrics.observe_time(0.03, 0.02)
@@ -90,14 +85,14 @@ def test_predicted_time_is_counted_beside_the_time_taken(metrics):
     assert value("outrider_step_seconds_count") == 3
 
 
-def test_goodput_counts_tokens_of_requests_that_met_their_level(metrics):
+def test_goodput_counts_tokens_of_requests_that_met_their_level(metrics, value):
     metrics.observe_requests(np.array([0.0, 10.0, 10.0]), np.array([5.0, 12.0, 8.0]), np.array([100, 200, 400]))
     assert value("outrider_goodput_tokens_total") == 300
     assert value("outrider_service_level_requests_total", met="true") == 1
     assert value("outrider_service_level_requests_total", met="false") == 1
 
 
-def test_a_collapsed_drafter_is_told_and_recovers(metrics, caplog):
+def test_a_collapsed_drafter_is_told_and_recovers(metrics, value, caplog):
     four = [4] * 1024
     observe(metrics, four, four, [3] * 1024)
     for _ in range(5):

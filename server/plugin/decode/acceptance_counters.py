@@ -1,0 +1,86 @@
+"""Draft tokens by position and by confidence, as Prometheus counters: what acceptance and calibration errors are read
+from."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter
+
+from outrider.server.plugin.decode.collapse import AcceptanceWatch
+
+CALIBRATION_BINS = 10
+FLUSH_SECONDS = 0.25
+
+
+class AcceptanceCounters:
+    """Counts what the target observed of the drafts: how much, what of it was accepted, and what was expected.
+
+    A position counts as verified only if every draft before it was accepted: what lies behind a rejection, or was
+    not admitted, is unobserved and not rejected.
+    """
+
+    def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry):
+        self.watch = AcceptanceWatch(drafter, registry)
+        self.positions = np.arange(1, gamma + 1)
+        self.by_position = _Gathered(
+            {
+                "outrider_verified_position": "Drafts observed by the target, by position.",
+                "outrider_accepted_position": "Drafts accepted, by position.",
+                "outrider_expected_position": "Sum of the confidences of the drafts observed, by position.",
+            },
+            "position",
+            [str(k) for k in self.positions],
+            registry,
+        )
+        # ECE over a time range: sum over bins of |increase(expected) - increase(accepted)| / sum of increase(observed).
+        self.by_bin = _Gathered(
+            {
+                "outrider_calibration_observed": "Drafts observed, by confidence bin.",
+                "outrider_calibration_accepted": "Drafts accepted, by confidence bin.",
+                "outrider_calibration_expected": "Sum of confidences, by confidence bin.",
+            },
+            "confidence",
+            [f"{(b + 0.5) / CALIBRATION_BINS:.2f}" for b in range(CALIBRATION_BINS)],
+            registry,
+        )
+        self.flushed = time.monotonic()
+
+    def observe(self, confidence: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray) -> None:
+        """confidence [R, gamma], calibrated; the others [R]; accept_lens include the bonus token."""
+        observed = np.minimum(verify_lens, accept_lens)[:, None] >= self.positions
+        kept = accept_lens[:, None] - 1 >= self.positions
+        self.by_position.amounts += observed.sum(0), kept.sum(0), (confidence * observed).sum(0)
+        seen, outcome = confidence[observed], kept[observed]
+        bins = np.minimum((seen * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+        for row, weights in enumerate((None, outcome, seen)):
+            self.by_bin.amounts[row] += np.bincount(bins, weights, minlength=CALIBRATION_BINS)
+        self.watch.count(int(observed[:, 0].sum()), int(kept[:, 0].sum()))
+        if time.monotonic() - self.flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring the counters up to date."""
+        self.by_position.flush()
+        self.by_bin.flush()
+        self.flushed = time.monotonic()
+
+
+class _Gathered:
+    """Counters under one label, brought up to date now and then: there are so many that at every step they would cost
+    a percent of it.
+
+    names: of the counters, with what they count. amounts: [counters, values of the label], not counted yet.
+    """
+
+    def __init__(self, names: dict[str, str], label: str, values: list[str], registry: CollectorRegistry):
+        counters = [Counter(name, text, [label], registry=registry) for name, text in names.items()]
+        self.counters = [counter.labels(value) for counter in counters for value in values]
+        self.amounts = np.zeros((len(names), len(values)))
+
+    def flush(self) -> None:
+        for counter, amount in zip(self.counters, self.amounts.ravel().tolist(), strict=True):
+            if amount:
+                counter.inc(amount)
+        self.amounts[:] = 0

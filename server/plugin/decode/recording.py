@@ -1,0 +1,38 @@
+"""The last steps of the worker, for whoever measures: what step costs and calibrations are made of."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields
+from typing import Any
+
+from outrider.scheduler.calibration.records import Recorder
+from outrider.server.plugin.decode.step import StepTime
+
+RECORDED_REQUEST_STEPS = 1 << 15
+RECORDED_STEPS = 1 << 12
+
+
+class Recording:
+    """blocks: what became of drafted blocks of which anything was verified. steps: what steps held and took."""
+
+    def __init__(self, gamma: int):
+        self.blocks = Recorder(RECORDED_REQUEST_STEPS, gamma)
+        self.steps: deque[StepTime] = deque(maxlen=RECORDED_STEPS)
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.steps.clear()
+
+    def to_lists(self) -> dict[str, Any]:
+        """What can be sent to another process: one list per field."""
+        blocks = self.blocks.records()
+        return {
+            "steps": {field.name: [getattr(step, field.name) for step in self.steps] for field in fields(StepTime)},
+            "records": {
+                "confidence": blocks.confidence.tolist(),
+                "verify_lens": blocks.verify_lens.tolist(),
+                "accepted": blocks.accepted.tolist(),
+                "temperatures": blocks.temperatures.tolist(),
+            },
+        }

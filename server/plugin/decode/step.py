@@ -1,0 +1,85 @@
+"""What is known of a decode step: when it has begun, when its drafts are there, when its tokens are decided, when it is
+over. Each record is made once, of the one before and of what has become known since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.scheduler.planners.base import Budget, StepView
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A step of R requests that has begun.
+
+    view, budget: what the planner was asked and said. drafts: whether anybody drafts.
+    planned, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
+    temperatures: [R] float32, 0 for greedy requests. began: seconds on the host's clock.
+    planner_seconds: that the planner has taken so far.
+    """
+
+    view: StepView
+    budget: Budget
+    drafts: bool
+    planned: np.ndarray
+    padded: np.ndarray
+    temperatures: torch.Tensor
+    began: float
+    planner_seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admission:
+    """A step whose drafts are there: how many of them are verified.
+
+    draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
+    draft_seconds: of the host, spent drafting. planner_seconds: that the planner has taken so far.
+    """
+
+    step: Step
+    draft_lens: torch.Tensor
+    raw: torch.Tensor
+    confidence: torch.Tensor
+    verify_lens: torch.Tensor
+    draft_seconds: float
+    planner_seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """A step whose tokens are decided, on a GPU perhaps not computed yet.
+
+    accept_lens: [R] int64 in 1..gamma+1, tokens that came out, the bonus token included.
+    """
+
+    admission: Admission
+    accept_lens: torch.Tensor
+
+    @property
+    def step(self) -> Step:
+        return self.admission.step
+
+    @property
+    def tokens(self) -> int:
+        """Verified over all requests, anchors included; waits for the device."""
+        verify_lens = self.admission.verify_lens.cpu().numpy()
+        return len(verify_lens) + int(verify_lens.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step that is over: what it held, and how long it took.
+
+    tokens: verified over all requests, anchors included. context: cached tokens, summed over the requests.
+    seconds: until the next decode step began, drafting included. draft_seconds: of the host, spent drafting.
+    """
+
+    requests: int
+    tokens: int
+    context: int
+    drafted: bool
+    seconds: float
+    draft_seconds: float

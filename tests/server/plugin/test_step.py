@@ -1,0 +1,77 @@
+"""Records of a decode step: what each adds, and what is kept of them for another process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+import torch
+from planning import view
+
+from outrider.scheduler.planners.base import Budget
+from outrider.server.plugin.decode.recording import RECORDED_STEPS, Recording
+from outrider.server.plugin.decode.step import Admission, Outcome, Step, StepTime
+
+
+def outcome(verify_lens: list[int]) -> Outcome:
+    count = len(verify_lens)
+    step = Step(
+        view=view(count, 4),
+        budget=Budget(draft=True, tokens=None),
+        drafts=True,
+        planned=np.ones(count, dtype=bool),
+        padded=np.zeros(count, dtype=bool),
+        temperatures=torch.zeros(count),
+        began=0.0,
+        planner_seconds=0.0,
+    )
+    confidence = torch.full((count, 4), 0.5)
+    admission = Admission(
+        step=step,
+        draft_lens=torch.full((count,), 4),
+        raw=confidence,
+        confidence=confidence,
+        verify_lens=torch.tensor(verify_lens),
+        draft_seconds=0.0,
+        planner_seconds=0.0,
+    )
+    return Outcome(admission, torch.ones(count, dtype=torch.int64))
+
+
+def test_every_request_verifies_its_anchor():
+    assert outcome([3, 0, 1]).tokens == 7
+    assert outcome([0]).tokens == 1
+
+
+def test_what_is_known_of_a_step_does_not_change():
+    finished = outcome([1])
+    assert finished.step is finished.admission.step
+    with pytest.raises(FrozenInstanceError):
+        finished.accept_lens = torch.zeros(1)
+    with pytest.raises(FrozenInstanceError):
+        finished.step.planner_seconds = 1.0
+
+
+def test_a_recording_keeps_the_latest_and_can_be_sent_as_json():
+    recording = Recording(gamma=2)
+    for number in range(RECORDED_STEPS + 5):
+        recording.steps.append(StepTime(number, 2 * number, 3, number % 2 == 1, 0.5, 0.25))
+    recording.blocks.record(np.array([[0.5, 0.25]]), np.array([2]), np.array([1]), np.array([0.75]))
+    sent = json.loads(json.dumps(recording.to_lists()))
+    assert sent["records"] == {
+        "confidence": [[0.5, 0.25]],
+        "verify_lens": [2],
+        "accepted": [1],
+        "temperatures": [0.75],
+    }
+    steps = sent["steps"]
+    assert set(steps) == {"requests", "tokens", "context", "drafted", "seconds", "draft_seconds"}
+    assert all(len(column) == RECORDED_STEPS for column in steps.values())
+    last = RECORDED_STEPS + 4
+    assert [steps[name][-1] for name in ("requests", "tokens", "drafted")] == [last, 2 * last, last % 2 == 1]
+    recording.clear()
+    empty = recording.to_lists()
+    assert not any(empty["steps"].values())
+    assert not any(empty["records"].values())
