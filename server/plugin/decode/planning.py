@@ -79,7 +79,7 @@ class Planning:
         return Step(
             view=view,
             budget=budget,
-            drafts=np.count_nonzero(may_draft) > 0,
+            drafts=bool(np.count_nonzero(may_draft)),
             planned=planned,
             padded=table.padded[rows],
             temperatures=temperatures,
