@@ -131,7 +131,8 @@ def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
                 case Finished(table, folder):
                     print(table)
                     print(f"saved to {folder} on the server's machine, and in use there")
-    return 0
+                    return 0
+    raise UserError("the server stopped measuring without a result; its log says more")
 
 
 def _events(request: urllib.request.Request) -> Iterator[Event]:
