@@ -44,6 +44,10 @@ serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 test: $(PROJECT) $(DEV) ## Run all tests
 	@$(BIN)/pytest $(ARGS)
 
+.PHONY: check
+check: lint ## Check style and types, run the tests that start no server (about two minutes)
+	@$(BIN)/pytest -m "not server" $(ARGS)
+
 .PHONY: lint
 lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
 	@$(BIN)/ruff check .

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from running import Server
+from running import EngineWatch, Server
+
+STARTING = ("server", "served")
+"""Fixtures that start a server; so do those whose name ends with "_server"."""
+NO_SERVERS = "not server"
+"""What `make check` asks for with -m."""
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +33,32 @@ def client(server: Server) -> openai.OpenAI:
 def model(client: openai.OpenAI) -> str:
     """Name of the served model."""
     return client.models.list().data[0].id
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test whose fixtures start a server has the marker `server`; one that starts an engine itself must say so."""
+    for item in items:
+        if any(name in STARTING or name.endswith("_server") for name in getattr(item, "fixturenames", ())):
+            item.add_marker("server")
+
+
+@pytest.fixture(scope="session")
+def engine_watch(request: pytest.FixtureRequest) -> Iterator[EngineWatch | None]:
+    if request.config.option.markexpr != NO_SERVERS:
+        yield None
+        return
+    with EngineWatch() as watch:
+        yield watch
+
+
+@pytest.fixture(autouse=True)
+def no_engine_without_the_marker(engine_watch: EngineWatch | None) -> Iterator[None]:
+    """In `make check`, a test that starts an engine fails, however it does it."""
+    yield
+    if engine_watch is not None and engine_watch.seen:
+        engine_watch.seen = False
+        pytest.fail("this test starts an engine: give it @pytest.mark.server")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from asking import accepted_tokens, complete, complete_all, tokens
+from chi_square import p_value
 from scipy import stats
 
 from outrider.server.engine.target import find
@@ -61,17 +62,6 @@ def filtered(probs: np.ndarray, top_k: int | None, top_p: float) -> np.ndarray:
     out = np.zeros_like(probs)
     out[order[keep]] = ranked[keep]
     return out / out.sum()
-
-
-def p_value(counts: Counter, probs: dict, total: int) -> float:
-    """Chi-square of counted outcomes against their probabilities; rare outcomes form one class."""
-    common = [key for key, p in probs.items() if p * total >= 16]
-    observed = [counts[key] for key in common]
-    expected = [probs[key] * total for key in common]
-    observed.append(total - sum(observed))
-    expected.append(total - sum(expected))
-    assert len(common) > 3
-    return float(stats.chisquare(observed, expected).pvalue)
 
 
 @pytest.mark.parametrize(

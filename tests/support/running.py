@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 import httpx
 import openai
@@ -59,10 +62,7 @@ class Server:
         return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0} | options)
 
     def children(self) -> dict[str, psutil.Process]:
-        """The engine's processes, by the part of their title after 'sglang::'."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        titles = {child: " ".join(child.cmdline()) for child in found}
-        return {title.partition("::")[2].split()[0]: child for child, title in titles.items() if "sglang::" in title}
+        return engine_processes(self.process.pid)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -82,6 +82,40 @@ class Server:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(20)
+
+
+class EngineWatch(threading.Thread):
+    """While it is entered: `seen` becomes true when an engine runs below this process, whoever started it."""
+
+    EVERY_SECONDS = 0.5  # an engine lives for many
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen = False
+        self._ended = threading.Event()
+
+    def __enter__(self) -> EngineWatch:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._ended.wait(self.EVERY_SECONDS):
+            self.seen |= bool(engine_processes(os.getpid()))
+
+
+def engine_processes(pid: int) -> dict[str, psutil.Process]:
+    """SGLang's processes below this one, by the part of their title after 'sglang::'."""
+    found = {}
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            title = " ".join(child.cmdline())
+            if "sglang::" in title:
+                found[title.partition("::")[2].split()[0]] = child
+    return found
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([OUTRIDER, "bench", *words], capture_output=True, text=True, env=environment(), check=False)
 
 
+@pytest.mark.server
 def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
     done = bench("steps", "--shapes", "1x1,2x3", "--rounds", "1", "--breakdown", "--json", str(tmp_path / "steps.json"))
     assert done.returncode == 0, done.stderr
@@ -29,11 +30,12 @@ def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
     *_, single, several = [[cell.strip() for cell in line.split("|")[1:-1]] for line in parts.splitlines()]
     assert [single[0], several[0]] == ["1x1", "2x3"]
     for _, *spent, total, around in (single, several):
-        assert sum(map(float, spent)) == pytest.approx(float(total), rel=0.2)  # medians need not add up
+        assert max(map(float, spent)) <= float(total) + 0.06  # they are medians, which need not add up, and rounded
         assert min(map(float, spent)) > 0
         assert float(around) > 0
 
 
+@pytest.mark.server
 def test_accept_counts_what_the_engine_accepted(tmp_path: Path) -> None:
     prompts = tmp_path / "echo.jsonl"
     prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n' * 2)

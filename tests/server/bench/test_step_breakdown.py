@@ -87,3 +87,13 @@ def test_a_step_lasts_until_the_next(tmp_path: Path) -> None:
     written = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [step["requests"] for step in written] == [2, 2]
     assert all(step["seconds"][SCHEDULER] > 0 for step in written)
+
+
+def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
+    """Nothing that is measured is missing from the table."""
+    path = tmp_path / "log"
+    seconds = {part: 0.001 * (k + 1) for k, part in enumerate(step_profiler.PARTS)}
+    path.write_text(json.dumps({"requests": 1, "tokens": 1, "prefill": False, "seconds": seconds}) + "\n")
+    (found,) = step_breakdown.read(path).values()
+    assert sum(found.parts.values()) == pytest.approx(found.total)
+    assert {*step_profiler.COMPILED, FORWARD, WORKER, SCHEDULER} == set(step_profiler.PARTS)

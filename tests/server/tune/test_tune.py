@@ -68,6 +68,7 @@ def profile(cache: Path) -> Path:
     return folder
 
 
+@pytest.mark.server
 def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
     points = json.loads((profile / "profile.json").read_text())["points"]
     alone = {(p["requests"], p["tokens"]) for p in points if not p["drafted"]}
@@ -83,6 +84,7 @@ def metric(server: Server, name: str) -> float:
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
 
+@pytest.mark.server
 def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Path, tmp_path: Path) -> None:
     server = Server(tmp_path / "log", "--drafter", "ngram", "--max-total-tokens", "4096", "--tune")
     try:
@@ -111,6 +113,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
         server.stop()
 
 
+@pytest.mark.server
 def test_a_profile_of_another_engine_is_refused_with_what_differs(profile: Path) -> None:
     words = ["serve", "--port", str(free_port()), "--drafter", "ngram", "--gamma", "3", "--profile", "mine"]
     refused = subprocess.run([OUTRIDER, *words], env=environment(), capture_output=True, text=True, check=False)
