@@ -76,11 +76,11 @@ class Records:
 
 
 class Recorder:
-    """Keeps the last `capacity` drafted blocks."""
+    """Keeps the last `capacity` drafted blocks; with gamma 0, where nobody drafts, there are none."""
 
     def __init__(self, capacity: int, gamma: int):
-        if capacity < 1 or gamma < 1:
-            raise ValueError(f"capacity and gamma are at least 1, not {capacity} and {gamma}")
+        if capacity < 1 or gamma < 0:
+            raise ValueError(f"capacity is at least 1 and gamma at least 0, not {capacity} and {gamma}")
         self.capacity = capacity
         self.total = 0  # blocks seen
         self._confidence = np.zeros((capacity, gamma), dtype=np.float32)

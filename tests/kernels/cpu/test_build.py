@@ -7,6 +7,7 @@ from outrider.kernels.cpu import build, native
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
@@ -27,6 +28,7 @@ def test_without_a_compiler_plain_torch_is_used(empty_cache, monkeypatch, caplog
 
 def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "outrider").write_text("in the way")
+    monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(build.BuildError, match=r"cannot write|no C\+\+ compiler|x86-64"):
         build.library()

@@ -104,9 +104,9 @@ def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that asks for a key."""
+    """A server that asks for a key, and speculates for nobody."""
     log = tmp_path_factory.mktemp("locked") / "log"
-    started = Server(log, "--max-total-tokens", "4096", "--api-key", KEY)
+    started = Server(log, "--max-total-tokens", "4096", "--api-key", KEY, "--drafter", "off")
     try:
         yield started.wait_until_ready()
     finally:
@@ -125,6 +125,16 @@ def test_key_is_asked_for_everywhere_but_by_probes(locked_server: Server) -> Non
     assert get("/v1/models", KEY).status_code == get("/metrics", KEY).status_code == 200
     assert get("/health", None).status_code == get("/ready", None).status_code == 200
     assert locked_server.client(api_key=KEY).models.list().data
+
+
+def test_a_server_without_a_drafter_answers(locked_server: Server) -> None:
+    client = locked_server.client(api_key=KEY)
+    answer = client.completions.create(model=client.models.list().data[0].id, prompt="1 2 3 1 2 3 1", max_tokens=8)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8
+    page = httpx.get(locked_server.url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+    assert "outrider_drafted_tokens_total 0.0" in page
+    assert "outrider_decode_steps_total 0.0" not in page
 
 
 def test_second_signal_stops_at_once(locked_server: Server) -> None:
