@@ -45,7 +45,7 @@ test: $(PROJECT) $(DEV) ## Run all tests
 	@$(BIN)/pytest $(ARGS)
 
 .PHONY: check
-check: lint ## Check style and types, run the tests that start no server (about two minutes)
+check: lint ## Check style and types, run the tests that start no server (about three minutes)
 	@$(BIN)/pytest -m "not server" $(ARGS)
 
 .PHONY: lint
