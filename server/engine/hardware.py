@@ -61,11 +61,20 @@ def available_memory() -> int:
 
 def gpu_memory() -> int:
     """Bytes of the first GPU that are free."""
+    return int(_ask_first_gpu("memory.free")) * 2**20
+
+
+def gpu_name() -> str:
+    """The first GPU's, as its driver calls it."""
+    return _ask_first_gpu("name")
+
+
+def _ask_first_gpu(field: str) -> str:
     answer = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
+        ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
         capture_output=True,
         text=True,
         timeout=20,
         check=True,
     )
-    return int(answer.stdout.split()[0]) * 2**20
+    return answer.stdout.splitlines()[0].strip()

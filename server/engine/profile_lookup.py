@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from outrider.profiles.fingerprint import (
     package_version,
 )
 from outrider.profiles.store import ProfileError
+from outrider.server.engine import hardware
 from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, PROFILED_PLANNERS, Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
@@ -41,7 +41,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     if settings.quantization != "none":
         dtype += f"+{settings.quantization}"
     return Fingerprint(
-        device=cpu_name() if on_cpu else _gpu_name(),
+        device=cpu_name() if on_cpu else hardware.gpu_name(),
         cores=core_count() if on_cpu else 0,
         threads=int(os.environ.get("OMP_NUM_THREADS") or core_count()) if on_cpu else 0,
         target=folder_digest(model.folder) if model.folder else model.path,
@@ -89,14 +89,3 @@ def _has_kernels() -> bool:
     from outrider.kernels.cpu import native
 
     return native.available()
-
-
-def _gpu_name() -> str:
-    answer = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-    )
-    return answer.stdout.splitlines()[0].strip()
