@@ -77,7 +77,7 @@ struct FinalArgs {
 template <typename... A>
 using Function = void (*)(A...);
 
-// [0] float32, [1] bfloat16. Ranges are rows.
+// [0] float32, [1] bfloat16. Ranges are rows; of linear, items.
 struct Kernels {
   // Works off items until `next` runs out; partials: null, or room for every (tile, head, chunk).
   Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention[2];
@@ -86,7 +86,7 @@ struct Kernels {
   Function<const void*, void*, int64_t, int64_t, int64_t> silu_mul[2];
   Function<const RopeArgs&, int64_t, int64_t> rope[2];
   Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack[2];
-  Function<const LinearArgs&, std::atomic<int64_t>&> linear[2];
+  Function<const LinearArgs&, int64_t, int64_t> linear[2];
   Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
   Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
   Function<const Int8Args&, std::atomic<int64_t>&> int8_linear[2];

@@ -1,5 +1,6 @@
 // y = x W^T + bias with W packed once into panels of PANEL output columns, so that a step reads every weight once, in
 // order. Few rows: memory-bound. The sum over the depth has one order for any number of rows: batch-invariant.
+// Items are pairs of a panel and a group of rows; a thread gets neighbouring ones, so that it reads on where it stopped.
 #pragma once
 #include "kernels.h"
 #include "product.h"
@@ -18,13 +19,16 @@ void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int6
         for (int64_t g = 0; g < GROUP; ++g) *to++ = c < outputs ? from[c * depth + i + g] : T{};
 }
 
+constexpr int64_t AHEAD = 8192;  // bytes between a weight that is read and the one that is asked for
+
 template <typename T>
-void linear(const LinearArgs& a, std::atomic<int64_t>& next) {
+void linear(const LinearArgs& a, int64_t begin, int64_t end) {
   constexpr bool PAIRS = HAS_PAIRS && sizeof(T) == 2;
   static thread_local std::vector<float> widened;
   static thread_local std::vector<T> edge;
   const int64_t depth = PAIRS ? a.depth / 2 : a.depth, groups = (a.rows + a.row_group - 1) / a.row_group;
-  for (int64_t item; (item = next++) < a.panels * groups;) {
+  const char* last = static_cast<const char*>(a.packed) + a.panels * PANEL * a.depth * sizeof(T) - 1;
+  for (int64_t item = begin; item < end; ++item) {
     const int64_t column = item / groups * PANEL, row = item % groups * a.row_group;
     const int64_t rows = std::min(a.row_group, a.rows - row), width = std::min(PANEL, a.outputs - column);
     const T* from = static_cast<const T*>(a.x) + row * a.x_stride;
@@ -48,8 +52,15 @@ void linear(const LinearArgs& a, std::atomic<int64_t>& next) {
     using Panel = std::conditional_t<PAIRS, float, T>;
     const Panel* panel = reinterpret_cast<const Panel*>(static_cast<const T*>(a.packed) + column * a.depth);
     const float* bias = a.bias ? a.bias + column : nullptr;
-    const auto numbers = [panel](int64_t i, int64_t c) { return load(panel + i * PANEL + c); };
-    product<PAIRS>(rows, x, x_stride, numbers, depth, (width + W - 1) / W * W, bias, out, out_stride);
+    const auto again = [panel](int64_t i, int64_t c) { return load(panel + i * PANEL + c); };
+    const auto first = [panel, last](int64_t i, int64_t c) {  // a panel's first rows wait for memory, the others do not
+      const Panel* from = panel + i * PANEL + c;
+      if (c * sizeof(Panel) % 64 == 0) __builtin_prefetch(std::min(reinterpret_cast<const char*>(from) + AHEAD, last));
+      return load(from);
+    };
+    const int64_t padded = (width + W - 1) / W * W, few = row ? 0 : std::min<int64_t>(ROWS, rows);
+    product<PAIRS>(few, x, x_stride, first, depth, padded, bias, out, out_stride);
+    product<PAIRS>(rows - few, x + few * x_stride, x_stride, again, depth, padded, bias, out + few * out_stride, out_stride);
     for (int64_t r = 0; narrow && r < rows; ++r)
       std::memcpy(static_cast<T*>(a.out) + (row + r) * a.outputs + column, out + r * PANEL, width * sizeof(T));
   }

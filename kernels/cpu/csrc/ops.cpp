@@ -84,13 +84,25 @@ void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name
 
 constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 us
 
+int64_t threads_for(int64_t items, int64_t multiplications) {
+  const int64_t worth = std::max<int64_t>(1, multiplications / WORTH_A_THREAD);
+  return std::min<int64_t>({items, at::get_num_threads(), worth});
+}
+
 // Runs `work`, which takes items from a shared counter, on as many threads as the operation is worth.
 template <typename F>
 void on_every_thread(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
-  const int64_t worth = std::max<int64_t>(1, multiplications / WORTH_A_THREAD);
-  const int64_t threads = std::min<int64_t>({items, at::get_num_threads(), worth});
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, threads_for(items, multiplications), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) work();
+  });
+}
+
+// Runs work(begin, end) on as many threads as the operation is worth, each with one range of neighbouring items.
+template <typename F>
+void in_ranges(int64_t items, const F& work, int64_t multiplications) {
+  const int64_t threads = threads_for(items, multiplications);
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    work(items * begin / threads, items * end / threads);
   });
 }
 
@@ -258,9 +270,8 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   Tensor out = at::empty(sizes, x.options());
   const LinearArgs a{x.data_ptr(), packed.data_ptr(), bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(),
                      depth, x.numel() / depth, 96, depth, outputs, panels};
-  std::atomic<int64_t> next{0};
-  on_every_thread(panels * ((a.rows + a.row_group - 1) / a.row_group), [&] { kernels().linear[type](a, next); },
-                  a.rows * depth * outputs);
+  in_ranges(panels * ((a.rows + a.row_group - 1) / a.row_group),
+            [&](int64_t begin, int64_t end) { kernels().linear[type](a, begin, end); }, a.rows * depth * outputs);
   return out;
 }
 
