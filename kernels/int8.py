@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.kernels.blocks import BlockWeight, block_linear
 from outrider.kernels.cpu import native
 from outrider.kernels.linear import PANEL, PackedWeight, packed_linear
 
@@ -49,8 +50,10 @@ def int8_linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
     return torch.ops.outrider.int8_linear(x.contiguous(), weight.codes, weight.scales, weight.bias, weight.outputs)
 
 
-def multiply(x: torch.Tensor, weight: PackedWeight | Int8Weight) -> torch.Tensor:
-    """x [..., depth] times a weight that was prepared either way."""
+def multiply(x: torch.Tensor, weight: PackedWeight | Int8Weight | BlockWeight) -> torch.Tensor:
+    """x [..., depth] times a weight that was prepared in any of these ways."""
+    if isinstance(weight, BlockWeight):
+        return block_linear(x, weight)
     return int8_linear(x, weight) if isinstance(weight, Int8Weight) else packed_linear(x, weight)
 
 

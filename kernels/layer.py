@@ -13,6 +13,7 @@ import torch
 
 from outrider.kernels import fused
 from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.blocks import BlockWeight
 from outrider.kernels.int8 import Int8Weight, multiply
 from outrider.kernels.linear import PackedWeight
 
@@ -21,18 +22,19 @@ from outrider.kernels.linear import PackedWeight
 class DecoderLayer:
     """What of a layer does not change from step to step.
 
-    weights: four, prepared alike: queries|keys|values, attention's output, gate|up, down; without biases.
+    weights: four: queries|keys|values, attention's output, gate|up, down; without biases. All int8 or none; panels and
+    blocks, of any kinds, may be mixed.
     norms: two [H], before attention and before the MLP. eps: theirs.
     scale, window, logit_cap: as of `flat_attention`.
     """
 
-    weights: Sequence[PackedWeight | Int8Weight]
+    weights: Sequence[PackedWeight | Int8Weight | BlockWeight]
     norms: Sequence[torch.Tensor]
     eps: float
     scale: float
     window: int = -1
     logit_cap: float = 0.0
-    _prepared: tuple[list[torch.Tensor], list[torch.Tensor], list[int]] = field(init=False, repr=False)
+    _prepared: tuple[list[torch.Tensor], list[int], list[torch.Tensor], list[int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.weights) != 4 or len(self.norms) != 2:
@@ -40,15 +42,21 @@ class DecoderLayer:
         if any(weight.bias is not None for weight in self.weights):
             raise ValueError("a layer with biases is not supported: use the single operations")
         outputs = [weight.outputs for weight in self.weights]
+        kinds = [weight.kind if isinstance(weight, BlockWeight) else -1 for weight in self.weights]
         codes = [weight for weight in self.weights if isinstance(weight, Int8Weight)]
-        panels = [w.panels for w in self.weights if isinstance(w, PackedWeight) and w.panels is not None]
+        packed = [_packed(weight) for weight in self.weights if not isinstance(weight, Int8Weight)]
+        present = [x for x in packed if x is not None]
         if len(codes) == 4:
-            prepared = [w.codes for w in codes], [w.scales for w in codes], outputs
-        elif len(panels) == 4:
-            prepared = panels, [], outputs
+            prepared = [w.codes for w in codes], kinds, [w.scales for w in codes], outputs
+        elif len(present) == 4:
+            prepared = present, kinds, [], outputs
         else:
             raise ValueError("the four weights must be prepared alike, by the compiled kernels")
         object.__setattr__(self, "_prepared", prepared)
+
+
+def _packed(weight: PackedWeight | BlockWeight) -> torch.Tensor | None:
+    return weight.blocks if isinstance(weight, BlockWeight) else weight.panels
 
 
 def decoder_layer(
@@ -69,11 +77,11 @@ def decoder_layer(
     k_pool, v_pool: this layer's cache [S, Hkv, D]; slots: [N] int64, where the tokens' keys and values go.
     batch: which tokens belong to which request.
     """
-    weights, scales, outputs = layer._prepared
+    weights, kinds, scales, outputs = layer._prepared
     return torch.ops.outrider.decoder_layer(
         x, residual, positions, cos_sin, k_pool, v_pool, slots,
         batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table,
-        weights, scales, layer.norms, outputs, layer.eps, layer.scale, layer.window, layer.logit_cap,
+        weights, kinds, scales, layer.norms, outputs, layer.eps, layer.scale, layer.window, layer.logit_cap,
     )  # fmt: skip
 
 

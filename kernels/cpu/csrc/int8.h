@@ -6,8 +6,6 @@
 
 namespace ISA {
 
-using Bytes = int8_t __attribute__((vector_size(W)));
-
 // c + the four products of a lane's unsigned bytes with its signed ones.
 inline IntVec dot4(IntVec c, IntVec unsigned_bytes, IntVec signed_bytes) {
 #if defined(__AVX512VNNI__)

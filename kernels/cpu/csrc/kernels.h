@@ -45,6 +45,12 @@ struct LinearArgs {
   int64_t x_stride, rows, row_group, depth, outputs, panels;
 };
 
+// How the file keeps a weight: BLOCK neighbours in depth share d (and m) in fp16. In the order of blocks.py.
+enum BlockKind { Q4_0, Q4_1, Q8_0, BLOCK_KINDS };
+constexpr int64_t BLOCK = 32;
+constexpr int64_t code_bytes(BlockKind kind) { return kind == Q8_0 ? BLOCK : BLOCK / 2; }  // of a block
+constexpr int64_t block_bytes(BlockKind kind) { return code_bytes(kind) + (kind == Q4_1 ? 4 : 2); }
+
 constexpr int64_t GROUP = 64;  // neighbours in depth that share a scale
 
 struct Int8Args {
@@ -77,7 +83,7 @@ struct FinalArgs {
 template <typename... A>
 using Function = void (*)(A...);
 
-// [0] float32, [1] bfloat16. Ranges are rows; of linear, items.
+// [0] float32, [1] bfloat16. Ranges are rows; of linear and block_linear, items.
 struct Kernels {
   // Works off items until `next` runs out; partials: null, or room for every (tile, head, chunk).
   Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention[2];
@@ -87,6 +93,8 @@ struct Kernels {
   Function<const RopeArgs&, int64_t, int64_t> rope[2];
   Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack[2];
   Function<const LinearArgs&, int64_t, int64_t> linear[2];
+  Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_blocks[BLOCK_KINDS];
+  Function<const LinearArgs&, int64_t, int64_t> block_linear[2][BLOCK_KINDS];
   Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
   Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
   Function<const Int8Args&, std::atomic<int64_t>&> int8_linear[2];

@@ -7,17 +7,20 @@
 namespace outrider {
 namespace {
 
-// weights: panels of packed_linear, or codes of int8_linear beside their scales. Four of each: q|k|v, out, gate|up, down.
+// weights: four, q|k|v, out, gate|up, down. Codes of int8_linear beside their scales; or, without scales, each what its
+// kind says: blocks of block_linear or, where that is negative, panels of packed_linear.
 // x: what the layer before put out; none for the first layer, whose input is the residual alone.
 Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, const Tensor& positions,
                      const Tensor& cos_sin, const Tensor& k_pool, const Tensor& v_pool, const Tensor& slots,
                      const Tensor& qo_indptr, const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table,
-                     at::TensorList weights, at::TensorList scales, at::TensorList norms, at::IntArrayRef outputs,
-                     double eps, double scale, int64_t window, double logit_cap) {
-  TORCH_CHECK(weights.size() == 4 && outputs.size() == 4 && (scales.empty() || scales.size() == 4) && norms.size() == 2,
+                     at::TensorList weights, at::IntArrayRef kinds, at::TensorList scales, at::TensorList norms,
+                     at::IntArrayRef outputs, double eps, double scale, int64_t window, double logit_cap) {
+  TORCH_CHECK(weights.size() == 4 && kinds.size() == 4 && outputs.size() == 4 &&
+                  (scales.empty() || scales.size() == 4) && norms.size() == 2,
               "a layer has four products and two norms");
   TORCH_CHECK(k_pool.dim() == 3 && v_pool.dim() == 3 && residual.dim() == 2, "pools are [slots, heads, width], rows [N, H]");
   const auto multiply = [&](const Tensor& input, int which) {
+    if (kinds[which] >= 0) return block_linear(input, weights[which], kinds[which], std::nullopt, outputs[which]);
     if (scales.empty()) return packed_linear(input, weights[which], std::nullopt, outputs[which]);
     return int8_linear(input, weights[which], scales[which], std::nullopt, outputs[which]);
   };
@@ -40,7 +43,7 @@ Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, con
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("decoder_layer(Tensor? x, Tensor(a!) residual, Tensor positions, Tensor cos_sin, Tensor(b!) k_pool, "
         "Tensor(c!) v_pool, Tensor slots, Tensor qo_indptr, Tensor kv_lens, Tensor rows, Tensor page_table, "
-        "Tensor[] weights, Tensor[] scales, Tensor[] norms, int[] outputs, float eps, float scale, int window, "
+        "Tensor[] weights, int[] kinds, Tensor[] scales, Tensor[] norms, int[] outputs, float eps, float scale, int window, "
         "float logit_cap) -> Tensor");
 }
 

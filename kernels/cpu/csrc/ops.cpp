@@ -82,30 +82,6 @@ void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name
                 limit - 1);
 }
 
-constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 us
-
-int64_t threads_for(int64_t items, int64_t multiplications) {
-  const int64_t worth = std::max<int64_t>(1, multiplications / WORTH_A_THREAD);
-  return std::min<int64_t>({items, at::get_num_threads(), worth});
-}
-
-// Runs `work`, which takes items from a shared counter, on as many threads as the operation is worth.
-template <typename F>
-void on_every_thread(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
-  at::parallel_for(0, threads_for(items, multiplications), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) work();
-  });
-}
-
-// Runs work(begin, end) on as many threads as the operation is worth, each with one range of neighbouring items.
-template <typename F>
-void in_ranges(int64_t items, const F& work, int64_t multiplications) {
-  const int64_t threads = threads_for(items, multiplications);
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    work(items * begin / threads, items * end / threads);
-  });
-}
-
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
                       int64_t window, double logit_cap) {
@@ -163,10 +139,6 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
   }
   return out;
 }
-
-constexpr int64_t GRAIN = 65536;  // numbers a thread should at least get: waking one costs as much as 20,000
-
-int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
 
 Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight, double eps) {
   const Timed timed(SMALL);
@@ -242,80 +214,6 @@ void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& posi
   }
   at::parallel_for(0, tokens, grain((a.q_heads + a.kv_heads) * a.head_dim),
                    [&](int64_t begin, int64_t end) { kernels().rope[type](a, begin, end); });
-}
-
-// weight [outputs, depth] -> panels, a flat tensor of the same type that only packed_linear understands.
-Tensor pack_linear(const Tensor& weight) {
-  const int type = type_of(weight, "weight");
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.size(1) % 2 == 0,
-              "weight must be dense [outputs, even depth], got ", weight.sizes());
-  const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL;
-  Tensor packed = at::empty({panels * PANEL * weight.size(1)}, weight.options());
-  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
-    kernels().pack[type](weight.data_ptr(), packed.data_ptr(), weight.size(0), weight.size(1), begin, end);
-  });
-  return packed;
-}
-
-Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
-  const Timed timed(PRODUCTS);
-  const int type = type_of(x, "x");
-  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
-  TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == x.scalar_type() && packed.numel() == panels * PANEL * depth,
-              "x must be dense and match the packed weight in type and depth");
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
-              "bias must be dense float32, padded to a multiple of ", PANEL);
-  auto sizes = x.sizes().vec();
-  sizes.back() = outputs;
-  Tensor out = at::empty(sizes, x.options());
-  const LinearArgs a{x.data_ptr(), packed.data_ptr(), bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(),
-                     depth, x.numel() / depth, 96, depth, outputs, panels};
-  in_ranges(panels * ((a.rows + a.row_group - 1) / a.row_group),
-            [&](int64_t begin, int64_t end) { kernels().linear[type](a, begin, end); }, a.rows * depth * outputs);
-  return out;
-}
-
-// weight [outputs, depth] -> codes and scales that only int8_linear understands.
-std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
-  const int type = type_of(weight, "weight");
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "weight must be dense [outputs, depth]");
-  const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL, groups = (weight.size(1) + GROUP - 1) / GROUP;
-  Tensor codes = at::empty({panels * groups * PANEL * GROUP}, weight.options().dtype(at::kByte));
-  Tensor scales = at::empty({panels * groups * PANEL}, weight.options().dtype(at::kFloat));
-  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
-    kernels().pack_int8[type](weight.data_ptr(), codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), weight.size(0),
-                              weight.size(1), begin, end);
-  });
-  return {codes, scales};
-}
-
-Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
-                   int64_t outputs) {
-  const Timed timed(PRODUCTS);
-  const int type = type_of(x, "x");
-  const int64_t depth = x.size(-1), rows = depth ? x.numel() / depth : 0;
-  const int64_t panels = (outputs + PANEL - 1) / PANEL, groups = (depth + GROUP - 1) / GROUP;
-  TORCH_CHECK(x.is_contiguous() && codes.numel() == panels * groups * PANEL * GROUP &&
-                  scales.numel() == panels * groups * PANEL,
-              "x must be dense and match the packed weight in depth");
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
-              "bias must be dense float32, padded to a multiple of ", PANEL);
-  auto sizes = x.sizes().vec();
-  sizes.back() = outputs;
-  Tensor out = at::empty(sizes, x.options());
-  const Tensor x_codes = at::empty({rows * groups * GROUP}, x.options().dtype(at::kChar));
-  const Tensor x_scales = at::empty({rows * groups}, x.options().dtype(at::kFloat));
-  const Tensor sums = at::empty({rows * groups}, x.options().dtype(at::kInt));
-  at::parallel_for(0, rows, grain(depth), [&](int64_t begin, int64_t end) {
-    kernels().quantize[type](x.data_ptr(), x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(),
-                             sums.data_ptr<int32_t>(), depth, begin, end);
-  });
-  const Int8Args a{x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(), sums.data_ptr<int32_t>(),
-                   codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), bias ? bias->data_ptr<float>() : nullptr,
-                   out.data_ptr(), rows, groups, outputs};
-  std::atomic<int64_t> next{0};
-  on_every_thread(panels, [&] { kernels().int8_linear[type](a, next); }, rows * depth * outputs);
-  return out;
 }
 
 Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std::optional<Tensor>& top_ks,
@@ -399,10 +297,6 @@ TORCH_LIBRARY(outrider, m) {
   m.def("silu_mul(Tensor x) -> Tensor");
   m.def("rope(Tensor(a!) q, Tensor(b!) k, Tensor? v, Tensor positions, Tensor cos_sin, Tensor(c!)? k_pool, "
         "Tensor(d!)? v_pool, Tensor? slots) -> ()");
-  m.def("pack_linear(Tensor weight) -> Tensor");
-  m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
-  m.def("pack_int8(Tensor weight) -> (Tensor, Tensor)");
-  m.def("int8_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias, int outputs) -> Tensor");
   m.def("target_probs(Tensor logits, Tensor temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps) -> Tensor");
   m.def("argmax(Tensor x) -> Tensor");
   m.def("draw_final(Tensor probs, Tensor rows, Tensor rejected, Tensor? q, Tensor? q_rows, Tensor? vocab, "
@@ -414,10 +308,6 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("rms_norm", rms_norm);
   m.impl("silu_mul", silu_mul);
   m.impl("rope", rope);
-  m.impl("pack_linear", pack_linear);
-  m.impl("packed_linear", packed_linear);
-  m.impl("pack_int8", pack_int8);
-  m.impl("int8_linear", int8_linear);
   m.impl("target_probs", target_probs);
   m.impl("argmax", argmax);
   m.impl("draw_final", draw_final);

@@ -1,15 +1,21 @@
-// The operations that layer.cpp is made of, and the stopwatch that is inside all of them.
+// What ops.cpp, products.cpp and layer.cpp share: operations, threads, the stopwatch that is inside all of them.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <ctime>
 #include <optional>
 #include <vector>
 
+#include "kernels.h"
+
 namespace outrider {
 
 using at::Tensor;
+
+const Kernels& kernels();  // of the chosen instruction set
+int type_of(const Tensor& x, const char* name);  // 0 float32, 1 bfloat16
 
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
@@ -21,6 +27,36 @@ void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& posi
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs);
 Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
                    int64_t outputs);
+Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
+                    int64_t outputs);
+
+constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 us
+
+inline int64_t threads_for(int64_t items, int64_t multiplications) {
+  const int64_t worth = std::max<int64_t>(1, multiplications / WORTH_A_THREAD);
+  return std::min<int64_t>({items, at::get_num_threads(), worth});
+}
+
+// Runs `work`, which takes items from a shared counter, on as many threads as the operation is worth.
+template <typename F>
+void on_every_thread(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
+  at::parallel_for(0, threads_for(items, multiplications), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) work();
+  });
+}
+
+// Runs work(begin, end) on as many threads as the operation is worth, each with one range of neighbouring items.
+template <typename F>
+void in_ranges(int64_t items, const F& work, int64_t multiplications) {
+  const int64_t threads = threads_for(items, multiplications);
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    work(items * begin / threads, items * end / threads);
+  });
+}
+
+constexpr int64_t GRAIN = 65536;  // numbers a thread should at least get: waking one costs as much as 20,000
+
+inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
 
 enum Part { PRODUCTS, ATTENTION, SMALL, SAMPLING, PARTS };
 

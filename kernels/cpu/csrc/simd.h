@@ -23,6 +23,7 @@ using Vec = float __attribute__((vector_size(W * 4)));
 using IntVec = int32_t __attribute__((vector_size(W * 4)));
 using Loose = float __attribute__((vector_size(W * 4), aligned(4), may_alias));
 using Half = uint16_t __attribute__((vector_size(W * 2), aligned(2), may_alias));
+using Bytes = int8_t __attribute__((vector_size(W)));
 struct bf16 {
   uint16_t bits;
 };

@@ -1,0 +1,141 @@
+// Torch's side of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h and int8.h.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <optional>
+
+#include "ops.h"
+
+namespace outrider {
+
+// weight [outputs, depth] -> panels, a flat tensor of the same type that only packed_linear understands.
+Tensor pack_linear(const Tensor& weight) {
+  const int type = type_of(weight, "weight");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.size(1) % 2 == 0,
+              "weight must be dense [outputs, even depth], got ", weight.sizes());
+  const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL;
+  Tensor packed = at::empty({panels * PANEL * weight.size(1)}, weight.options());
+  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
+    kernels().pack[type](weight.data_ptr(), packed.data_ptr(), weight.size(0), weight.size(1), begin, end);
+  });
+  return packed;
+}
+
+// x times packed weights of either layout, by `function`.
+Tensor multiply(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs,
+                Function<const LinearArgs&, int64_t, int64_t> function) {
+  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
+              "bias must be dense float32, padded to a multiple of ", PANEL);
+  auto sizes = x.sizes().vec();
+  sizes.back() = outputs;
+  Tensor out = at::empty(sizes, x.options());
+  const LinearArgs a{x.data_ptr(), packed.data_ptr(), bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(),
+                     depth, x.numel() / depth, 96, depth, outputs, panels};
+  in_ranges(panels * ((a.rows + a.row_group - 1) / a.row_group),
+            [&](int64_t begin, int64_t end) { function(a, begin, end); }, a.rows * depth * outputs);
+  return out;
+}
+
+Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
+  const Timed timed(PRODUCTS);
+  const int type = type_of(x, "x");
+  TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == x.scalar_type() &&
+                  packed.numel() == (outputs + PANEL - 1) / PANEL * PANEL * x.size(-1),
+              "x must be dense and match the packed weight in type and depth");
+  return multiply(x, packed, bias, outputs, kernels().linear[type]);
+}
+
+void check_kind(int64_t kind) { TORCH_CHECK(0 <= kind && kind < BLOCK_KINDS, "there is no kind ", kind, " of blocks"); }
+
+// raw [outputs, bytes of a row], blocks as a GGUF file has them -> the same numbers in panels that only block_linear
+// understands.
+Tensor pack_blocks(const Tensor& raw, int64_t kind) {
+  check_kind(kind);
+  const int64_t bytes = block_bytes(BlockKind(kind));
+  TORCH_CHECK(raw.scalar_type() == at::kByte && raw.dim() == 2 && raw.is_contiguous() && raw.size(1) % bytes == 0,
+              "blocks must be dense bytes [outputs, multiple of ", bytes, "], got ", raw.sizes());
+  const int64_t outputs = raw.size(0), panels = (outputs + PANEL - 1) / PANEL;
+  Tensor packed = at::empty({panels * PANEL * raw.size(1)}, raw.options());
+  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
+    kernels().pack_blocks[kind](raw.data_ptr<uint8_t>(), packed.data_ptr<uint8_t>(), outputs,
+                                raw.size(1) / bytes * BLOCK, begin, end);
+  });
+  return packed;
+}
+
+Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
+                    int64_t outputs) {
+  const Timed timed(PRODUCTS);
+  const int type = type_of(x, "x");
+  check_kind(kind);
+  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
+  TORCH_CHECK(x.is_contiguous() && blocks.scalar_type() == at::kByte && depth % BLOCK == 0 &&
+                  blocks.numel() == panels * PANEL * (depth / BLOCK) * block_bytes(BlockKind(kind)),
+              "x must be dense and match the packed blocks in depth");
+  return multiply(x, blocks, bias, outputs, kernels().block_linear[type][kind]);
+}
+
+// weight [outputs, depth] -> codes and scales that only int8_linear understands.
+std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
+  const int type = type_of(weight, "weight");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "weight must be dense [outputs, depth]");
+  const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL, groups = (weight.size(1) + GROUP - 1) / GROUP;
+  Tensor codes = at::empty({panels * groups * PANEL * GROUP}, weight.options().dtype(at::kByte));
+  Tensor scales = at::empty({panels * groups * PANEL}, weight.options().dtype(at::kFloat));
+  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
+    kernels().pack_int8[type](weight.data_ptr(), codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), weight.size(0),
+                              weight.size(1), begin, end);
+  });
+  return {codes, scales};
+}
+
+Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
+                   int64_t outputs) {
+  const Timed timed(PRODUCTS);
+  const int type = type_of(x, "x");
+  const int64_t depth = x.size(-1), rows = depth ? x.numel() / depth : 0;
+  const int64_t panels = (outputs + PANEL - 1) / PANEL, groups = (depth + GROUP - 1) / GROUP;
+  TORCH_CHECK(x.is_contiguous() && codes.numel() == panels * groups * PANEL * GROUP &&
+                  scales.numel() == panels * groups * PANEL,
+              "x must be dense and match the packed weight in depth");
+  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
+              "bias must be dense float32, padded to a multiple of ", PANEL);
+  auto sizes = x.sizes().vec();
+  sizes.back() = outputs;
+  Tensor out = at::empty(sizes, x.options());
+  const Tensor x_codes = at::empty({rows * groups * GROUP}, x.options().dtype(at::kChar));
+  const Tensor x_scales = at::empty({rows * groups}, x.options().dtype(at::kFloat));
+  const Tensor sums = at::empty({rows * groups}, x.options().dtype(at::kInt));
+  at::parallel_for(0, rows, grain(depth), [&](int64_t begin, int64_t end) {
+    kernels().quantize[type](x.data_ptr(), x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(),
+                             sums.data_ptr<int32_t>(), depth, begin, end);
+  });
+  const Int8Args a{x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(), sums.data_ptr<int32_t>(),
+                   codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), bias ? bias->data_ptr<float>() : nullptr,
+                   out.data_ptr(), rows, groups, outputs};
+  std::atomic<int64_t> next{0};
+  on_every_thread(panels, [&] { kernels().int8_linear[type](a, next); }, rows * depth * outputs);
+  return out;
+}
+
+TORCH_LIBRARY_FRAGMENT(outrider, m) {
+  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+  m.def("pack_blocks(Tensor raw, int kind) -> Tensor");
+  m.def("block_linear(Tensor x, Tensor blocks, int kind, Tensor? bias, int outputs) -> Tensor");
+  m.def("pack_int8(Tensor weight) -> (Tensor, Tensor)");
+  m.def("int8_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias, int outputs) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(outrider, CPU, m) {
+  m.impl("pack_linear", pack_linear);
+  m.impl("packed_linear", packed_linear);
+  m.impl("pack_blocks", pack_blocks);
+  m.impl("block_linear", block_linear);
+  m.impl("pack_int8", pack_int8);
+  m.impl("int8_linear", int8_linear);
+}
+
+}  // namespace outrider
