@@ -1,8 +1,9 @@
 """Shape of a block drafter, as its checkpoint folder's `config.json` states it.
 
 The keys are those of public DeepSpec and DFlash folders, which SGLang reads too: `block_size` is gamma for DSpark
-and gamma + 1 for DFlash (there the anchor takes a place in the block without predicting). `outrider` holds what
-those loaders do not know: the size of a truncated draft vocabulary and the identity of the target.
+and gamma + 1 for DFlash, where the anchor takes a place in the block without predicting. In a DSpark block it does so
+with `sample_from_anchor: false`, and the block then has gamma + 1 rows. `outrider` holds what those loaders do not
+know: the size of a truncated draft vocabulary and the identity of the target.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class BlockConfig:
     gamma: tokens drafted in one block.
     target_layers: target layers whose outputs are the context features, 0 being the first decoder layer.
     markov_rank: r of the sequential head; 0 for DFlash.
+    sample_from_anchor: whether the anchor's own row predicts the first token; never for DFlash.
     draft_vocab_size: V', tokens the drafter can propose; None for the target's whole vocabulary.
     target: identity of the target it was trained for (`checkpoint.target_identity`), empty when unknown.
     """
@@ -50,6 +52,7 @@ class BlockConfig:
     markov_head: str = "vanilla"
     confidence_head: bool = False
     confidence_with_markov: bool = True
+    sample_from_anchor: bool = True
     draft_vocab_size: int | None = None
     target: dict[str, Any] = field(default_factory=dict)
 
@@ -74,13 +77,13 @@ class BlockConfig:
 
     @property
     def queries(self) -> int:
-        """Block inputs of one request: gamma for DSpark, gamma + 1 for DFlash."""
+        """Block inputs of one request."""
         return self.gamma + self.first_row
 
     @property
     def first_row(self) -> int:
-        """Block row of the first prediction: the anchor itself for DSpark, the first mask for DFlash."""
-        return 0 if self.kind == "dspark" else 1
+        """Block row of the first prediction: the anchor itself, or the first mask."""
+        return 0 if self.kind == "dspark" and self.sample_from_anchor else 1
 
     @property
     def logit_size(self) -> int:
@@ -92,7 +95,7 @@ class BlockConfig:
         config: dict[str, Any] = {
             "architectures": [ARCHITECTURES[self.kind]],
             "model_type": "qwen3",
-            "block_size": self.queries,
+            "block_size": self.gamma if self.kind == "dspark" else self.queries,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -117,6 +120,7 @@ class BlockConfig:
                 "markov_head_type": self.markov_head,
                 "enable_confidence_head": self.confidence_head,
                 "confidence_head_with_markov": self.confidence_with_markov,
+                "sample_from_anchor": self.sample_from_anchor,
             }
         else:
             config["dflash_config"] = {
@@ -169,6 +173,7 @@ class BlockConfig:
             markov_head=str(nested.get("markov_head_type", config.get("markov_head_type", "vanilla"))).lower(),
             confidence_head=kind == "dspark" and bool(config.get("enable_confidence_head", True)),
             confidence_with_markov=bool(config.get("confidence_head_with_markov", rank > 0)),
+            sample_from_anchor=bool(config.get("sample_from_anchor", True)),
             draft_vocab_size=own.get("draft_vocab_size"),
             target=own.get("target") or {},
         )

@@ -44,11 +44,13 @@ class _FusedLoss(torch.autograd.Function):
                 z.addmm_(latent[rows], w2.T)
             token, top = labels.token[rows], labels.top[rows]
             weight, target = labels.weight[rows], labels.probs[rows]
-            lse = z.logsumexp(-1, keepdim=True)
+            z.sub_(z.amax(-1, keepdim=True))  # exact near the top, so that bfloat16 is precise where p is large
             known = token >= 0
             at = token.clamp_min(0)[:, None]
-            log_p = (z.gather(1, at) - lse).float()[:, 0]
-            p_top = (z.gather(1, top.clamp_min(0)) - lse).float().exp() * (top >= 0)
+            log_true, log_top = z.gather(1, at).float()[:, 0], z.gather(1, top.clamp_min(0)).float()
+            partition = z.exp_().sum(-1, dtype=torch.float32)
+            log_p = log_true - partition.log()
+            p_top = log_top.exp() / partition[:, None] * (top >= 0)
             kept = torch.minimum(p_top, target).sum(-1)
             accept[rows] = kept
             ce_weight = alpha_ce * weight * known
@@ -56,7 +58,7 @@ class _FusedLoss(torch.autograd.Function):
             total[1] += (2 * weight * (1 - kept)).sum()
             rising = p_top * ((p_top < target) & (top >= 0))
             scale = ce_weight + 2 * alpha_tv * weight * rising.sum(-1)
-            z.sub_(lse).exp_().mul_(scale[:, None].to(z.dtype))
+            z.mul_((scale / partition)[:, None].to(z.dtype))
             z.scatter_add_(1, top.clamp_min(0), (-2 * alpha_tv * weight[:, None] * rising).to(z.dtype))
             z.scatter_add_(1, at, -ce_weight[:, None].to(z.dtype))
             grad_hidden[rows] = z @ head

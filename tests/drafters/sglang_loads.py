@@ -39,6 +39,7 @@ def main() -> None:
             found.append(
                 {
                     "block_size": model.block_size,
+                    "sample_from_anchor": getattr(model, "sample_from_anchor", True),
                     "layers": model.num_context_features,
                     "unfilled": [n for n, p in model.named_parameters() if p.isnan().any()],
                     "digests": {n: digest(p) for n, p in model.named_parameters()},

@@ -129,7 +129,7 @@ def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
         vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=2,
         architectures=["LlamaForCausalLM"],
     ).save_pretrained(target)  # fmt: skip
-    kinds = ["dspark", "truncated", "rnn", "gated", "dflash"]
+    kinds = ["dspark", "truncated", "rnn", "gated", "behind", "dflash"]
     models = [make_model(CONFIGS[kind]) for kind in kinds]
     for kind, model in zip(kinds, models, strict=True):
         save_plain(model, tmp_path / kind, torch.float32)
@@ -142,7 +142,8 @@ def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     for kind, model, found in zip(kinds, models, json.loads(done.stdout.splitlines()[-1]), strict=True):
         assert found["unfilled"] == [], kind
-        assert found["block_size"] == model.config.queries
+        assert found["block_size"] == model.config.gamma + (kind == "dflash")
+        assert found["sample_from_anchor"] == model.config.sample_from_anchor
         assert found["layers"] == len(model.config.target_layers)
         ours = load(tmp_path / kind, dtype=torch.float32).state_dict()
         renamed = {sglang_name(name): digest(value) for name, value in ours.items()}

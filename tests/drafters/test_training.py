@@ -236,6 +236,17 @@ def test_fused_loss_equals_autograd(sequential: bool) -> None:
     assert ((accept >= 0) & (accept <= 1)).all()
 
 
+def test_log_partitions_are_not_rounded_to_bfloat16() -> None:
+    """Rows whose logits are exact in bfloat16 and far from 0: only the partition could be wrong."""
+    torch.manual_seed(0)
+    hidden = torch.full((64, 1), 16.0).bfloat16()
+    head = (torch.randint(-8, 9, (4000, 1)) / 16).bfloat16()  # logits -8, -7, …, 8
+    want = labels(64, 4000, 6)
+    expected = reference_loss(hidden.float() @ head.float().T, want, 1.0, 0.0)
+    loss, _, _ = draft_loss(hidden, None, head, None, want, alpha_ce=1.0, alpha_tv=0.0)
+    torch.testing.assert_close(loss, expected, atol=0, rtol=2e-4)
+
+
 def test_walk_counts_cycles_and_positions() -> None:
     # token 0 accepts two and a bonus, token 3 none and a bonus, token 4 would accept more than is left
     found = walk([2, 9, 9, 0, 4, 9], 6, 4)

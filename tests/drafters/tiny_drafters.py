@@ -34,8 +34,9 @@ TINY = BlockConfig(
 TRUNCATED = dataclasses.replace(TINY, draft_vocab_size=40)
 RNN = dataclasses.replace(TRUNCATED, markov_head="rnn")
 GATED = dataclasses.replace(TINY, markov_head="gated")
+BEHIND = dataclasses.replace(TINY, sample_from_anchor=False)
 DFLASH = dataclasses.replace(TINY, kind="dflash", markov_rank=0, confidence_head=False, confidence_with_markov=False)
-CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "dflash": DFLASH}
+CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "behind": BEHIND, "dflash": DFLASH}
 
 
 def make_model(config: BlockConfig, seed: int = 0) -> BlockModel:
