@@ -31,7 +31,7 @@ from outrider.server import pictures
 from outrider.server.bench import harness
 from outrider.server.engine import client, session
 from outrider.server.engine.flags import add_engine_flags, settings_of
-from outrider.server.engine.questions import read_questions
+from outrider.server.engine.questions import read_mixed_questions
 from outrider.server.engine.resolve import resolve
 from outrider.server.errors import UserError
 from outrider.server.plugin.options import RequestOptions
@@ -127,8 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if args.level is not None and args.level <= 0:
         raise UserError("--level is a number of tokens per second above 0")
     harness.check_outputs(args)
-    files = [read_questions(path) for path in args.prompts]
-    questions = [file[i % len(file)] for i in range(max(map(len, files))) for file in files]
+    questions = read_mixed_questions(args.prompts)
     settings = settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies))
 
     async def measurement(engine: Engine) -> Results:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.server.engine import hardware, target
-from outrider.server.engine.settings import Settings
+from outrider.server.engine.settings import SMALLEST_KV, Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
 
@@ -17,7 +17,6 @@ PROCESS_BYTES = int(1.8 * 2**30)
 DEFAULT_KV_BYTES = 2 * 2**30
 # Of what is free, the share that a KV cache nobody asked for may take.
 MAX_KV_SHARE = 0.5
-SMALLEST_KV = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.drafters.training.prompts import BadLine, read_samples
@@ -19,3 +20,11 @@ def read_questions(path: Path) -> list[str]:
     if not questions:
         raise UserError(f"--prompts {path} holds no prompts")
     return questions
+
+
+def read_mixed_questions(paths: Sequence[Path]) -> list[str]:
+    """The questions of several files in turn, so that any beginning of the list has as many of each; a shorter file
+    begins again. Raises UserError as `read_questions`."""
+    files = [read_questions(path) for path in paths]
+    longest = max(map(len, files), default=0)
+    return [file[i % len(file)] for i in range(longest) for file in files]

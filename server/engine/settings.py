@@ -18,6 +18,8 @@ QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_GAMMA = 64
+SMALLEST_KV = 256
+"""Tokens of the smallest KV cache."""
 PLANNERS = planners.names()
 PROFILED_PLANNERS = tuple(name for name in PLANNERS if planners.find(name).needs_profile)
 
@@ -85,9 +87,9 @@ class Settings:
         self._require_between("max_choices", 1, 1 << 16)
         self._require_between("max_body_bytes", 1024, 1 << 32)
         self._require_between("drain_seconds", 0, 86400)
-        for name in ("max_running_requests", "context_length", "max_total_tokens"):
+        for name, least in (("max_running_requests", 1), ("context_length", 1), ("max_total_tokens", SMALLEST_KV)):
             if getattr(self, name) is not None:
-                self._require_between(name, 1, 1 << 40)
+                self._require_between(name, least, 1 << 40)
         if self.chunked_prefill_size is not None and self.chunked_prefill_size != -1:
             self._require_between("chunked_prefill_size", 1, 1 << 40)
         if self.api_key is not None and not self.api_key.strip():

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from outrider.server import pictures
 from outrider.server.engine import session
 from outrider.server.engine.flags import add_engine_flags, settings_of
-from outrider.server.engine.questions import read_questions
+from outrider.server.engine.questions import read_mixed_questions
 from outrider.server.engine.resolve import Resolved, resolve_to_measure
 from outrider.server.errors import UserError
 from outrider.server.tune.effort import THOROUGH, Effort
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures:
         pictures.require("--pictures")
     resolved = resolve_to_measure(settings_of(args), request.name)
-    questions = [q for path in args.prompts or [] for q in read_questions(path)] or None
+    # Each once: those that judge the calibration are not among those it is fitted to.
+    questions = list(dict.fromkeys(read_mixed_questions(args.prompts))) if args.prompts else None
 
     async def measurement(engine: Engine) -> None:
         await _measure(engine, resolved, request.effort, questions, args.pictures)
