@@ -32,6 +32,13 @@ INSTRUCTION_SETS = {
     "avx512": _WIDE,
     "avx512bf16": (*_WIDE, "-mavx512bf16", "-mavx512vnni"),
 }
+TILES = {
+    "amx": (*INSTRUCTION_SETS["avx512bf16"], "-mamx-tile", "-mamx-bf16"),
+    "amx_emulated": ("-mfma", "-DEMULATE_TILES", "-Wno-psabi"),
+}
+"""Their products alone; the rest is another set's. The emulation has the bits of the tile unit, and is for tests."""
+CHECK = "check_tiles"
+"""A program beside the library, see csrc/check_tiles.cpp; missing where the compiler does not know tiles."""
 
 
 class BuildError(RuntimeError):
@@ -69,7 +76,7 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
 def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    for part in (torch.__version__, version, *COMMON, *extra_flags, repr(INSTRUCTION_SETS)):
+    for part in (torch.__version__, version, *COMMON, *extra_flags, repr(INSTRUCTION_SETS), repr(TILES)):
         digest.update(part.encode() + b"\0")
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
@@ -77,25 +84,40 @@ def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:
 
 
 def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
-    """Compile every object side by side, link, and move the result into place at once."""
+    """Compile every object side by side, link, and move the results into place at once."""
     logger.warning("compiling the CPU kernels for this machine: half a minute, once")
     torch_root = Path(torch.__file__).parent
     base = [compiler, *COMMON, *extra_flags]
-    include = ["-isystem", str(torch_root / "include"), "-fopenmp"]
+    tiles = dict(TILES)
+    if not _knows_tiles(compiler):
+        del tiles["amx"]
+    include = ["-isystem", str(torch_root / "include"), "-fopenmp", *(["-DWITH_AMX"] if "amx" in tiles else [])]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        jobs = [
-            (f"{folder}/{name}.o", [*base, *include, "-c", str(SOURCES / f"{name}.cpp")])
-            for name in ("ops", "products", "layer")
-        ]
-        for name, flags in INSTRUCTION_SETS.items():
-            command = [*base, *flags, f"-DISA={name}", "-c", str(SOURCES / "kernels.cpp")]
-            jobs.append((f"{folder}/{name}.o", command))
+        jobs = {
+            f"{folder}/{name}.o": [*base, *include, "-c", str(SOURCES / f"{name}.cpp")]
+            for name in ("ops", "instruction_sets", "products", "layer")
+        }
+        for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
+            for name, flags in sets.items():
+                jobs[f"{folder}/{name}.o"] = [*base, *flags, f"-DISA={name}", "-c", str(SOURCES / source)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda job: _run([*job[1], "-o", job[0]]), jobs))
+            list(pool.map(lambda job: _run([*jobs[job], "-o", job]), jobs))
+        if "amx" in tiles:
+            objects = [f"{folder}/{name}.o" for name in tiles]
+            program = f"{folder}/{CHECK}"
+            _run([*base, "-pthread", str(SOURCES / f"{CHECK}.cpp"), *objects, "-o", program])
+            os.replace(program, target.with_name(CHECK))
         libraries = [f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-lc10", "-lgomp"]
         built = f"{folder}/{target.name}"
-        _run([compiler, "-shared", *extra_flags, *(job[0] for job in jobs), *libraries, "-o", built])
+        _run([compiler, "-shared", *extra_flags, *jobs, *libraries, "-o", built])
         os.replace(built, target)
+
+
+def _knows_tiles(compiler: str) -> bool:
+    """Whether the compiler and its assembler know the instructions of the tile unit."""
+    command = [compiler, *TILES["amx"], "-x", "c++", "-c", "-", "-o", os.devnull]
+    done = subprocess.run(command, input=b'asm("tdpbf16ps %tmm2, %tmm1, %tmm0");', capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def _run(command: list[str]) -> None:

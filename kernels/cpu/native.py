@@ -2,6 +2,7 @@
 
 `OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags; the tests of this
 folder run under the sanitizers with `-fsanitize=address,undefined` there and the sanitizer's runtime in `LD_PRELOAD`.
+`OUTRIDER_CPU_INSTRUCTION_SET` forces one of the compiled variants.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
+from pathlib import Path
 
 import torch
 
 from outrider.kernels.cpu.build import BuildError, library
+from outrider.kernels.cpu.proof import tiles_proved
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +28,40 @@ def available() -> bool:
         return False
     try:
         extra_flags = tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split())
-        torch.ops.load_library(str(library(extra_flags)))
+        built = library(extra_flags)
+        torch.ops.load_library(str(built))
     except (BuildError, OSError) as error:
         logger.warning("CPU kernels are not available, plain torch is used, which is slower: %s", error)
         return False
+    _choose_instruction_set(built)
     logger.info("CPU kernels: %s", torch.ops.outrider.instruction_set())
     return True
 
 
+def _choose_instruction_set(built: Path) -> None:
+    """The one that is forced, else tiles where they are proved, else the library's own choice.
+
+    Raises
+    ------
+    ValueError
+        The one that is forced is unknown, or this processor does not run it.
+    """
+    runs, forced = torch.ops.outrider.instruction_sets(), os.environ.get("OUTRIDER_CPU_INSTRUCTION_SET")
+    if forced and forced not in runs:
+        raise ValueError(f"OUTRIDER_CPU_INSTRUCTION_SET is {forced}, this processor runs {', '.join(runs)}")
+    if forced:
+        torch.ops.outrider.use_instruction_set(forced)
+    elif "amx" in runs and tiles_proved(built):
+        torch.ops.outrider.use_instruction_set("amx")
+
+
 def instruction_set() -> str:
-    """Which of the compiled variants runs here: scalar, avx2, avx512 or avx512bf16."""
+    """Which of the compiled variants runs here, for all operations alike.
+
+    scalar, avx2, avx512, avx512bf16, or amx: products of bfloat16 by tiles, the rest as avx512bf16. amx_emulated has the
+    bits of amx on any processor with FMA, slowly; it is for tests. none: plain torch. Bits differ between variants, and
+    weights packed for one are not those of another.
+    """
     return torch.ops.outrider.instruction_set() if available() else "none"
 
 

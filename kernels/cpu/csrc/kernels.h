@@ -103,6 +103,14 @@ struct Kernels {
   Function<const FinalArgs&, std::atomic<int64_t>&> draw_final;
 };
 
+// The products of a set that multiplies bf16 by tiles; the rest of its table is another set's.
+struct TileKernels {
+  Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack;
+  Function<const LinearArgs&, int64_t, int64_t> linear;
+  Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_blocks[BLOCK_KINDS];
+  Function<const LinearArgs&, int64_t, int64_t> block_linear[2][BLOCK_KINDS];
+};
+
 namespace scalar {
 extern const Kernels kernels;
 }
@@ -114,4 +122,10 @@ extern const Kernels kernels;
 }
 namespace avx512bf16 {
 extern const Kernels kernels;
+}
+namespace amx {
+extern const TileKernels kernels;
+}
+namespace amx_emulated {
+extern const TileKernels kernels;
 }

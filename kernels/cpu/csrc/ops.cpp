@@ -11,51 +11,6 @@
 
 namespace outrider {
 
-struct Variant {
-  const char* name;
-  const Kernels* kernels;
-  bool runs;
-};
-
-// Best first.
-const std::vector<Variant>& variants() {
-  static const std::vector<Variant> all = [] {
-    __builtin_cpu_init();
-    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    const bool narrow = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-    const bool middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return std::vector<Variant>{{"avx512bf16", &avx512bf16::kernels, wide && narrow},
-                                {"avx512", &avx512::kernels, wide},
-                                {"avx2", &avx2::kernels, middle},
-                                {"scalar", &scalar::kernels, true}};
-  }();
-  return all;
-}
-
-std::atomic<const Variant*> chosen{nullptr};
-
-const Variant& variant() {
-  if (const Variant* known = chosen.load(std::memory_order_relaxed)) return *known;
-  const auto best = std::find_if(variants().begin(), variants().end(), [](const Variant& v) { return v.runs; });
-  chosen = &*best;
-  return *best;
-}
-
-const Kernels& kernels() { return *variant().kernels; }
-
-std::string instruction_set() { return variant().name; }
-
-// For tests; weights packed for one instruction set are not those of another.
-void use_instruction_set(const std::string& name) {
-  for (const Variant& v : variants())
-    if (v.runs && name == v.name) {
-      chosen = &v;
-      return;
-    }
-  TORCH_CHECK(false, "this processor does not run ", name);
-}
-
 int type_of(const Tensor& x, const char* name) {
   TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16, name,
               " must be float32 or bfloat16, got ", x.scalar_type());
@@ -288,9 +243,7 @@ std::vector<double> time_spent(bool count) {
 }
 
 TORCH_LIBRARY(outrider, m) {
-  m.def("instruction_set() -> str", instruction_set);
   m.def("time_spent(bool count) -> float[]", time_spent);
-  m.def("use_instruction_set(str name) -> ()", use_instruction_set);
   m.def("flat_attention(Tensor q, Tensor k_pool, Tensor v_pool, Tensor qo_indptr, Tensor kv_lens, Tensor rows, "
         "Tensor page_table, float scale, bool causal, int window, float logit_cap) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps) -> Tensor");

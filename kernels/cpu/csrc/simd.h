@@ -11,7 +11,7 @@
 
 namespace ISA {
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(EMULATE_TILES)  // whose panels are those of AVX-512
 constexpr int W = 16, BLOCKS = 4, ROWS = 6;  // lanes of a vector; vectors and rows of a register tile
 #elif defined(__AVX2__)
 constexpr int W = 8, BLOCKS = 2, ROWS = 4;
@@ -112,7 +112,7 @@ inline Vec dot(Vec c, Vec a, Vec b) {
 #endif
   return c + a * b;
 }
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(EMULATE_TILES)
 constexpr bool HAS_PAIRS = true;
 #else
 constexpr bool HAS_PAIRS = false;

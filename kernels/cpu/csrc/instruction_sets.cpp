@@ -1,0 +1,84 @@
+// The table of functions that every operation takes its arithmetic from: one instruction set for all of them, since
+// bits and packed weights differ from set to set.
+#include <torch/library.h>
+
+#include <algorithm>
+#include <string>
+
+#include "ops.h"
+#include "tiles_allowed.h"
+
+namespace outrider {
+namespace {
+
+struct InstructionSet {
+  std::string name;
+  Kernels kernels;
+};
+
+Kernels with_tiles(Kernels rest, const TileKernels& tiles) {
+  rest.pack[1] = tiles.pack;
+  rest.linear[1] = tiles.linear;
+  std::copy_n(tiles.pack_blocks, BLOCK_KINDS, rest.pack_blocks);
+  for (int type : {0, 1}) std::copy_n(tiles.block_linear[type], BLOCK_KINDS, rest.block_linear[type]);
+  return rest;
+}
+
+// What this processor runs, the default first. Tiles are taken when asked for: whoever does so has seen them proved.
+const std::vector<InstructionSet>& instruction_sets() {
+  static const std::vector<InstructionSet> all = [] {
+    __builtin_cpu_init();
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    const bool narrow = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    const bool middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    std::vector<InstructionSet> runs;
+    if (wide && narrow) runs.push_back({"avx512bf16", avx512bf16::kernels});
+    if (wide) runs.push_back({"avx512", avx512::kernels});
+    if (middle) runs.push_back({"avx2", avx2::kernels});
+    runs.push_back({"scalar", scalar::kernels});
+#if defined(WITH_AMX)
+    if (wide && narrow && tiles_allowed()) runs.push_back({"amx", with_tiles(avx512bf16::kernels, amx::kernels)});
+#endif
+    if (middle) runs.push_back({"amx_emulated", with_tiles(runs.front().kernels, amx_emulated::kernels)});
+    return runs;
+  }();
+  return all;
+}
+
+std::atomic<const InstructionSet*> chosen{nullptr};
+
+const InstructionSet& current() {
+  if (const InstructionSet* known = chosen.load(std::memory_order_relaxed)) return *known;
+  const InstructionSet& first = instruction_sets().front();
+  chosen = &first;
+  return first;
+}
+
+std::string instruction_set() { return current().name; }
+
+std::vector<std::string> names() {
+  std::vector<std::string> names;
+  for (const InstructionSet& set : instruction_sets()) names.push_back(set.name);
+  return names;
+}
+
+// Before anything is packed: weights packed for one instruction set are not those of another.
+void use_instruction_set(const std::string& name) {
+  const auto& all = instruction_sets();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const InstructionSet& set) { return set.name == name; });
+  TORCH_CHECK(found != all.end(), "this processor does not run the instruction set ", name, ", only ", names());
+  chosen = &*found;
+}
+
+}  // namespace
+
+const Kernels& kernels() { return current().kernels; }
+
+TORCH_LIBRARY_FRAGMENT(outrider, m) {
+  m.def("instruction_set() -> str", instruction_set);
+  m.def("instruction_sets() -> str[]", names);
+  m.def("use_instruction_set(str name) -> ()", use_instruction_set);
+}
+
+}  // namespace outrider

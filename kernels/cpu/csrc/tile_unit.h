@@ -1,0 +1,161 @@
+// The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs on them.
+// Two implementations with the same bits. The processor's; and one in software, for machines without tiles and for
+// tests, which also refuses what a processor would punish (a shape that does not fit is an illegal instruction there)
+// or do seven times slower (rows that do not lie on 64 bytes).
+#pragma once
+#include <cstdint>
+#if defined(EMULATE_TILES)
+#include <immintrin.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#endif
+
+namespace ISA::unit {
+
+constexpr int REGISTERS = 8, HEIGHT = 16, ROW_BYTES = 64;
+
+struct Shapes {  // the operand of LDTILECFG
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// load: rows `stride` bytes apart. add_products: sums[m][n] += a[m][k] * b[k][n] over pairs k (TDPBF16PS).
+#if !defined(EMULATE_TILES)
+
+// Not the intrinsics: in gcc 12 they take literals only, and do not say that a load reads memory.
+inline void configure(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+inline void release() { asm volatile("tilerelease"); }
+template <int T>
+inline void zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+template <int T>
+inline void load(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+inline void store(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+}
+template <int SUMS, int A, int B>
+inline void add_products() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
+}
+
+#else
+
+struct Register {
+  alignas(64) uint8_t bytes[HEIGHT][ROW_BYTES];
+};
+struct State {
+  bool configured = false;
+  Shapes shapes;
+  Register registers[REGISTERS];
+};
+inline thread_local State state;
+
+[[noreturn]] inline void refuse(const std::string& what) { throw std::logic_error("tile unit: " + what); }
+inline std::string name(int t) { return "register " + std::to_string(t); }
+
+inline void configure(const Shapes& shapes) {
+  if (shapes.palette != 1 || shapes.start_row != 0) refuse("palette 1 and row 0 are expected");
+  for (uint8_t byte : shapes.reserved)
+    if (byte != 0) refuse("reserved bytes of the shapes must be 0");
+  for (int t = 0; t < 16; ++t) {
+    const int rows = shapes.rows[t], bytes = shapes.row_bytes[t];
+    if (rows > HEIGHT || bytes > ROW_BYTES || (rows == 0) != (bytes == 0) || (t >= REGISTERS && rows > 0))
+      refuse(name(t) + " cannot have " + std::to_string(rows) + " rows of " + std::to_string(bytes) + " bytes");
+  }
+  state = {true, shapes, {}};
+}
+inline void release() { state = {}; }
+
+template <int T>
+inline Register& used() {
+  static_assert(0 <= T && T < REGISTERS);
+  if (!state.configured || state.shapes.rows[T] == 0) refuse(name(T) + " has no shape");
+  return state.registers[T];
+}
+template <int T>
+inline void zero() {
+  used<T>() = {};
+}
+inline void check_rows(const void* first, int64_t stride) {
+  if (reinterpret_cast<uintptr_t>(first) % 64 != 0 || stride % 64 != 0) refuse("rows must lie on 64 bytes");
+}
+template <int T>
+inline void load(const void* from, int64_t stride) {
+  Register& to = used<T>() = {};
+  check_rows(from, stride);
+  for (int r = 0; r < state.shapes.rows[T]; ++r)
+    std::memcpy(to.bytes[r], static_cast<const uint8_t*>(from) + r * stride, state.shapes.row_bytes[T]);
+}
+template <int T>
+inline void store(void* to, int64_t stride) {
+  const Register& from = used<T>();
+  check_rows(to, stride);
+  for (int r = 0; r < state.shapes.rows[T]; ++r)
+    std::memcpy(static_cast<uint8_t*>(to) + r * stride, from.bytes[r], state.shapes.row_bytes[T]);
+}
+
+// One fused sum of the products of the lower halves of the pairs and one of the upper, from 0; both together to the sum.
+__attribute__((noinline)) inline void add_row(const uint32_t* a, const uint32_t (*b)[16], int pairs, float* sums) {
+  const auto number = [](uint32_t bits) { return __builtin_bit_cast(float, bits); };
+  float lower[16] = {}, upper[16] = {};
+  for (int k = 0; k < pairs; ++k)
+    for (int n = 0; n < 16; ++n) {
+      lower[n] = __builtin_fmaf(number(a[k] << 16), number(b[k][n] << 16), lower[n]);
+      upper[n] = __builtin_fmaf(number(a[k] & 0xffff0000), number(b[k][n] & 0xffff0000), upper[n]);
+    }
+  for (int n = 0; n < 16; ++n) sums[n] += lower[n] + upper[n];
+}
+
+template <int SUMS, int A, int B>
+inline void add_products() {
+  static_assert(SUMS != A && SUMS != B && A != B);
+  Register &sums = used<SUMS>(), &a = used<A>(), &b = used<B>();
+  const Shapes& s = state.shapes;
+  if (s.rows[SUMS] != s.rows[A] || s.row_bytes[A] != s.rows[B] * 4 || s.row_bytes[SUMS] != s.row_bytes[B] ||
+      s.row_bytes[SUMS] % 4 != 0)
+    refuse("the shapes of " + name(SUMS) + " += " + name(A) + " x " + name(B) + " do not fit");
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(0x9fc0);  // to nearest, denormals taken for and made 0, no traps
+  for (int m = 0; m < s.rows[A]; ++m) {
+    uint32_t pairs[16], right[16][16];
+    float row[16];
+    std::memcpy(pairs, a.bytes[m], ROW_BYTES);
+    std::memcpy(right, b.bytes, sizeof right);
+    std::memcpy(row, sums.bytes[m], ROW_BYTES);
+    add_row(pairs, right, s.rows[B], row);
+    std::memcpy(sums.bytes[m], row, ROW_BYTES);
+  }
+  _mm_setcsr(before);
+}
+
+#endif
+
+// The registers while it lives. Others in this thread (oneDNN) may use them before and after, and a context switch
+// need not save them.
+class Session {
+ public:
+  // Registers 0 .. 3: sums, and 4, 5: left sides, of `rows` rows; 6, 7: right sides.
+  void shape(int rows) {
+    if (rows == rows_) return;
+    Shapes shapes;
+    for (int t = 0; t < REGISTERS; ++t) {
+      shapes.row_bytes[t] = ROW_BYTES;
+      shapes.rows[t] = t < 6 ? rows : HEIGHT;
+    }
+    configure(shapes);
+    rows_ = rows;
+  }
+  ~Session() { release(); }
+
+ private:
+  int rows_ = 0;
+};
+
+}  // namespace ISA::unit

@@ -1,0 +1,16 @@
+// Compiled with -DISA=amx for the processor's tile unit, and with -DISA=amx_emulated for the one in software.
+#include "tiles.h"
+
+namespace ISA {
+
+template <std::size_t... KIND>
+constexpr TileKernels all_kinds(std::index_sequence<KIND...>) {
+  return {pack<bf16>,
+          tile_linear,
+          {pack_blocks<BlockKind(KIND)>...},
+          {{block_linear<float, BlockKind(KIND)>...}, {tile_block_linear<BlockKind(KIND)>...}}};
+}
+
+extern constinit const TileKernels kernels = all_kinds(std::make_index_sequence<BLOCK_KINDS>());
+
+}  // namespace ISA

@@ -1,0 +1,44 @@
+"""Whether the tile kernels (`amx`) do here what they do in emulation: tried once, before they are used by default."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from outrider.kernels.cpu.build import CHECK
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 60
+"""More than the trial can take; it is a second of work."""
+
+
+def tiles_proved(library: Path) -> bool:
+    """Whether products by the processor's tile unit have the bits of its emulation.
+
+    The trial is a program beside `library`, run in a process of its own: a mistake would be an illegal instruction. Its
+    answer is remembered beside it; where it says no, that is a warning in each process.
+    """
+    program, answer = library.with_name(CHECK), library.with_name(f"{CHECK}.answer")
+    if not answer.exists():
+        fresh = answer.with_suffix(f".{os.getpid()}")  # several processes of one server start at once
+        fresh.write_text(_objection(program))
+        fresh.replace(answer)
+    objection = answer.read_text()
+    if objection:
+        logger.warning("the tile unit (amx) is not used, which is slower: %s (remembered in %s)", objection, answer)
+    return not objection
+
+
+def _objection(program: Path) -> str:
+    """Why the trial failed, in one line; nothing if it did not."""
+    try:
+        done = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"its check could not be run: {error}"
+    if done.returncode < 0:
+        return f"its check ended with {signal.Signals(-done.returncode).name}"
+    return f"its check said: {' '.join(done.stderr.split())}" if done.returncode else ""
