@@ -1,4 +1,21 @@
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+import torch
+
+from outrider.kernels.cpu import native
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Use the variant named by the parameter; skipped where the processor does not run it."""
+    chosen = native.instruction_set()
+    if chosen == "none" or request.param not in torch.ops.outrider.instruction_sets():
+        pytest.skip("this processor does not run it")
+    torch.ops.outrider.use_instruction_set(request.param)
+    yield request.param
+    torch.ops.outrider.use_instruction_set(chosen)

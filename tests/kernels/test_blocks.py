@@ -1,12 +1,10 @@
 """Weights in a GGUF's blocks: the numbers of the package gguf, the bits of `packed_linear` on the expanded weights."""
 
-import ctypes
-import mmap
-
 import numpy as np
 import pytest
 import torch
 from batches import ragged_attention
+from instruction_sets import EACH_SET, before_a_guard
 
 from outrider.kernels.blocks import BLOCK, KINDS, block_linear, expand, pack_blocks, reference_block_linear
 from outrider.kernels.cpu import native
@@ -19,21 +17,6 @@ EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 TYPES = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)], ids=["float32", "bfloat16"]
 )
-SETS = ["scalar", "avx2", "avx512", "avx512bf16"]
-
-
-@pytest.fixture
-def instruction_set(request):
-    chosen = native.instruction_set()
-    try:
-        torch.ops.outrider.use_instruction_set(request.param)
-    except RuntimeError:
-        pytest.skip("this processor does not run it")
-    yield request.param
-    torch.ops.outrider.use_instruction_set(chosen)
-
-
-EACH_SET = pytest.mark.parametrize("instruction_set", SETS, indirect=True)
 
 
 def random_blocks(kind: str, outputs: int, depth: int, size: float | None = None) -> torch.Tensor:
@@ -169,19 +152,6 @@ def test_nothing_past_the_end_is_read(instruction_set, kind):
             x = before_a_guard(rows_of(rows, depth, dtype))
             got = torch.ops.outrider.block_linear(x, blocks, packed.kind, None, outputs)
             assert same_bits(got, block_linear(x, packed))
-
-
-def before_a_guard(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x whose last byte is the last one before a page that may not be read."""
-    size, page = x.numel() * x.element_size(), mmap.PAGESIZE
-    pages = -(-size // page)
-    memory = mmap.mmap(-1, (pages + 1) * page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(start + pages * page), ctypes.c_size_t(page), 0) != 0:
-        raise OSError(ctypes.get_errno(), "mprotect")
-    copy = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=pages * page - size)
-    return copy.copy_(x.flatten()).view(x.shape)
 
 
 @EACH_KIND

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from batches import ragged_attention
+from instruction_sets import EACH_SET
 
 from outrider.kernels import fused
 from outrider.kernels.attention import flat_attention, reference_attention
@@ -11,22 +12,15 @@ from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear
 from outrider.kernels.linear import pack, packed_linear, reference_linear
 from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf, reference_target_probs, target_probs
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason="no compiled kernels here"),
+    pytest.mark.usefixtures("instruction_set"),
+    EACH_SET,
+]
 
 TYPES = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"]
 )
-
-
-@pytest.fixture(params=["scalar", "avx2", "avx512", "avx512bf16"], autouse=True)
-def instruction_set(request):
-    chosen = native.instruction_set()
-    try:
-        torch.ops.outrider.use_instruction_set(request.param)
-    except RuntimeError:
-        pytest.skip("this processor does not run it")
-    yield request.param
-    torch.ops.outrider.use_instruction_set(chosen)
 
 
 def test_the_variant_is_used(instruction_set):

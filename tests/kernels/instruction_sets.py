@@ -1,0 +1,26 @@
+"""Each compiled variant in turn (fixture `instruction_set`), and memory that may not be read past its end."""
+
+import ctypes
+import mmap
+
+import pytest
+import torch
+
+from outrider.kernels.cpu.build import INSTRUCTION_SETS, TILES
+
+EACH_SET = pytest.mark.parametrize("instruction_set", [*INSTRUCTION_SETS, *TILES], indirect=True)
+TILE_SETS = pytest.mark.parametrize("instruction_set", TILES, indirect=True)
+"""The arithmetic of tiles: by the processor where it has them, and by the emulation everywhere."""
+
+
+def before_a_guard(x: torch.Tensor) -> torch.Tensor:
+    """A copy of x whose last byte is the last one before a page that may not be read."""
+    size, page = x.numel() * x.element_size(), mmap.PAGESIZE
+    pages = -(-size // page)
+    memory = mmap.mmap(-1, (pages + 1) * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(start + pages * page), ctypes.c_size_t(page), 0) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect")
+    copy = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=pages * page - size)
+    return copy.copy_(x.flatten()).view(x.shape)

@@ -1,0 +1,146 @@
+"""Products by tiles: the arithmetic of the processor's unit, the same for every batch, and nothing it would punish."""
+
+import ctypes
+import ctypes.util
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from instruction_sets import TILE_SETS, before_a_guard
+
+from outrider.kernels.cpu import build, native, proof
+from outrider.kernels.linear import pack, packed_linear
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+
+SHAPES = pytest.mark.parametrize(("outputs", "depth"), [(192, 576), (100, 70), (577, 34), (17, 96), (1, 2)])
+
+
+def weight_and_rows(outputs: int, depth: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of ordinary size, and some whose products are denormal."""
+    generator = torch.Generator().manual_seed(outputs + depth)
+    numbers = torch.randn(outputs + rows, depth, generator=generator)
+    numbers[torch.rand(numbers.shape, generator=generator) < 0.1] *= 2e-19
+    numbers[:, -1] *= 1e-39
+    return numbers[:outputs].bfloat16(), numbers[outputs:].bfloat16()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype == torch.bfloat16 and torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x [rows, depth] times weight [outputs, depth], transposed, as TDPBF16PS sums it up (Intel's manual)."""
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    libm.fmaf.restype, libm.fmaf.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    fused = np.vectorize(libm.fmaf, otypes=[np.float32])
+
+    def flushed(numbers: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(numbers) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), numbers), numbers)
+
+    left, right = (flushed(a.float().numpy()) for a in (x, weight))
+    total = np.broadcast_to(bias.numpy(), (len(left), len(right)))
+    for block in range(0, left.shape[1], 32):
+        halves = []
+        for half in (0, 1):
+            part = np.zeros_like(total)
+            for i in range(block + half, min(block + 32, left.shape[1]), 2):
+                part = flushed(fused(left[:, None, i], right[None, :, i], part))
+            halves.append(part)
+        total = flushed(total + flushed(halves[0] + halves[1]))
+    return torch.from_numpy(total).bfloat16()
+
+
+@TILE_SETS
+def test_arithmetic(instruction_set):
+    weight, x = weight_and_rows(70, 70, 3)
+    bias = torch.linspace(-1, 1, 70)
+    bias[::3] = 0
+    assert same_bits(packed_linear(x, pack(weight, bias)), reference(x, weight, bias))
+
+
+@TILE_SETS
+@SHAPES
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_does_not_depend_on_its_batch(instruction_set, outputs, depth, threads):
+    weight, x = weight_and_rows(outputs, depth, 200)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for bias in (None, torch.linspace(-1, 1, outputs)):
+            packed = pack(weight, bias)
+            together = packed_linear(x, packed)
+            for rows in (1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 95, 96, 97, 113, 129):
+                assert same_bits(packed_linear(x[:rows], packed), together[:rows]), f"{rows} rows"
+                assert same_bits(packed_linear(x[-rows:], packed), together[-rows:]), f"last {rows} rows"
+    finally:
+        torch.set_num_threads(before)
+
+
+@TILE_SETS
+@SHAPES
+@pytest.mark.parametrize("rows", [1, 17, 33])
+def test_nothing_past_the_end_is_read(instruction_set, outputs, depth, rows):
+    weight, x = weight_and_rows(outputs, depth, rows)
+    packed = pack(weight, torch.linspace(-1, 1, outputs))
+    guarded = (before_a_guard(t) for t in (x, packed.panels, packed.bias))
+    assert same_bits(torch.ops.outrider.packed_linear(*guarded, outputs), packed_linear(x, packed))
+
+
+def test_the_emulation_refuses_what_a_processor_punishes(tmp_path):
+    program = tmp_path / "tile_unit"
+    source = Path(__file__).parent / "cpu" / "tile_unit.cpp"
+    flags = [*build.COMMON, *build.TILES["amx_emulated"], "-DISA=amx_emulated", f"-I{build.SOURCES}"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(program)], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    refused = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert refused.pop("fitting shapes") == "accepted"
+    assert len(refused) == 12
+    for what, said in refused.items():
+        assert said.startswith("tile unit: "), what
+
+
+@pytest.mark.parametrize(
+    ("script", "proved", "warning"),
+    [
+        ("exit 0", True, ""),
+        ("echo rows differ >&2; exit 1", False, "its check said: rows differ"),
+        ("kill -ILL $$", False, "its check ended with SIGILL"),
+    ],
+    ids=["equal", "different", "crash"],
+)
+def test_tiles_are_proved_once(tmp_path, caplog, script, proved, warning):
+    library, program, runs = tmp_path / "kernels.so", tmp_path / build.CHECK, tmp_path / "runs"
+    program.write_text(f"#!/bin/sh\necho once >> {runs}\n{script}\n")
+    program.chmod(0o755)
+    for _ in range(2):
+        caplog.clear()
+        assert proof.tiles_proved(library) is proved
+        assert [warning in r.getMessage() for r in caplog.records] == [True] * (not proved)
+    assert runs.read_text() == "once\n"
+
+
+def test_the_check_knows_whether_there_are_tiles():
+    """The real one: it may use the unit exactly where the library does, and finds no difference there."""
+    flags = tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split())
+    program = build.library(flags).with_name(build.CHECK)
+    if not program.exists():
+        pytest.skip("the compiler does not know tiles")
+    has_tiles = "amx" in torch.ops.outrider.instruction_sets()
+    assert subprocess.run([program], check=False).returncode == (0 if has_tiles else 2)
+
+
+def test_a_forced_instruction_set(monkeypatch):
+    chosen = native.instruction_set()
+    try:
+        monkeypatch.setenv("OUTRIDER_CPU_INSTRUCTION_SET", "scalar")
+        assert native.available.__wrapped__()
+        assert native.instruction_set() == "scalar"
+        monkeypatch.setenv("OUTRIDER_CPU_INSTRUCTION_SET", "mmx")
+        with pytest.raises(ValueError, match=r"OUTRIDER_CPU_INSTRUCTION_SET is mmx, this processor runs .*scalar"):
+            native.available.__wrapped__()
+    finally:
+        torch.ops.outrider.use_instruction_set(chosen)
