@@ -17,13 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = bundled_model.prepare()
     if not hardware.has_gpu():
-        compile_kernels()
+        hardware.has_kernels()  # compiles them
     print(folder)
     return 0
-
-
-def compile_kernels() -> None:
-    """Have the CPU kernels ready before the engine needs them, which would otherwise be in its first request."""
-    from outrider.kernels.cpu import native
-
-    native.available()

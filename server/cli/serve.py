@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(**values)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
-    from outrider.server.cli import prepare
     from outrider.server.engine import engine as engines
+    from outrider.server.engine import hardware
     from outrider.server.engine.resolve import resolve
     from outrider.server.http import listen
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     resolved = resolve(settings, _say)
     on_cpu = resolved.settings.resolved_device == "cpu"
     if on_cpu:
-        prepare.compile_kernels()
+        hardware.has_kernels()  # ready before the engine needs them, which would otherwise be in its first request
     engine = engines.start(resolved)
 
     async def before_first() -> None:

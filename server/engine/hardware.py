@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from outrider.server.errors import UserError
+
 _CGROUP_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -26,6 +28,22 @@ def has_gpu() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return answer.returncode == 0 and "GPU" in answer.stdout
+
+
+def has_kernels() -> bool:
+    """Whether the compiled CPU kernels run here; builds them the first time, half a minute.
+
+    Raises
+    ------
+    UserError
+        An instruction set is forced that this processor does not run.
+    """
+    from outrider.kernels.cpu import native
+
+    try:
+        return native.available()
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
         drafter_checkpoint=folder_digest(settings.drafter_path) if settings.drafter_path else "",
         dtype=dtype,
         attention_backend=" ".join(["flat" if on_cpu else "default", *settings.sglang_flags]),
-        kernels=on_cpu and _has_kernels(),
+        kernels=on_cpu and hardware.has_kernels(),
         sglang=package_version("sglang"),
         step_revision=STEP_REVISION,
     )
@@ -83,9 +83,3 @@ def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
     if fitting is not None:
         return replace(settings, profile=str(fitting.folder)), False
     return replace(settings, profile=str(roots()[0] / default_name(here, model))), True
-
-
-def _has_kernels() -> bool:
-    from outrider.kernels.cpu import native
-
-    return native.available()
