@@ -67,7 +67,7 @@ bool check(int64_t rows, int64_t depth, int64_t outputs) {
   for (int kind = 0; kind < BLOCK_KINDS && depth % BLOCK == 0; ++kind) {
     const int64_t bytes = block_bytes(BlockKind(kind));
     std::vector<uint8_t> raw(outputs * depth / BLOCK * bytes);
-    for (uint8_t& byte : raw) byte = generator() % 0x30;  // a small fp16 wherever a scale may be
+    for (uint8_t& byte : raw) byte = 0x10 + generator() % 0x20;  // a small number wherever a scale may be
     LinearArgs blocks = a;
     blocks.packed = packed = before_a_guard(panels * PANEL * depth / BLOCK * bytes);
     amx_emulated::kernels.pack_blocks[kind](raw.data(), packed, outputs, depth, 0, panels);
