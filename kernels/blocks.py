@@ -1,9 +1,13 @@
-"""Matrix products with the weights as a GGUF file keeps them: 4 or 8 bits each, so that a step reads less memory.
+"""Matrix products with the weights as a checkpoint keeps them: 4 to 8 bits each, so that a step reads less memory.
 
-32 neighbours in depth share a scale d, in Q4_1 a minimum m as well, both fp16; a weight is d * q or d * q + m. The
-product expands them to exactly the bf16 numbers of the unpacked model: its bits are those of `packed_linear` on them,
-for any number of rows and threads. The blocks are the quantised formats of llama.cpp (ggml-common.h); their meaning is
-that of the package gguf, whose result is then rounded to bfloat16.
+The product expands them to exactly the bf16 numbers of the unpacked model: its bits are those of `packed_linear` on
+them, for any number of rows and threads. A block is some neighbours in depth that share scales:
+
+- Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K: the quantised formats of llama.cpp (ggml-common.h) as in a GGUF file, with the
+  meaning that the package gguf gives them, rounded to bfloat16. 32 numbers share a scale d, in Q4_1 a minimum m as
+  well: d * q or d * q + m. In superblocks (K) 256 share d and m, and 32 or 16 of them scales of 6 or 8 bits for these.
+- GROUPS_32, GROUPS_64, GROUPS_128: (q - z) * s with 4-bit codes and zero points, as AWQ and GPTQ checkpoints mean;
+  `group_blocks` makes them.
 """
 
 from __future__ import annotations
@@ -16,9 +20,28 @@ from outrider.kernels.cpu import native
 from outrider.kernels.linear import PANEL, invariant_linear, reference_linear
 
 BLOCK = 32
-"""Neighbours in depth that share a scale; as in cpu/csrc/kernels.h."""
-KINDS = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+"""Neighbours in depth that the kernels expand at a time; as in cpu/csrc/kernels.h."""
+KINDS = {
+    "Q4_0": 18,
+    "Q4_1": 20,
+    "Q8_0": 34,
+    "Q4_K": 144,
+    "Q5_K": 176,
+    "Q6_K": 210,
+    "GROUPS_32": 20,
+    "GROUPS_64": 36,
+    "GROUPS_128": 68,
+}
 """Bytes of a block, by the names of gguf's types; in the order of cpu/csrc/kernels.h."""
+HIGHEST_ZERO = 31
+"""Zero points have five bits: GPTQ's first format counts 1 more than it stores."""
+
+
+def block_depth(kind: str) -> int:
+    """Neighbours in depth of a block of this kind."""
+    if kind.startswith("GROUPS_"):
+        return int(kind.removeprefix("GROUPS_"))
+    return 256 if kind.endswith("_K") else BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +65,16 @@ class BlockWeight:
 def pack_blocks(
     raw: torch.Tensor, kind: str, outputs: int, depth: int, bias: torch.Tensor | None = None
 ) -> BlockWeight:
-    """Lay the blocks of a GGUF tensor out for the processor once; the original may then be freed.
+    """Lay the blocks of a tensor out for the processor once; the original may then be freed.
 
     raw: uint8, the tensor's rows one after the other as in the file. kind: a name of `KINDS`. bias: [outputs].
+    Packed they take as much memory, but Q4_K and Q5_K 4.625 and 5.625 bits a weight instead of 4.5 and 5.5.
 
     Raises
     ------
     ValueError
-        An unknown kind, a depth that is no multiple of 32, bytes that do not fit the shape, a scale that is not finite.
+        An unknown kind, a depth that is no multiple of the block's, bytes that do not fit the shape, a scale that is
+        not finite.
     """
     rows = _rows_of_blocks(raw, kind, outputs, depth)
     if bias is not None and bias.shape != (outputs,):
@@ -72,20 +97,84 @@ def block_linear(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
     return torch.ops.outrider.block_linear(x.contiguous(), weight.blocks, weight.kind, weight.bias, weight.outputs)
 
 
+def group_blocks(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """Blocks of a weight (codes - zeros) * scales, and their kind.
+
+    codes: [outputs, depth], 0 to 15. zeros: [outputs, groups], 0 to 31. scales: [outputs, groups], numbers that float16
+    or bfloat16 can hold, in any type. A block is a group: the scale in float32, the zero point in its five lowest bits,
+    which are then free, and the codes.
+
+    Raises
+    ------
+    ValueError
+        Groups of another size than 32, 64 or 128, or scales of more bits.
+    """
+    outputs, depth = codes.shape
+    groups = scales.shape[1]
+    kind = f"GROUPS_{depth // groups}"
+    if kind not in KINDS or depth % groups:
+        raise ValueError(f"groups must have 32, 64 or 128 numbers, not {depth} / {groups}")
+    shared = scales.float().contiguous().view(torch.int32)
+    if (shared & HIGHEST_ZERO).any():
+        raise ValueError("scales must be numbers of float16 or bfloat16")
+    shared = shared | zeros.int()
+    low, high = codes.to(torch.uint8).reshape(outputs, groups, -1, 2, BLOCK // 2).unbind(-2)
+    blocks = [shared.view(torch.uint8).view(outputs, groups, 4), (low | high << 4).flatten(2)]
+    return torch.cat(blocks, -1).flatten(1), kind
+
+
 def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:
-    """The bfloat16 weight [outputs, depth] of these blocks: what gguf gives in float32, rounded to nearest even."""
-    rows = _rows_of_blocks(raw, kind, outputs, depth).view(outputs, depth // BLOCK, KINDS[kind])
-    halves = 2 if kind == "Q4_1" else 1
-    scales = rows[..., : 2 * halves].contiguous().view(torch.float16).float()
-    codes = rows[..., 2 * halves :]
-    if kind == "Q8_0":
-        numbers = codes.contiguous().view(torch.int8).float()
+    """The bfloat16 weight [outputs, depth] of these blocks: what gguf gives in float32, rounded to nearest even.
+
+    Each line rounds once in float32 at most: scales have up to 18 bits, times a code up to 23.
+    """
+    blocks = _rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
+    if kind.startswith("GROUPS_"):
+        shared = blocks[..., :4].contiguous().view(torch.int32)
+        scales, zeros = (shared & ~HIGHEST_ZERO).view(torch.float32), shared & HIGHEST_ZERO
+        weight = (_nibbles(blocks[..., 4:], BLOCK // 2).flatten(2) - zeros) * scales
+        weight = weight + 0.0  # no -0, whatever a scale's sign
+    elif kind in ("Q4_K", "Q5_K"):
+        d, m = _halves(blocks[..., :4])
+        scales, minima = _six_bits(blocks[..., 4:16])
+        codes = _nibbles(blocks[..., -128:], 32).flatten(-3, -2)
+        if kind == "Q5_K":
+            codes = codes + (blocks[..., None, 16:48] >> torch.arange(8)[:, None] & 1) * 16
+        weight = (d * scales)[..., None] * codes - (m * minima)[..., None]
+    elif kind == "Q6_K":
+        (d,) = _halves(blocks[..., 208:])
+        low = _nibbles(blocks[..., :128], 64).flatten(2)
+        high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2)[:, None] & 3
+        codes = (low + high.flatten(2) * 16 - 32).unflatten(-1, (16, 16))
+        weight = (d * blocks[..., 192:208].contiguous().view(torch.int8))[..., None] * codes
+    elif kind == "Q8_0":
+        (d,) = _halves(blocks[..., :2])
+        weight = d * blocks[..., 2:].contiguous().view(torch.int8)
+    elif kind == "Q4_1":
+        d, m = _halves(blocks[..., :4])
+        weight = d * _nibbles(blocks[..., 4:], 16).flatten(2) + m
     else:
-        numbers = torch.cat([codes & 15, codes >> 4], dim=-1).float() - (8 if kind == "Q4_0" else 0)
-    weight = scales[..., :1] * numbers  # exact: 11 bits times at most 8
-    if kind == "Q4_1":
-        weight = weight + scales[..., 1:]
+        (d,) = _halves(blocks[..., :2])
+        weight = d * (_nibbles(blocks[..., 2:], 16).flatten(2) - 8)
     return weight.view(outputs, depth).bfloat16()
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pairs of bytes [..., 2 n] as float32: n of [..., 1]."""
+    return x.contiguous().view(torch.float16).float().split(1, -1)
+
+
+def _nibbles(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Bytes [..., n * width] as [..., n, 2, width] numbers, the lower halves of `width` bytes before the upper ones."""
+    x = x.unflatten(-1, (-1, width))
+    return torch.stack([x & 15, x >> 4], -2).int()
+
+
+def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The eight scales and minima [..., 8] in the twelve bytes of a superblock."""
+    first, second, both = x.split(4, -1)
+    scales = torch.cat([first & 63, both & 15 | first >> 6 << 4], -1)
+    return scales, torch.cat([second & 63, both >> 4 | second >> 6 << 4], -1)
 
 
 def reference_block_linear(
@@ -99,16 +188,18 @@ def _rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> t
     """raw as [outputs, bytes of a row], checked."""
     if kind not in KINDS:
         raise ValueError(f"blocks of kind {kind} are not known, only {', '.join(KINDS)}")
-    if depth % BLOCK:
-        raise ValueError(f"the depth must be a multiple of {BLOCK}, got {depth}")
-    if raw.dtype != torch.uint8 or raw.numel() != outputs * (depth // BLOCK) * KINDS[kind]:
-        raise ValueError(
-            f"a {kind} weight [{outputs}, {depth}] has {outputs * (depth // BLOCK) * KINDS[kind]} bytes, "
-            f"got {raw.numel()} of {raw.dtype}"
-        )
+    if depth % block_depth(kind):
+        raise ValueError(f"the depth of {kind} must be a multiple of {block_depth(kind)}, got {depth}")
+    size = outputs * (depth // block_depth(kind)) * KINDS[kind]
+    if raw.dtype != torch.uint8 or raw.numel() != size:
+        raise ValueError(f"a {kind} weight [{outputs}, {depth}] has {size} bytes, got {raw.numel()} of {raw.dtype}")
     rows = raw.contiguous().view(outputs, -1)
     blocks = rows.view(-1, KINDS[kind])
-    scales = blocks[:, : 4 if kind == "Q4_1" else 2].contiguous().view(torch.float16)
+    if kind.startswith("GROUPS_"):
+        scales = blocks[:, :4].contiguous().view(torch.float32)
+    else:
+        both = slice(4) if kind in ("Q4_1", "Q4_K", "Q5_K") else slice(2)
+        scales = blocks[:, slice(208, 210) if kind == "Q6_K" else both].contiguous().view(torch.float16)
     if not scales.isfinite().all():
         raise ValueError(f"a scale of the {kind} weight [{outputs}, {depth}] is not finite")
     return rows

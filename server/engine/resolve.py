@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.server.engine import checkpoints, memory, profile_lookup, target
+from outrider.server.engine import checkpoints, memory, profile_lookup, quantized, target
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
@@ -53,5 +53,6 @@ def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
 
 def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
+    quantized.check(settings, model)
     settings = checkpoints.with_drafter_path(settings, model)
     return settings, model, memory.plan(settings, model)

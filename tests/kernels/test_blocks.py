@@ -1,4 +1,4 @@
-"""Weights in a GGUF's blocks: the numbers of the package gguf, the bits of `packed_linear` on the expanded weights."""
+"""Weights in a checkpoint's blocks: the numbers of the package gguf, the bits of `packed_linear` on those."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,15 @@ import torch
 from batches import ragged_attention
 from instruction_sets import EACH_SET, before_a_guard
 
-from outrider.kernels.blocks import BLOCK, KINDS, block_linear, expand, pack_blocks, reference_block_linear
+from outrider.kernels.blocks import (
+    KINDS,
+    block_depth,
+    block_linear,
+    expand,
+    group_blocks,
+    pack_blocks,
+    reference_block_linear,
+)
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import multiply, pack_int8
 from outrider.kernels.layer import DecoderLayer, decoder_layer, reference_decoder_layer
@@ -14,6 +22,9 @@ from outrider.kernels.linear import pack, packed_linear
 
 COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
+GGUF_KINDS = [kind for kind in KINDS if not kind.startswith("GROUPS_")]
+SIZES = {"Q8_0": 0.001, "Q4_K": 0.0003, "Q5_K": 0.0002, "Q6_K": 0.0001}
+"""Scales for weights about 0.1; otherwise 0.01."""
 TYPES = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)], ids=["float32", "bfloat16"]
 )
@@ -21,13 +32,24 @@ TYPES = pytest.mark.parametrize(
 
 def random_blocks(kind: str, outputs: int, depth: int, size: float | None = None) -> torch.Tensor:
     """Any codes; scales and minima of both signs around `size`, by default for weights about 0.1: rows of bytes."""
-    size = size or (0.001 if kind == "Q8_0" else 0.01)
     generator = torch.Generator().manual_seed(outputs + depth)
-    raw = torch.randint(0, 256, (outputs, depth // BLOCK, KINDS[kind]), generator=generator, dtype=torch.uint8)
-    halves = 2 if kind == "Q4_1" else 1
-    scales = (torch.randn(outputs, depth // BLOCK, halves, generator=generator) * size).half()
-    raw[..., : 2 * halves] = scales.view(torch.uint8)
+    blocks = depth // block_depth(kind)
+    raw = torch.randint(0, 256, (outputs, blocks, KINDS[kind]), generator=generator, dtype=torch.uint8)
+    scales = torch.randn(outputs, blocks, 2, generator=generator) * (size or SIZES.get(kind, 0.01))
+    if kind.startswith("GROUPS_"):
+        codes, zeros = (torch.randint(0, n, (outputs, i), generator=generator) for n, i in ((16, depth), (17, blocks)))
+        return group_blocks(codes, zeros, scales[..., 0].half())[0]
+    with_scales(raw, kind, scales.half())
     return raw.flatten(1)
+
+
+def with_scales(blocks: torch.Tensor, kind: str, scales: torch.Tensor) -> None:
+    """Write scales [..., 2] over those of a GGUF's blocks [..., bytes], the second one where there are minima."""
+    if kind == "Q6_K":
+        blocks[..., 208:] = scales[..., :1].contiguous().view(torch.uint8)
+    else:
+        halves = 2 if kind in ("Q4_1", "Q4_K", "Q5_K") else 1
+        blocks[..., : 2 * halves] = scales[..., :halves].contiguous().view(torch.uint8)
 
 
 def rows_of(count: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
@@ -41,10 +63,11 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @EACH_KIND
 @TYPES
-@pytest.mark.parametrize(("outputs", "depth"), [(192, 576), (100, 64), (37, 96), (1, 32)])
+@pytest.mark.parametrize(("outputs", "blocks"), [(192, 6), (100, 2), (37, 3), (1, 1)])
 @pytest.mark.parametrize("rows", [0, 1, 7])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_equals_reference(kind, dtype, tolerance, outputs, depth, rows, with_bias):
+def test_equals_reference(kind, dtype, tolerance, outputs, blocks, rows, with_bias):
+    depth = blocks * block_depth(kind)
     raw, x = random_blocks(kind, outputs, depth), rows_of(rows, depth, dtype)
     bias = torch.linspace(-1, 1, outputs).to(dtype) if with_bias else None
     got = multiply(x, pack_blocks(raw, kind, outputs, depth, bias))
@@ -53,13 +76,24 @@ def test_equals_reference(kind, dtype, tolerance, outputs, depth, rows, with_bia
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
-@EACH_KIND
+@pytest.mark.parametrize("kind", GGUF_KINDS)
 @pytest.mark.parametrize("size", [0.01, 3e-7, 9000.0], ids=["usual", "subnormal", "large"])
 def test_expands_as_gguf_does(kind, size):
     gguf = pytest.importorskip("gguf")
-    raw = random_blocks(kind, 24, 320, size)
+    raw = random_blocks(kind, 24, 1280, size)
     numbers = gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind])
-    assert same_bits(expand(raw, kind, 24, 320), torch.from_numpy(np.ascontiguousarray(numbers)).bfloat16())
+    assert same_bits(expand(raw, kind, 24, 1280), torch.from_numpy(np.ascontiguousarray(numbers)).bfloat16())
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_groups_are_what_they_say(group, dtype):
+    generator = torch.Generator().manual_seed(group)
+    codes, zeros = torch.randint(0, 16, (40, 256), generator=generator), torch.randint(0, 17, (40, 256 // group))
+    scales = (torch.randn(zeros.shape, generator=generator) / 10).to(dtype)
+    raw, kind = group_blocks(codes, zeros, scales)
+    expected = (codes.double().view(40, -1, group) - zeros[..., None]) * scales.double()[..., None]
+    assert torch.equal(expand(raw, kind, 40, 256), expected.view(40, 256).bfloat16())
 
 
 @COMPILED
@@ -71,7 +105,8 @@ def test_bits_of_the_expanded_weight(instruction_set, kind, dtype, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for outputs, depth in ((192, 576), (577, 1536), (100, 64), (1, 32)):
+        for outputs, blocks in ((192, 2), (577, 5), (100, 3), (1, 1)):
+            depth = blocks * block_depth(kind)
             raw, x = random_blocks(kind, outputs, depth), rows_of(130, depth, dtype)
             bias = torch.linspace(-1, 1, outputs)
             packed = pack(expand(raw, kind, outputs, depth).to(dtype), bias)
@@ -85,16 +120,15 @@ def test_bits_of_the_expanded_weight(instruction_set, kind, dtype, threads):
 
 @COMPILED
 @EACH_SET
-@EACH_KIND
+@pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_extreme_scales(instruction_set, kind):
     """One row of the identity after another reads the expanded weight itself."""
-    scales = [0.0, -0.0, 2**-24, -(2**-24), 2**-14, -(2**-14), 65504.0, -65504.0, 1.0, -0.1, 6.1e-5, -3e-6]
-    depth = BLOCK * len(scales)
+    scales = torch.tensor(
+        [0.0, -0.0, 2**-24, -(2**-24), 2**-14, -(2**-14), 65504.0, -65504.0, 1.0, -0.1, 6.1e-5, -3e-6]
+    )
+    depth = block_depth(kind) * len(scales)
     blocks = random_blocks(kind, 64, depth).view(64, len(scales), KINDS[kind])
-    extremes = torch.tensor(scales).half().view(torch.uint8).view(-1, 2)
-    blocks[..., :2] = extremes
-    if kind == "Q4_1":
-        blocks[..., 2:4] = extremes.roll(5, 0)
+    with_scales(blocks, kind, torch.stack([scales, scales.roll(5)], -1).half())
     raw = blocks.flatten(1)
     for dtype in (torch.float32, torch.bfloat16):
         got = block_linear(torch.eye(depth).to(dtype), pack_blocks(raw, kind, 64, depth))
@@ -105,7 +139,7 @@ def test_extreme_scales(instruction_set, kind):
 @EACH_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_does_not_depend_on_its_batch(kind, dtype):
-    x, weight = rows_of(130, 576, dtype), pack_blocks(random_blocks(kind, 200, 576), kind, 200, 576)
+    x, weight = rows_of(130, 768, dtype), pack_blocks(random_blocks(kind, 200, 768), kind, 200, 768)
     together = block_linear(x, weight)
     for rows in (1, 2, 3, 4, 5, 6, 7, 13, 64, 97):
         assert same_bits(block_linear(x[:rows], weight), together[:rows]), f"{rows} rows"
@@ -143,7 +177,7 @@ def test_a_layer_has_the_bits_of_its_operations(dtype, first):
 @EACH_KIND
 def test_nothing_past_the_end_is_read(instruction_set, kind):
     """Packed blocks, rows and the file's bytes that end where a page ends; the next page may not be touched."""
-    outputs, depth = 70, 96
+    outputs, depth = 70, 3 * block_depth(kind)
     raw = before_a_guard(random_blocks(kind, outputs, depth))
     packed = pack_blocks(raw, kind, outputs, depth)
     blocks = before_a_guard(packed.blocks)
@@ -157,12 +191,12 @@ def test_nothing_past_the_end_is_read(instruction_set, kind):
 @EACH_KIND
 def test_without_compiled_kernels(kind, monkeypatch):
     monkeypatch.setattr(native, "available", lambda: False)
-    raw, bias = random_blocks(kind, 37, 64), torch.linspace(-1, 1, 37)
-    weight = pack_blocks(raw, kind, 37, 64, bias)
+    raw, bias = random_blocks(kind, 37, 256), torch.linspace(-1, 1, 37)
+    weight = pack_blocks(raw, kind, 37, 256, bias)
     assert weight.blocks is None
-    assert torch.equal(weight.plain, expand(raw, kind, 37, 64))
+    assert torch.equal(weight.plain, expand(raw, kind, 37, 256))
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7)):
-        x = rows_of(3, 64, dtype)
+        x = rows_of(3, 256, dtype)
         expected = reference_block_linear(x, raw, kind, 37, bias.to(dtype))
         torch.testing.assert_close(block_linear(x, weight), expected, rtol=tolerance, atol=tolerance)
 
@@ -171,14 +205,22 @@ def test_what_does_not_fit_is_explained():
     raw = random_blocks("Q4_1", 8, 64)
     with pytest.raises(ValueError, match="multiple of 32, got 48"):
         pack_blocks(raw, "Q4_1", 8, 48)
-    with pytest.raises(ValueError, match="Q6_K are not known, only Q4_0, Q4_1, Q8_0"):
-        pack_blocks(raw, "Q6_K", 8, 64)
+    with pytest.raises(ValueError, match="Q4_K must be a multiple of 256, got 64"):
+        pack_blocks(raw, "Q4_K", 8, 64)
+    with pytest.raises(ValueError, match="Q3_K are not known, only Q4_0, Q4_1, Q8_0"):
+        pack_blocks(raw, "Q3_K", 8, 64)
+    with pytest.raises(ValueError, match="not 256 / 16"):
+        group_blocks(torch.zeros(8, 256), torch.zeros(8, 16), torch.zeros(8, 16).half())
+    with pytest.raises(ValueError, match="numbers of float16 or bfloat16"):
+        group_blocks(torch.zeros(8, 256), torch.zeros(8, 2), torch.full((8, 2), 0.1))
     with pytest.raises(ValueError, match=r"Q8_0 weight \[8, 64\] has 544 bytes, got 320"):
         pack_blocks(raw, "Q8_0", 8, 64)
     with pytest.raises(ValueError, match=r"expected a bias \[8\]"):
         pack_blocks(raw, "Q4_1", 8, 64, torch.zeros(7))
     with pytest.raises(ValueError, match="depth 32, the weight 64"):
         block_linear(torch.zeros(1, 32), pack_blocks(raw, "Q4_1", 8, 64))
-    raw[3, :2] = torch.tensor([float("inf")]).half().view(torch.uint8)
-    with pytest.raises(ValueError, match="not finite"):
-        pack_blocks(raw, "Q4_1", 8, 64)
+    for kind in GGUF_KINDS:
+        raw = random_blocks(kind, 8, 512).view(8, -1, KINDS[kind])
+        with_scales(raw[3, 1], kind, torch.tensor([float("inf"), 1.0]).half())
+        with pytest.raises(ValueError, match="not finite"):
+            pack_blocks(raw, kind, 8, 512)

@@ -1,6 +1,7 @@
-// Weights as the blocks of a GGUF file: BLOCK neighbours in depth share a scale d (and a minimum m), a weight is d * q
-// or d * q + m. They are expanded on the way to the product into the bf16 numbers of the unpacked model: less is read
-// from memory, and the bits are those of linear(). d * q is exact in float32: one rounding there, then the one to bf16.
+// Weights as the blocks of a checkpoint: codes q of 4 to 8 bits, and what a few neighbours in depth share to make
+// weights of them: d * q, d * q + m, d * q - m or (q - z) * d. They are expanded on the way to the product into the bf16
+// numbers of the unpacked model: less is read from memory, and the bits are those of linear(). Products are exact in
+// float32 (d, with the scale of a sub-block, has at most 18 bits): the sum rounds once, fused or not, then the bf16.
 #pragma once
 #include <array>
 
@@ -8,32 +9,99 @@
 
 namespace ISA {
 
-// A strip: one block of W columns. Codes, either [BLOCK][W] bytes or [BLOCK / 8][W] words of eight nibbles, then d [W]
-// and m [W] as fp16. A panel holds its strips in the order in which the product goes through them.
-inline int64_t strip_of(int64_t column, int64_t block, int64_t blocks) {
-  return (column / STEP * blocks + block) * BLOCKS + column % STEP / W;
+template <BlockKind KIND>
+constexpr bool GROUPED = KIND >= GROUPS_32;
+
+// A lane's share of a strip (W outputs, BLOCK of the depth) is a stream of codes. Where the processor multiplies pairs,
+// a lane has every other number of its output's depth, and an output two neighbouring lanes: rounding 2 * W numbers to
+// bf16 then leaves them in the order of the product.
+constexpr int64_t STREAMS = HAS_PAIRS ? 2 : 1, STREAM = BLOCK / STREAMS;
+constexpr int64_t stream_of(int64_t column) { return HAS_PAIRS ? column % W * 2 / W : 0; }
+constexpr int64_t lane_of(int64_t column, int64_t i) { return HAS_PAIRS ? column % (W / 2) * 2 + i % 2 : column % W; }
+
+// Where bit `bit` of a stream is: 32 * word + bit of that word. A strip has words [..][W]; what does not fill a word
+// of its own shares one with the other stream.
+template <BlockKind KIND>
+constexpr int64_t place_of(int64_t stream, int64_t bit) {
+  constexpr int64_t BITS = STREAM * FORMATS[KIND].bits, REST = BITS % 32, WHOLE = BITS - REST;
+  return bit < WHOLE ? stream * WHOLE + bit : STREAMS * WHOLE + stream * REST + bit - WHOLE;
+}
+struct Place {
+  int64_t word, shift, rest, rest_shift;  // of a code; of its bits that are in another word
+  int64_t taken;                          // how many are not
+};
+template <BlockKind KIND>
+constexpr Place place_of_code(int64_t stream, int64_t n) {
+  constexpr int64_t BITS = FORMATS[KIND].bits;
+  const int64_t first = place_of<KIND>(stream, n * BITS), taken = std::min(BITS, 32 - first % 32);
+  const int64_t rest = place_of<KIND>(stream, n * BITS + std::min(taken, BITS - 1));
+  return {first / 32, first % 32, rest / 32, rest % 32, taken};
 }
 
-// raw: [outputs][depth / BLOCK] blocks as in the file: d, m, codes; the nibbles of a byte are BLOCK / 2 apart.
+// STEP outputs of a span lie together: what their blocks share [BLOCKS][shared bytes][W], then for one block after the
+// other [BLOCKS] strips: codes, own scales. A panel has the spans of its first STEP outputs, then those of the next.
+inline int64_t span_of(const BlockFormat& f, int64_t column, int64_t block, int64_t blocks) {
+  return (column / STEP * (blocks / f.span) + block / f.span) * STEP * f.bytes();
+}
+constexpr int64_t strips_of(const BlockFormat& f, int64_t block) {  // in its span
+  return STEP * (f.shared + block % f.span * f.block());
+}
+
+// A span as the checkpoint has it.
+template <BlockKind KIND>
+struct Span {
+  const uint8_t* from;
+
+  // Code i of block k. Nibbles of a byte are 16 apart, in superblocks 32 or 64.
+  int code(int64_t k, int64_t i) const {
+    if constexpr (KIND == Q4_K) return from[16 + k / 2 * 32 + i] >> k % 2 * 4 & 15;
+    if constexpr (KIND == Q5_K) return (from[48 + k / 2 * 32 + i] >> k % 2 * 4 & 15) | (from[16 + i] >> k & 1) << 4;
+    if constexpr (KIND == Q6_K)
+      return (from[k / 4 * 64 + k % 2 * 32 + i] >> k / 2 % 2 * 4 & 15) | (from[128 + k / 4 * 32 + i] >> k % 4 * 2 & 3) << 4;
+    if constexpr (KIND == Q8_0) return from[2 + i];
+    return from[FORMATS[KIND].shared + k * 16 + i % 16] >> i / 16 * 4 & 15;
+  }
+  const uint8_t* shared() const { return KIND == Q6_K ? from + 208 : from; }
+  // Byte n of the scales that block k has for itself: scale and minimum, or the scales of its halves.
+  int own(int64_t k, int64_t n) const {
+    if (KIND == Q6_K) return from[192 + k * 2 + n];
+    const uint8_t* bits = from + 4;  // six each; the upper two of the last four stand above the first ones
+    if (k < 4) return bits[k + n * 4] & 63;
+    return (bits[k + 4] >> n * 4 & 15) | (bits[k - 4 + n * 4] >> 6) << 4;
+  }
+};
+
 template <BlockKind KIND>
 void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
-  constexpr int64_t BYTES = block_bytes(KIND), CODES = code_bytes(KIND), SCALES = BYTES - CODES;
-  const int64_t blocks = depth / BLOCK;
-  std::memset(panels + begin * PANEL * blocks * BYTES, 0, (end - begin) * PANEL * blocks * BYTES);
+  constexpr BlockFormat F = FORMATS[KIND];
+  const int64_t blocks = depth / BLOCK, size = PANEL * (blocks / F.span) * F.bytes();
+  std::memset(panels + begin * size, 0, (end - begin) * size);
   for (int64_t c = begin * PANEL; c < std::min(end * PANEL, outputs); ++c)
-    for (int64_t k = 0; k < blocks; ++k) {
-      const uint8_t* from = raw + (c * blocks + k) * BYTES;
-      uint8_t* to = panels + (c / PANEL * PANEL * blocks + strip_of(c % PANEL, k, blocks) * W) * BYTES;
-      const int64_t lane = c % W;
-      for (int64_t i = 0; i < SCALES; ++i) to[(CODES + i / 2 * 2) * W + lane * 2 + i % 2] = from[i];
+    for (int64_t block = 0; block < blocks; ++block) {
+      const Span<KIND> span{raw + (c * (blocks / F.span) + block / F.span) * F.file};
+      const int64_t k = block % F.span, strip = c % STEP / W, lane = c % W;
+      uint8_t* to = panels + c / PANEL * size + span_of(F, c % PANEL, block, blocks);
+      constexpr int64_t UNIT = GROUPED<KIND> ? 4 : 2;  // bytes of one of the shared numbers
+      for (int64_t i = 0; i < F.shared; ++i)
+        to[strip * W * F.shared + i / UNIT * UNIT * W + lane * UNIT + i % UNIT] = span.shared()[i];
+      to += strips_of(F, k) + strip * W * F.block();
+      for (int64_t i = 0; i < F.own; ++i) to[(F.bits * BLOCK / 8 + i) * W + lane] = span.own(k, i);
       for (int64_t i = 0; i < BLOCK; ++i) {
-        if (KIND == Q8_0) to[i * W + lane] = from[SCALES + i];
-        else to[(i / 8 * W + lane) * 4 + i % 8 / 2] |= (from[SCALES + i % 16] >> i / 16 * 4 & 15) << i % 2 * 4;
+        const int64_t n = i / STREAMS, stream = stream_of(c), at = lane_of(c, i);
+        const uint32_t code = span.code(k, i);
+        if (KIND == Q8_0) {
+          to[(n * STREAMS + stream) * W + at] = code;
+          continue;
+        }
+        const Place place = place_of_code<KIND>(stream, n);
+        uint32_t* words = reinterpret_cast<uint32_t*>(to);
+        words[place.word * W + at] |= code << place.shift;
+        if (place.taken < F.bits) words[place.rest * W + at] |= code >> place.taken << place.rest_shift;
       }
     }
 }
 
-inline Vec from_half(const uint8_t* p) {  // finite
+inline Vec from_halves(const uint8_t* p) {  // finite
 #if defined(__AVX512F__)
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #else
@@ -42,110 +110,166 @@ inline Vec from_half(const uint8_t* p) {  // finite
   return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(size) | (bits & int32_t(0x80000000)));
 #endif
 }
-
-// The codes at place i of a strip's blocks.
-template <BlockKind KIND>
-inline Vec codes_at(const uint8_t* strip, int64_t i) {
-  if constexpr (KIND == Q8_0) {
-    const uint8_t* p = strip + i * W;
+inline Vec from_bytes(const uint8_t* p) {  // signed
 #if defined(__AVX512F__)
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #else
-    Bytes bytes;
-    std::memcpy(&bytes, p, W);
-    return __builtin_convertvector(bytes, Vec);
+  Bytes bytes;
+  std::memcpy(&bytes, p, W);
+  return __builtin_convertvector(bytes, Vec);
 #endif
-  } else {
-    const auto words = reinterpret_cast<IntVec>(load(reinterpret_cast<const float*>(strip + i / 8 * W * 4)));
-    const IntVec shifted = words >> int32_t(i % 8 * 4);
-    constexpr int32_t OFFSET = KIND == Q4_0 ? 8 : 0;
-#if defined(__AVX512F__)
-    const __m512 table = __builtin_convertvector(iota() - OFFSET, Vec);  // the lookup uses the lowest four bits alone
-    return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), table);
-#else
-    return __builtin_convertvector((shifted & 15) - OFFSET, Vec);
-#endif
-  }
 }
+
+// Code n of a stream.
+template <BlockKind KIND>
+inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
+  if constexpr (KIND == Q8_0) return from_bytes(strip + (n * STREAMS + stream) * W);
+  constexpr int32_t BITS = FORMATS[KIND].bits, OFFSET = KIND == Q4_0 ? 8 : KIND == Q6_K ? 32 : 0;
+  const Place place = place_of_code<KIND>(stream, n);
+  const auto word = [strip](int64_t i) {
+    return reinterpret_cast<IntVec>(load(reinterpret_cast<const float*>(strip + i * W * 4)));
+  };
+  IntVec code = word(place.word) >> int32_t(place.shift);  // other bits above it
+  if (place.taken < BITS)
+    code = (code & ((1 << place.taken) - 1)) | (word(place.rest) >> int32_t(place.rest_shift)) << int32_t(place.taken);
+#if defined(__AVX512F__)
+  const auto index = reinterpret_cast<__m512i>(code);  // lookups use the lowest bits alone
+  const __m512 low = __builtin_convertvector(iota() - OFFSET, Vec);
+  if constexpr (BITS == 4) return _mm512_permutexvar_ps(index, low);
+  if constexpr (BITS == 5) return _mm512_permutex2var_ps(low, index, low + 16.f);
+#endif
+  return __builtin_convertvector((code & ((1 << BITS) - 1)) - OFFSET, Vec);
+}
+
+// Of the numbers of W outputs, those of the lanes of a stream.
+inline Vec spread(Vec x, int64_t stream) {
+#if defined(__AVX512BF16__)
+  return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(iota() / 2 + int32_t(stream * W / 2)), x);
+#else
+  return x;
+#endif
+}
+
+// What makes weights of the codes of a strip: their scale, and what is added.
+template <BlockKind KIND>
+struct Scales {
+  Vec d[2], m;  // d: of the first and of the second half of the block
+
+  Scales(const uint8_t* shared, const uint8_t* own) {
+    if constexpr (GROUPED<KIND>) {
+      const IntVec both = reinterpret_cast<IntVec>(load(reinterpret_cast<const float*>(shared)));
+      d[0] = reinterpret_cast<Vec>(both & ~31);
+      m = __builtin_convertvector(both & 31, Vec) * d[0];
+    } else {
+      d[0] = from_halves(shared);
+      if constexpr (FORMATS[KIND].shared == 4) m = from_halves(shared + 2 * W);
+    }
+    d[1] = d[0];
+    if constexpr (FORMATS[KIND].own) {
+      d[0] *= from_bytes(own);
+      if constexpr (KIND == Q6_K) d[1] *= from_bytes(own + W);
+      else m *= from_bytes(own + W), d[1] = d[0];
+    }
+  }
+  Vec weight(Vec code, int64_t n, int64_t stream) const {
+    const Vec scaled = code * spread(d[n * 2 / STREAM], stream);
+    if constexpr (KIND == Q4_1) return scaled + spread(m, stream);
+    if constexpr (FORMATS[KIND].shared == 4) return scaled - spread(m, stream);
+    return scaled;  // nothing is added: -0 stays
+  }
+};
 
 inline Vec rounded_to_bf16(Vec x) {  // finite
   const IntVec bits = reinterpret_cast<IntVec>(x);
   return reinterpret_cast<Vec>((bits + 0x7fff + ((bits >> 16) & 1)) & int32_t(0xffff0000));  // to nearest even
 }
 
-// Lane i: a[i] and, above it, b[i], both rounded to bf16.
-inline Vec pairs_of(Vec a, Vec b) {
+// Number 2 * n + o of all W outputs, o = 0 and 1, from the two streams.
+inline void store_halves(float* even, float* odd, Vec first, Vec second) {
 #if defined(__AVX512BF16__)
-  constexpr auto order = [] {
-    std::array<int16_t, 32> places{};
-    for (int i = 0; i < 32; ++i) places[i] = int16_t(i / 2 + i % 2 * 16);
-    return places;
-  }();
-  const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
-  return reinterpret_cast<Vec>(_mm512_permutexvar_epi16(_mm512_loadu_si512(order.data()), both));
-#else
-  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(rounded_to_bf16(b)) |
-                               (reinterpret_cast<IntVec>(rounded_to_bf16(a)) >> 16 & 0xffff));
+  const auto from = reinterpret_cast<__m512i>(iota() * 2);
+  store(even, _mm512_permutex2var_ps(first, from, second));
+  store(odd, _mm512_permutex2var_ps(first, reinterpret_cast<__m512i>(iota() * 2 + 1), second));
 #endif
 }
 
-// BLOCKS neighbouring strips, into rows of PANEL numbers or pairs.
+// BLOCKS neighbouring strips of block `k`, into rows of PANEL numbers or pairs.
 template <BlockKind KIND, bool PAIRS>
-__attribute__((noinline)) void expand(const uint8_t* strip, float* to) {
-  constexpr int GROUP = PAIRS ? 2 : 1;
-  for (int b = 0; b < BLOCKS; ++b, strip += W * block_bytes(KIND), to += W) {
-    const uint8_t* scales = strip + W * code_bytes(KIND);
-    const Vec d = from_half(scales), m = KIND == Q4_1 ? from_half(scales + W * 2) : Vec{};
-    const auto weight = [&](int64_t i) {
-      const Vec scaled = codes_at<KIND>(strip, i) * d;  // without m nothing is added: -0 stays
-      return KIND == Q4_1 ? scaled + m : scaled;
+__attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to) {
+  constexpr BlockFormat F = FORMATS[KIND];
+  const uint8_t* strip = span + strips_of(F, k);
+  for (int b = 0; b < BLOCKS; ++b, strip += W * F.block(), to += W) {
+    const Scales<KIND> scales(span + b * W * F.shared, strip + W * F.bits * BLOCK / 8);
+    const auto weights = [&](int64_t stream, int64_t n) {
+      return scales.weight(codes_at<KIND>(strip, stream, n), n, stream);
     };
 #pragma GCC unroll 32
-    for (int i = 0; i < int(BLOCK); i += GROUP)
-      store(to + i / GROUP * PANEL, PAIRS ? pairs_of(weight(i), weight(i + 1)) : rounded_to_bf16(weight(i)));
+    for (int n = 0; n < int(STREAM); ++n) {
+#if defined(__AVX512BF16__)
+      if constexpr (PAIRS) {
+        store(to + n * PANEL, reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(weights(1, n), weights(0, n))));
+      } else {
+        store_halves(to + 2 * n * PANEL, to + (2 * n + 1) * PANEL, rounded_to_bf16(weights(0, n)), rounded_to_bf16(weights(1, n)));
+      }
+#else
+      store(to + n * PANEL, rounded_to_bf16(weights(0, n)));
+#endif
+    }
   }
 }
 
 // A panel of pack_blocks(). Its first rows expand block after block; where others follow, everything is kept for them.
-template <typename T, BlockKind KIND>
+template <typename T>
 class BlockPanels {
  public:
   static constexpr bool WHOLE = true;  // expands STEP columns at once, which the last outputs must have, too
-  BlockPanels(const LinearArgs& a, int64_t rows)
-      : blocks_(a.depth / BLOCK),
+  BlockPanels(const LinearArgs& a, const BlockFormat& format, Function<const uint8_t*, int64_t, float*> expand)
+      : format_(format),
+        expand_(expand),
+        blocks_(a.depth / BLOCK),
+        size_(PANEL * (blocks_ / format.span) * format.bytes()),
         packed_(static_cast<const uint8_t*>(a.packed)),
-        last_(packed_ + a.panels * PANEL * blocks_ * BYTES - 1),
-        mask_(rows > ROWS ? -1 : EACH - 1) {
+        last_(packed_ + a.panels * size_ - 1),
+        mask_(a.rows > ROWS ? -1 : EACH - 1) {
     static thread_local std::vector<float> room;
-    room.resize((rows > ROWS ? blocks_ * EACH : EACH) * PANEL + 16);
+    room.resize((a.rows > ROWS ? blocks_ * EACH : EACH) * PANEL + 16);
     buffer_ = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
   }
-  void go_to(int64_t panel) { panel_ = packed_ + panel * PANEL * blocks_ * BYTES; }
+  void go_to(int64_t panel) { panel_ = packed_ + panel * size_; }
   Vec first(int64_t i, int64_t c) const {
     float* at = buffer_ + (i & mask_) * PANEL + c;
     if (i % EACH == 0 && c % STEP == 0) {
-      const uint8_t* strip = panel_ + strip_of(c, i / EACH, blocks_) * W * BYTES;
-      for (int64_t byte = 0; byte < STEP * BYTES; byte += 64)
-        __builtin_prefetch(std::min(strip + AHEAD + byte, last_));
-      expand<KIND, PAIRS<T>>(strip, at);
+      const int64_t k = i / EACH;
+      const uint8_t* span = panel_ + span_of(format_, c, k, blocks_);
+      const uint8_t* next = span + strips_of(format_, k) + AHEAD;
+      for (int64_t byte = 0; byte < STEP * format_.bytes() / format_.span; byte += 64)
+        __builtin_prefetch(std::min(next + byte, last_));
+      expand_(span, k, at);
     }
     return load(at);
   }
   Vec again(int64_t i, int64_t c) const { return load(buffer_ + i * PANEL + c); }
 
  private:
-  static constexpr int64_t EACH = PAIRS<T> ? BLOCK / 2 : BLOCK, BYTES = block_bytes(KIND);
-  const int64_t blocks_;
+  static constexpr int64_t EACH = PAIRS<T> ? BLOCK / 2 : BLOCK;
+  const BlockFormat format_;
+  const Function<const uint8_t*, int64_t, float*> expand_;
+  const int64_t blocks_, size_;
   const uint8_t *const packed_, *const last_, *panel_ = nullptr;
   const int64_t mask_;  // which of the depth are kept apart
   float* buffer_;
 };
 
+template <typename T>
+void multiply_blocks(const LinearArgs& a, const BlockFormat& format, Function<const uint8_t*, int64_t, float*> expand,
+                     int64_t begin, int64_t end) {
+  multiply_items<T>(a, BlockPanels<T>(a, format, expand), begin, end);
+}
 template <typename T, BlockKind KIND>
 void block_linear(const LinearArgs& a, int64_t begin, int64_t end) {
-  multiply_items<T>(a, BlockPanels<T, KIND>(a, a.rows), begin, end);
+  multiply_blocks<T>(a, FORMATS[KIND], expand<KIND, PAIRS<T>>, begin, end);
 }
 
 }  // namespace ISA

@@ -45,11 +45,22 @@ struct LinearArgs {
   int64_t x_stride, rows, row_group, depth, outputs, panels;
 };
 
-// How the file keeps a weight: BLOCK neighbours in depth share d (and m) in fp16. In the order of blocks.py.
-enum BlockKind { Q4_0, Q4_1, Q8_0, BLOCK_KINDS };
+// How a checkpoint keeps a weight: BLOCK neighbours in depth have codes and perhaps scales of their own; `span` such
+// blocks share a scale (and a minimum or zero point). In the order of blocks.py.
+enum BlockKind { Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, GROUPS_32, GROUPS_64, GROUPS_128, BLOCK_KINDS };
 constexpr int64_t BLOCK = 32;
-constexpr int64_t code_bytes(BlockKind kind) { return kind == Q8_0 ? BLOCK : BLOCK / 2; }  // of a block
-constexpr int64_t block_bytes(BlockKind kind) { return code_bytes(kind) + (kind == Q4_1 ? 4 : 2); }
+
+struct BlockFormat {
+  int64_t bits, span;
+  int64_t shared, own;  // bytes of scales: of a span, of each of its blocks
+  int64_t file;         // bytes of a span in the checkpoint
+  constexpr int64_t block() const { return bits * BLOCK / 8 + own; }  // bytes once packed, per output
+  constexpr int64_t bytes() const { return shared + span * block(); }
+};
+constexpr BlockFormat FORMATS[BLOCK_KINDS] = {
+    {4, 1, 2, 0, 18},  {4, 1, 4, 0, 20}, {8, 1, 2, 0, 34}, {4, 8, 4, 2, 144}, {5, 8, 4, 2, 176},
+    {6, 8, 2, 2, 210}, {4, 1, 4, 0, 20}, {4, 2, 4, 0, 36}, {4, 4, 4, 0, 68},
+};
 
 constexpr int64_t GROUP = 64;  // neighbours in depth that share a scale
 

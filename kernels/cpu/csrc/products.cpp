@@ -49,18 +49,18 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
 
 void check_kind(int64_t kind) { TORCH_CHECK(0 <= kind && kind < BLOCK_KINDS, "there is no kind ", kind, " of blocks"); }
 
-// raw [outputs, bytes of a row], blocks as a GGUF file has them -> the same numbers in panels that only block_linear
+// raw [outputs, bytes of a row], blocks as the checkpoint has them -> the same numbers in panels that only block_linear
 // understands.
 Tensor pack_blocks(const Tensor& raw, int64_t kind) {
   check_kind(kind);
-  const int64_t bytes = block_bytes(BlockKind(kind));
-  TORCH_CHECK(raw.scalar_type() == at::kByte && raw.dim() == 2 && raw.is_contiguous() && raw.size(1) % bytes == 0,
-              "blocks must be dense bytes [outputs, multiple of ", bytes, "], got ", raw.sizes());
-  const int64_t outputs = raw.size(0), panels = (outputs + PANEL - 1) / PANEL;
-  Tensor packed = at::empty({panels * PANEL * raw.size(1)}, raw.options());
+  const BlockFormat& format = FORMATS[kind];
+  TORCH_CHECK(raw.scalar_type() == at::kByte && raw.dim() == 2 && raw.is_contiguous() && raw.size(1) % format.file == 0,
+              "blocks must be dense bytes [outputs, multiple of ", format.file, "], got ", raw.sizes());
+  const int64_t outputs = raw.size(0), panels = (outputs + PANEL - 1) / PANEL, spans = raw.size(1) / format.file;
+  Tensor packed = at::empty({panels * PANEL * spans * format.bytes()}, raw.options());
   at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
     kernels().pack_blocks[kind](raw.data_ptr<uint8_t>(), packed.data_ptr<uint8_t>(), outputs,
-                                raw.size(1) / bytes * BLOCK, begin, end);
+                                spans * format.span * BLOCK, begin, end);
   });
   return packed;
 }
@@ -70,9 +70,9 @@ Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const s
   const Timed timed(PRODUCTS);
   const int type = type_of(x, "x");
   check_kind(kind);
-  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
-  TORCH_CHECK(x.is_contiguous() && blocks.scalar_type() == at::kByte && depth % BLOCK == 0 &&
-                  blocks.numel() == panels * PANEL * (depth / BLOCK) * block_bytes(BlockKind(kind)),
+  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL, covered = FORMATS[kind].span * BLOCK;
+  TORCH_CHECK(x.is_contiguous() && blocks.scalar_type() == at::kByte && depth % covered == 0 &&
+                  blocks.numel() == panels * PANEL * (depth / covered) * FORMATS[kind].bytes(),
               "x must be dense and match the packed blocks in depth");
   return multiply(x, blocks, bias, outputs, kernels().block_linear[type][kind]);
 }
