@@ -281,9 +281,9 @@ Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejecte
 
 // Seconds spent in products, attention, norms and the like, sampling since it was last asked; from now on counted or not.
 std::vector<double> time_spent(bool count) {
-  std::vector<double> seconds(Timed::spent, Timed::spent + PARTS);
-  std::fill(Timed::spent, Timed::spent + PARTS, 0.);
-  Timed::on = count;
+  std::vector<double> seconds(Clock::spent, Clock::spent + PARTS);
+  std::fill(Clock::spent, Clock::spent + PARTS, 0.);
+  Clock::on = count;
   return seconds;
 }
 

@@ -60,25 +60,39 @@ inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::m
 
 enum Part { PRODUCTS, ATTENTION, SMALL, SAMPLING, PARTS };
 
-// Adds the time between its birth and its death to a part, where somebody asked for that. One thread calls operations.
-class Timed {
- public:
-  explicit Timed(Part part) : part_(part), start_(on ? now() : 0) {}
-  ~Timed() {
-    if (on) spent[part_] += now() - start_;
-  }
+// Time spent in each part, where somebody asked for it. CPU time on one thread, which does not count the time that others
+// held the core.
+struct Clock {
   inline static bool on = false;
   inline static double spent[PARTS] = {};
+  Clock() : id_(at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC), last_(on ? now() : 0) {}
+  // Adds the time since it was last called, or since its birth.
+  void add_to(Part part) {
+    if (!on) return;
+    const double time = now();
+    spent[part] += time - last_;
+    last_ = time;
+  }
 
  private:
-  // CPU time on one thread, which does not count the time that others held the core.
-  static double now() {
+  double now() const {
     timespec t;
-    clock_gettime(at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    clock_gettime(id_, &t);
     return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
   }
+  const clockid_t id_;
+  double last_;
+};
+
+// Adds the time between its birth and its death to a part. One thread calls operations.
+class Timed {
+ public:
+  explicit Timed(Part part) : part_(part) {}
+  ~Timed() { clock_.add_to(part_); }
+
+ private:
   const Part part_;
-  const double start_;
+  Clock clock_;
 };
 
 }  // namespace outrider
