@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 // Up to `queries` neighbouring queries of one request, which share the packing of its keys and values.
@@ -19,7 +20,7 @@ struct AttentionArgs {
   int64_t q_heads, kv_heads, head_dim, value_dim, window, tile_rows;
   float scale, logit_cap;
   bool causal;
-  std::vector<Tile> tiles;
+  std::span<const Tile> tiles;
 };
 
 constexpr int64_t CHUNK = 256;  // positions of one partial softmax; fixed, since the order of the sums depends on it
@@ -37,6 +38,7 @@ struct RopeArgs {
 };
 
 constexpr int64_t PANEL = 64;  // outputs of a packed panel
+constexpr int64_t ROW_GROUP = 96;  // rows that a product takes through a panel at once
 
 struct LinearArgs {
   const void *x, *packed;
