@@ -2,8 +2,8 @@
 
 A step is what a user waits for between two pieces of a stream: SGLang's scheduler, drafting (here without a model),
 the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in the same type,
-by plain torch or by our kernels, whichever is faster. All take turns, round by round; the ratio of the step to the floor
-is what carries over to another machine.
+by plain torch or by our kernels, whichever is faster. All take turns, round by round; the ratio of the step to the
+floor is what carries over to another machine.
 
 example:
   outrider bench steps --shapes 1x1,8x8 --breakdown
@@ -224,9 +224,7 @@ class Products:
 
 
 def _report(results: Results) -> None:
-    print(
-        f"{'shape':>8} {'step ms':>9} {'torch ms':>9} {'ours ms':>9} {'ratio':>7}  spread of step over the faster products"
-    )
+    print(f"{'shape':>8} {'step ms':>9} {'torch ms':>9} {'ours ms':>9} {'ratio':>7}  spread of the ratio to the faster")
     for shape, times in results.items():
         floor = min(times["torch"], times["ours"], key=statistics.median)
         found = harness.ratio(times["step"], floor)
