@@ -18,6 +18,7 @@ struct AttentionArgs {
   const int32_t* kv_lens;
   int64_t q_stride, k_stride, v_stride, page_stride;  // elements from one token, slot or row to the next
   int64_t q_heads, kv_heads, head_dim, value_dim, window, tile_rows;
+  int64_t heads_of_item;  // KV heads that one thread does together, which divide kv_heads
   float scale, logit_cap;
   bool causal;
   std::span<const Tile> tiles;

@@ -122,6 +122,7 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
     }
   }
   a.tiles = plan.tiles;
+  a.heads_of_item = int64_t(plan.tiles.size()) >= 8 * at::get_num_threads() ? kv_heads : 1;
   return plan;
 }
 

@@ -25,7 +25,7 @@ struct AttentionPlan {
   std::vector<int64_t> offsets{0};  // of the tiles' (head, chunk) in the partials
   int64_t multiplications = 0;
   AttentionArgs args;  // without q, pools and out
-  int64_t items() const { return tiles.size() * args.kv_heads; }
+  int64_t items() const { return tiles.size() * (args.kv_heads / args.heads_of_item); }
   // Too few (tile, head) to keep the threads evenly busy: give them chunks, and merge afterwards.
   bool split(int64_t threads) const {
     return offsets.back() > items() && items() < 4 * threads && threads > 1 && multiplications >= 1 << 19;

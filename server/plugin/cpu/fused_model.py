@@ -16,8 +16,10 @@ from outrider.server.plugin.cpu import fused_layer
 
 
 def register() -> None:
+    from sglang.srt.environ import envs
     from sglang.srt.models.llama import LlamaModel
 
+    envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)  # copies of a step's inputs are for those who replay a graph
     LlamaModel.outrider_decoder = None
     LlamaModel.forward = _in_one_call(LlamaModel.forward)
 
@@ -42,7 +44,7 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
         hidden, kept = decoder.forward(
             self.embed_tokens(input_ids), positions, forward_batch.out_cache_loc, backend.batch, captured
         )
-        return (hidden, list(kept.unbind(1))) if captured else hidden
+        return (hidden, kept.flatten(1)) if captured else hidden
 
     return forward
 
