@@ -6,6 +6,7 @@ Both give the same bits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from outrider.kernels.decoder import Decoder
 from outrider.server.plugin.cpu import fused_layer
+
+logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -75,5 +78,6 @@ def _prepare(model: Any, backend: Any) -> Decoder | None:
             model.norm.weight.data,
             ropes[0],
         )
-    except (ValueError, RuntimeError):  # layers of several shapes
+    except (ValueError, RuntimeError) as error:  # layers of several shapes
+        logger.info("the model's layers do not run in one call: %s", error)
         return None
