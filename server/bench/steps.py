@@ -1,8 +1,9 @@
 """Time of one engine step by shape (requests x tokens), beside the matrix products that it cannot avoid.
 
 A step is what a user waits for between two pieces of a stream: SGLang's scheduler, drafting (here without a model),
-the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in plain torch,
-in the same type. The two take turns, round by round; their ratio is what carries over to another machine.
+the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in the same type,
+by plain torch or by our kernels, whichever is faster. All take turns, round by round; the ratio of the step to the
+floor is what carries over to another machine.
 
 example:
   outrider bench steps --shapes 1x1,8x8 --breakdown
@@ -17,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from outrider.kernels.linear import pack, packed_linear
 from outrider.server.bench import harness, step_breakdown
 from outrider.server.engine import client, session
 from outrider.server.engine.flags import add_engine_flags, settings_of
@@ -45,7 +47,8 @@ PREFILL = 512
 """Prompt tokens of the prefill in the breakdown."""
 
 Results = dict[str, dict[str, list[float]]]
-"""Milliseconds of each round: {shape: {"step": […], "floor": […]}}."""
+"""Milliseconds of each round: {shape: {arm: […]}}."""
+ARMS = ("torch", "ours", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +128,19 @@ async def _measure(
 ) -> Results:
     manager, settings = engine.tokenizer_manager, resolved.settings
     dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16
-    floor = GemmFloor(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
-    results: Results = {str(shape): {"step": [], "floor": []} for shape in shapes}
+    products = Products(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
+    results: Results = {str(shape): {arm: [] for arm in ARMS} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)
-    turns = harness.turns(args.rounds, shapes, ("floor", "step"))
+    turns = harness.turns(args.rounds, shapes, ARMS)
     for _, turns_of_round in itertools.groupby(turns, key=itemgetter(0)):
         for _, shape, arm in turns_of_round:
-            if arm == "floor":
-                results[str(shape)]["floor"].append(floor.milliseconds(shape.requests * shape.tokens))
-            else:
+            times = results[str(shape)][arm]
+            if arm == "step":
                 with helpers.during(str(shape)):
-                    results[str(shape)]["step"].append(await _steps(manager, shape, args.context, helpers))
+                    times.append(await _steps(manager, shape, args.context, helpers))
+            else:
+                times.append(products.milliseconds(arm, shape.requests * shape.tokens))
         if args.breakdown:
             await client.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
     return results
@@ -179,8 +183,8 @@ def _prompt(index: int, tokens: int) -> list[int]:
     return [(7 * index + 31 * k) % 1000 + 100 for k in range(tokens)]
 
 
-class GemmFloor:
-    """The matrix products of one forward of a dense decoder, in plain torch, on weights of the model's own shapes."""
+class Products:
+    """The matrix products of one forward of a dense decoder, on weights of the model's own shapes."""
 
     def __init__(self, model_path: str, dtype: torch.dtype, device: str):
         from transformers import AutoConfig
@@ -197,16 +201,22 @@ class GemmFloor:
         ]
         shapes = layer * config.num_hidden_layers + [(config.vocab_size, hidden)]
         self.device = device
-        self.weights = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
-        self.inputs = {depth: torch.randn(4096, depth, device=device).to(dtype) for _, depth in shapes}
+        weights = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+        self.arms: dict[str, tuple[Callable, list]] = {
+            "torch": (torch.nn.functional.linear, weights),
+            "ours": (packed_linear, [pack(weight) for weight in weights]),
+        }
+        self.depths = [depth for _, depth in shapes]
+        self.inputs = {depth: torch.randn(4096, depth, device=device).to(dtype) for depth in self.depths}
 
-    def milliseconds(self, tokens: int, repetitions: int = 5) -> float:
+    def milliseconds(self, arm: str, tokens: int, repetitions: int = 5) -> float:
         """Median time of all products for `tokens` rows."""
+        multiply, weights = self.arms[arm]
         times = []
         for _ in range(repetitions + 1):
             start = time.perf_counter()
-            for weight in self.weights:
-                torch.nn.functional.linear(self.inputs[weight.shape[1]][:tokens], weight)
+            for depth, weight in zip(self.depths, weights, strict=True):
+                multiply(self.inputs[depth][:tokens], weight)
             if self.device == "cuda":
                 torch.cuda.synchronize()
             times.append((time.perf_counter() - start) * 1e3)
@@ -214,8 +224,9 @@ class GemmFloor:
 
 
 def _report(results: Results) -> None:
-    print(f"{'shape':>8} {'step ms':>9} {'GEMM ms':>9} {'ratio':>7}  spread of the ratio over rounds")
+    print(f"{'shape':>8} {'step ms':>9} {'torch ms':>9} {'ours ms':>9} {'ratio':>7}  spread of the ratio to the faster")
     for shape, times in results.items():
-        found = harness.ratio(times["step"], times["floor"])
-        step, floor = statistics.median(times["step"]), statistics.median(times["floor"])
-        print(f"{shape:>8} {step:9.1f} {floor:9.1f} {found.median:7.2f}  {found.spread}")
+        floor = min(times["torch"], times["ours"], key=statistics.median)
+        found = harness.ratio(times["step"], floor)
+        columns = "".join(f" {statistics.median(times[arm]):9.1f}" for arm in ("step", "torch", "ours"))
+        print(f"{shape:>8}{columns} {found.median:7.2f}  {found.spread}")

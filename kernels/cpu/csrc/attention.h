@@ -27,9 +27,11 @@ class TileWorker {
     s.values.resize(CHUNK * a.value_dim);
   }
 
-  void begin(const Tile& tile, int64_t head) {
+  // ahead: of how many KV heads, this one and those after it, memory is asked for.
+  void begin(const Tile& tile, int64_t head, int64_t heads_ahead = 1) {
     t = &tile;
     kv_head = head;
+    ahead = heads_ahead;
     rows = tile.queries * group;
     s.queries.resize(rows * a.head_dim);
     s.weights.resize(rows * CHUNK);
@@ -125,8 +127,8 @@ class TileWorker {
       for (int64_t i = 0; i < W; ++i) {
         const int64_t at = std::min(j + i, keys - 1);  // lanes beyond the last key repeat it, and are masked later
         from[i] = key(slots[at]);
-        prefetch(value(slots[at]), a.value_dim);
-        if (at + 2 * W < keys) prefetch(key(slots[at + 2 * W]), a.head_dim);
+        prefetch(value(slots[at]), ahead * a.value_dim);
+        if (at + 2 * W < keys) prefetch(key(slots[at + 2 * W]), ahead * a.head_dim);
       }
       for (int64_t d = 0; d < depth; d += W) {
         Vec block[W];
@@ -170,7 +172,7 @@ class TileWorker {
   const bool pairs;
   const int64_t depth;
   const Tile* t = nullptr;
-  int64_t kv_head = 0;
+  int64_t kv_head = 0, ahead = 1;
 };
 
 inline Scratch& scratch() {
@@ -194,17 +196,22 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
     }
     return;
   }
-  for (int64_t item; (item = next++) < tiles * a.kv_heads;) {  // items are (tile, head), late tiles, the long ones, first
-    const Tile& tile = a.tiles[tiles - 1 - item / a.kv_heads];
-    worker.begin(tile, item % a.kv_heads);
-    s.state.resize(worker.rows * stride);
-    s.chunk.resize(worker.rows * stride);
-    worker.reset(s.state.data());
-    for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk) {
-      worker.partial(chunk, s.chunk.data());
-      worker.merge(s.state.data(), s.chunk.data());
-    }
-    worker.finish(s.state.data());
+  // Items are (tile, heads), late tiles, the long ones, first. A chunk's heads lie side by side in memory: the first one
+  // asks for all of an item.
+  const int64_t heads = a.heads_of_item, parts = a.kv_heads / heads;
+  for (int64_t item; (item = next++) < tiles * parts;) {
+    const Tile& tile = a.tiles[tiles - 1 - item / parts];
+    const int64_t first = item % parts * heads, size = tile.queries * (a.q_heads / a.kv_heads) * stride;
+    s.state.resize(heads * size);
+    s.chunk.resize(size);
+    for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk)
+      for (int64_t h = 0; h < heads; ++h) {
+        worker.begin(tile, first + h, h ? 0 : heads);
+        if (chunk == 0) worker.reset(s.state.data() + h * size);
+        worker.partial(chunk, s.chunk.data());
+        worker.merge(s.state.data() + h * size, s.chunk.data());
+        if (chunk == chunks_of(tile) - 1) worker.finish(s.state.data() + h * size);
+      }
   }
 }
 

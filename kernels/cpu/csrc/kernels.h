@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 // Up to `queries` neighbouring queries of one request, which share the packing of its keys and values.
@@ -17,9 +18,10 @@ struct AttentionArgs {
   const int32_t* kv_lens;
   int64_t q_stride, k_stride, v_stride, page_stride;  // elements from one token, slot or row to the next
   int64_t q_heads, kv_heads, head_dim, value_dim, window, tile_rows;
+  int64_t heads_of_item;  // KV heads that one thread does together, which divide kv_heads
   float scale, logit_cap;
   bool causal;
-  std::vector<Tile> tiles;
+  std::span<const Tile> tiles;
 };
 
 constexpr int64_t CHUNK = 256;  // positions of one partial softmax; fixed, since the order of the sums depends on it
@@ -37,6 +39,7 @@ struct RopeArgs {
 };
 
 constexpr int64_t PANEL = 64;  // outputs of a packed panel
+constexpr int64_t ROW_GROUP = 96;  // rows that a product takes through a panel at once
 
 struct LinearArgs {
   const void *x, *packed;

@@ -37,6 +37,50 @@ void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name
                 limit - 1);
 }
 
+AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
+                             const Tensor& qo_indptr, const Tensor& kv_lens, const Tensor& rows,
+                             const Tensor& page_table, bool causal) {
+  check_index(qo_indptr, at::kInt, 1, "qo_indptr");
+  check_index(kv_lens, at::kInt, 1, "kv_lens");
+  check_index(rows, at::kLong, 1, "rows");
+  check_index(page_table, at::kInt, 2, "page_table");
+  check_range(rows, 0, page_table.size(0), "rows");
+  const int64_t requests = kv_lens.size(0);
+  TORCH_CHECK(qo_indptr.size(0) == requests + 1 && rows.size(0) == requests, "one row and one length per request");
+  TORCH_CHECK(kv_heads > 0 && q_heads % kv_heads == 0, "query heads do not group onto the KV heads");
+  AttentionPlan plan;
+  AttentionArgs& a = plan.args;
+  a = {};
+  a.page_table = page_table.data_ptr<int32_t>();
+  a.rows = rows.data_ptr<int64_t>();
+  a.kv_lens = kv_lens.data_ptr<int32_t>();
+  a.page_stride = page_table.stride(0);
+  a.q_heads = q_heads;
+  a.kv_heads = kv_heads;
+  a.head_dim = head_dim;
+  a.value_dim = value_dim;
+  a.causal = causal;
+  const int64_t group = q_heads / kv_heads, tile_queries = std::max<int64_t>(1, TILE_ROWS / group);
+  a.tile_rows = tile_queries * group;
+  const int32_t* indptr = qo_indptr.data_ptr<int32_t>();
+  TORCH_CHECK(indptr[0] == 0 && indptr[requests] == tokens, "qo_indptr must run from 0 to the rows of q");
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t length = a.kv_lens[r], count = indptr[r + 1] - indptr[r];
+    TORCH_CHECK(0 <= count && count <= length && length <= page_table.size(1), "request ", r, ": q_len ", count,
+                ", kv_len ", length, ", context ", page_table.size(1), " contradict each other");
+    for (int64_t i = 0; i < count; i += tile_queries) {
+      const int64_t queries = std::min(tile_queries, count - i), first = length - count + i;
+      const Tile tile{r, indptr[r] + i, queries, first, causal ? first + queries : length};
+      plan.tiles.push_back(tile);
+      plan.offsets.push_back(plan.offsets.back() + kv_heads * chunks_of(tile));
+      plan.multiplications += queries * q_heads * tile.end * (head_dim + value_dim);
+    }
+  }
+  a.tiles = plan.tiles;
+  a.heads_of_item = int64_t(plan.tiles.size()) >= 8 * at::get_num_threads() ? kv_heads : 1;
+  return plan;
+}
+
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
                       int64_t window, double logit_cap) {
@@ -47,50 +91,31 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
   check_heads(q, "q");
   check_heads(k_pool, "k_pool");
   check_heads(v_pool, "v_pool");
-  check_index(qo_indptr, at::kInt, 1, "qo_indptr");
-  check_index(kv_lens, at::kInt, 1, "kv_lens");
-  check_index(rows, at::kLong, 1, "rows");
-  check_index(page_table, at::kInt, 2, "page_table");
-  check_range(rows, 0, page_table.size(0), "rows");
-  const int64_t requests = kv_lens.size(0);
-  TORCH_CHECK(qo_indptr.size(0) == requests + 1 && rows.size(0) == requests, "one row and one length per request");
-  TORCH_CHECK(q.size(1) % k_pool.size(1) == 0 && q.size(2) == k_pool.size(2) && v_pool.size(1) == k_pool.size(1),
-              "query heads do not group onto the KV heads");
+  TORCH_CHECK(q.size(2) == k_pool.size(2) && v_pool.size(1) == k_pool.size(1), "heads of q and the pools do not match");
   Tensor out = at::empty({q.size(0), q.size(1), v_pool.size(2)}, q.options());
-  AttentionArgs a{q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr(),
-                  page_table.data_ptr<int32_t>(), rows.data_ptr<int64_t>(), kv_lens.data_ptr<int32_t>(),
-                  q.stride(0), k_pool.stride(0), v_pool.stride(0), page_table.stride(0),
-                  q.size(1), k_pool.size(1), q.size(2), v_pool.size(2), window, 0,
-                  float(scale), float(logit_cap), causal, {}};
-  const int64_t group = a.q_heads / a.kv_heads, tile_queries = std::max<int64_t>(1, TILE_ROWS / group);
-  a.tile_rows = tile_queries * group;
-  const int32_t* indptr = qo_indptr.data_ptr<int32_t>();
-  std::vector<int64_t> offsets{0};
-  TORCH_CHECK(indptr[0] == 0 && indptr[requests] == q.size(0), "qo_indptr must run from 0 to the rows of q");
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t length = a.kv_lens[r], count = indptr[r + 1] - indptr[r];
-    TORCH_CHECK(0 <= count && count <= length && length <= page_table.size(1), "request ", r, ": q_len ", count,
-                ", kv_len ", length, ", context ", page_table.size(1), " contradict each other");
-    for (int64_t i = 0; i < count; i += tile_queries) {
-      const int64_t queries = std::min(tile_queries, count - i), first = length - count + i;
-      a.tiles.push_back({r, indptr[r] + i, queries, first, causal ? first + queries : length});
-      offsets.push_back(offsets.back() + a.kv_heads * chunks_of(a.tiles.back()));
-    }
-  }
-  const int64_t items = a.tiles.size() * a.kv_heads, chunks = offsets.back();
-  int64_t work = 0;
-  for (const Tile& tile : a.tiles) work += tile.queries * a.q_heads * tile.end * (a.head_dim + a.value_dim);
+  AttentionPlan plan = plan_attention(q.size(0), q.size(1), k_pool.size(1), q.size(2), v_pool.size(2), qo_indptr,
+                                      kv_lens, rows, page_table, causal);
+  AttentionArgs& a = plan.args;
+  a.q = q.data_ptr();
+  a.k_pool = k_pool.data_ptr();
+  a.v_pool = v_pool.data_ptr();
+  a.out = out.data_ptr();
+  a.q_stride = q.stride(0);
+  a.k_stride = k_pool.stride(0);
+  a.v_stride = v_pool.stride(0);
+  a.scale = float(scale);
+  a.window = window;
+  a.logit_cap = float(logit_cap);
+  const int64_t* offsets = plan.offsets.data();
   std::atomic<int64_t> next{0};
-  // Too few (tile, head) to keep the threads evenly busy: give them chunks, and merge afterwards.
-  const int64_t threads = at::get_num_threads();
-  if (chunks > items && items < 4 * threads && threads > 1 && work >= 2 * WORTH_A_THREAD) {
-    const Tensor partials = at::empty({chunks * a.tile_rows * (a.value_dim + 2)}, q.options().dtype(at::kFloat));
+  if (plan.split(at::get_num_threads())) {
+    const Tensor partials = at::empty({plan.room()}, q.options().dtype(at::kFloat));
     float* room = partials.data_ptr<float>();
-    on_every_thread(chunks, [&] { kernels().attention[type](a, next, room, offsets.data()); });
+    on_every_thread(offsets[plan.tiles.size()], [&] { kernels().attention[type](a, next, room, offsets); });
     next = 0;
-    on_every_thread(items, [&] { kernels().merge[type](a, next, room, offsets.data()); });
+    on_every_thread(plan.items(), [&] { kernels().merge[type](a, next, room, offsets); });
   } else {
-    on_every_thread(items, [&] { kernels().attention[type](a, next, nullptr, offsets.data()); }, work);
+    on_every_thread(plan.items(), [&] { kernels().attention[type](a, next, nullptr, offsets); }, plan.multiplications);
   }
   return out;
 }
@@ -236,9 +261,9 @@ Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejecte
 
 // Seconds spent in products, attention, norms and the like, sampling since it was last asked; from now on counted or not.
 std::vector<double> time_spent(bool count) {
-  std::vector<double> seconds(Timed::spent, Timed::spent + PARTS);
-  std::fill(Timed::spent, Timed::spent + PARTS, 0.);
-  Timed::on = count;
+  std::vector<double> seconds(Clock::spent, Clock::spent + PARTS);
+  std::fill(Clock::spent, Clock::spent + PARTS, 0.);
+  Clock::on = count;
   return seconds;
 }
 

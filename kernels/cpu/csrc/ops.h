@@ -16,7 +16,27 @@ using at::Tensor;
 
 const Kernels& kernels();  // of the chosen instruction set
 int type_of(const Tensor& x, const char* name);  // 0 float32, 1 bfloat16
+void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* name);
+void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name);
 
+// The work of an attention, which all layers of a step share.
+struct AttentionPlan {
+  std::vector<Tile> tiles;
+  std::vector<int64_t> offsets{0};  // of the tiles' (head, chunk) in the partials
+  int64_t multiplications = 0;
+  AttentionArgs args;  // without q, pools and out
+  int64_t items() const { return tiles.size() * (args.kv_heads / args.heads_of_item); }
+  // Too few (tile, head) to keep the threads evenly busy: give them chunks, and merge afterwards.
+  bool split(int64_t threads) const {
+    return offsets.back() > items() && items() < 4 * threads && threads > 1 && multiplications >= 1 << 19;
+  }
+  int64_t room() const { return offsets.back() * args.tile_rows * (args.value_dim + 2); }  // for partials, in floats
+};
+
+// Of queries [tokens, q_heads, head_dim] over pools [slots, kv_heads, head_dim] and [slots, kv_heads, value_dim].
+AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
+                             const Tensor& qo_indptr, const Tensor& kv_lens, const Tensor& rows,
+                             const Tensor& page_table, bool causal);
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
                       int64_t window, double logit_cap);
@@ -60,25 +80,39 @@ inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::m
 
 enum Part { PRODUCTS, ATTENTION, SMALL, SAMPLING, PARTS };
 
-// Adds the time between its birth and its death to a part, where somebody asked for that. One thread calls operations.
-class Timed {
- public:
-  explicit Timed(Part part) : part_(part), start_(on ? now() : 0) {}
-  ~Timed() {
-    if (on) spent[part_] += now() - start_;
-  }
+// Time spent in each part, where somebody asked for it. CPU time on one thread, which does not count the time that others
+// held the core.
+struct Clock {
   inline static bool on = false;
   inline static double spent[PARTS] = {};
+  Clock() : id_(at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC), last_(on ? now() : 0) {}
+  // Adds the time since it was last called, or since its birth.
+  void add_to(Part part) {
+    if (!on) return;
+    const double time = now();
+    spent[part] += time - last_;
+    last_ = time;
+  }
 
  private:
-  // CPU time on one thread, which does not count the time that others held the core.
-  static double now() {
+  double now() const {
     timespec t;
-    clock_gettime(at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    clock_gettime(id_, &t);
     return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
   }
+  const clockid_t id_;
+  double last_;
+};
+
+// Adds the time between its birth and its death to a part. One thread calls operations.
+class Timed {
+ public:
+  explicit Timed(Part part) : part_(part) {}
+  ~Timed() { clock_.add_to(part_); }
+
+ private:
   const Part part_;
-  const double start_;
+  Clock clock_;
 };
 
 }  // namespace outrider

@@ -1,6 +1,7 @@
 // Vectors of one instruction set. Every file of this folder but ops.cpp is compiled once per instruction set into a
 // namespace of its own (ISA); the code is written once, on the compiler's vector types.
 #pragma once
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -120,6 +121,17 @@ constexpr bool HAS_PAIRS = false;
 
 // Lane i: a[i] and, above it, b[i].
 inline Vec interleave(const bf16* a, const bf16* b) {
+#if defined(__AVX512BW__)
+  static constexpr auto order = [] {
+    std::array<int16_t, 32> places{};
+    for (int i = 0; i < 32; ++i) places[i] = int16_t(i / 2 + i % 2 * 16);
+    return places;
+  }();
+  const auto low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
+  const auto high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b));
+  const auto both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  return reinterpret_cast<Vec>(_mm512_permutexvar_epi16(_mm512_loadu_si512(order.data()), both));
+#endif
   return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(load(b)) |
                                (reinterpret_cast<IntVec>(load(a)) >> 16 & 0xffff));
 }

@@ -36,9 +36,7 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
         forward_batch: Any,
         residual: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        layer = self.outrider_layer
-        if layer is NOT_PREPARED:  # the first step: weights are in place now
-            layer = self.outrider_layer = _prepare(self, get_attn_backend())
+        layer = prepared(self, get_attn_backend())
         if layer is None or positions.ndim != 1:
             return original(self, positions, hidden_states, forward_batch, residual)
         attention, backend = self.self_attn, get_attn_backend()
@@ -59,6 +57,13 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def prepared(module: Any, backend: Any) -> DecoderLayer | None:
+    """Made at the first step, when weights are in place; None where SGLang's own forward stays."""
+    if module.outrider_layer is NOT_PREPARED:
+        module.outrider_layer = _prepare(module, backend)
+    return module.outrider_layer
+
+
 def _prepare(module: Any, backend: Any) -> DecoderLayer | None:
     """The layer's constants, or None where it has something that only SGLang's own forward knows."""
     attention, mlp, norms = module.self_attn, module.mlp, (module.input_layernorm, module.post_attention_layernorm)
@@ -66,7 +71,7 @@ def _prepare(module: Any, backend: Any) -> DecoderLayer | None:
     plain = (
         isinstance(backend, FlatAttentionBackend)
         and _is_plain_attention(attention, backend.token_to_kv_pool)
-        and all(_is_plain_norm(norm) for norm in norms)
+        and all(is_plain_norm(norm) for norm in norms)
         and all(_is_plain_product(product) for product in products)
     )
     if not plain:
@@ -92,7 +97,7 @@ def _is_plain_product(product: Any) -> bool:
     return known and hasattr(product, "packed") and product.bias is None and product.tp_size == 1
 
 
-def _is_plain_norm(norm: Any) -> bool:
+def is_plain_norm(norm: Any) -> bool:
     from sglang.srt.layers.layernorm import RMSNorm
 
     special = norm.variance_size_override is not None or norm.cast_x_before_out_mul or norm.fp32_residual

@@ -11,7 +11,7 @@ from outrider.kernels import fused
 from outrider.kernels.int8 import Int8Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.cpu import fused_layer, group_weights
+from outrider.server.plugin.cpu import fused_layer, fused_model, group_weights
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
@@ -38,6 +38,7 @@ def register() -> None:
     UnquantizedLinearMethod.apply = _apply_linear
     LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
     fused_layer.register()
+    fused_model.register()
     group_weights.register()
 
 

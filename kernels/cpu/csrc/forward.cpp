@@ -1,0 +1,224 @@
+// All layers of a Llama-like decoder in one call, by one team of threads.
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include "stages.h"
+
+namespace outrider {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+struct Layer {
+  Weight qkv, out, up, down;
+  const void *norm_before, *norm_between;
+  void *k_pool, *v_pool;
+  float scale, logit_cap;
+  int64_t window;
+};
+
+// Everything that a forward writes on its way, for the rows of one call.
+struct Buffers {
+  Tensor normed, qkv, seen, x, up, gated, partials;
+  Int8Input int8;
+};
+
+// What does not change from step to step; checked once, when it is made.
+class Decoder : public torch::CustomClassHolder {
+ public:
+  // weights: four a layer, q|k|v, out, gate|up, down. Codes of int8_linear beside their scales; or, without scales, each
+  // what its kind says: blocks of block_linear or, where that is negative, panels of packed_linear.
+  // norms: two a layer and the last one. k_pools, v_pools: the layers' caches [slots, heads, width].
+  // attention_scales, windows, logit_caps: as of flat_attention, one a layer.
+  Decoder(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs, Tensors norms,
+          Tensors k_pools, Tensors v_pools, Tensor cos_sin, double eps, std::vector<double> attention_scales,
+          std::vector<int64_t> windows, std::vector<double> logit_caps)
+      : kept_{weights, scales, norms, k_pools, v_pools}, cos_sin_(cos_sin), eps_(float(eps)) {
+    const size_t layers = k_pools.size();
+    TORCH_CHECK(layers && weights.size() == 4 * layers && kinds.size() == 4 * layers && outputs.size() == 4 * layers &&
+                    (scales.empty() || scales.size() == 4 * layers) && norms.size() == 2 * layers + 1 &&
+                    v_pools.size() == layers && attention_scales.size() == layers && windows.size() == layers &&
+                    logit_caps.size() == layers,
+                "a layer has four products, two norms, two pools, a scale, a window and a cap");
+    type_ = type_of(norms[0], "norms");
+    hidden_ = norms[0].numel();
+    read_pools();
+    const int64_t query = outputs[0] - kv_heads_ * (width_ + value_width_);
+    TORCH_CHECK(query > 0 && query % width_ == 0, "outputs of q|k|v are ", outputs[0],
+                ", which the pool's heads do not fit");
+    heads_ = query / width_;
+    mlp_ = outputs[2] / 2;
+    TORCH_CHECK(hidden_ % 16 == 0 && mlp_ % 16 == 0, "widths must be multiples of 16");
+    TORCH_CHECK(cos_sin.dim() == 2 && cos_sin.is_contiguous() && cos_sin.size(1) % 32 == 0 && cos_sin.size(1) <= width_ &&
+                    (cos_sin.scalar_type() == at::kFloat || cos_sin.scalar_type() == norms[0].scalar_type()),
+                "cos_sin must be dense [positions, multiple of 32], float32 or of the norms' type");
+    for (const Tensor& norm : norms)
+      TORCH_CHECK(norm.scalar_type() == norms[0].scalar_type() && norm.is_contiguous() && norm.numel() == hidden_,
+                  "norms must be dense, of one type and width");
+    const int64_t depths[4] = {hidden_, heads_ * value_width_, hidden_, mlp_};
+    const int64_t wanted[4] = {outputs[0], hidden_, 2 * mlp_, hidden_};
+    std::vector<Weight> products;
+    for (size_t i = 0; i < 4 * layers; ++i) {
+      TORCH_CHECK(outputs[i] == wanted[i % 4], "weight ", i % 4, " of layer ", i / 4, " has ", outputs[i],
+                  " outputs, expected ", wanted[i % 4]);
+      products.push_back(weight(i, kinds[i], outputs[i], depths[i % 4]));
+    }
+    for (size_t i = 0; i < layers; ++i)
+      layers_.push_back({products[4 * i], products[4 * i + 1], products[4 * i + 2], products[4 * i + 3],
+                         norms[2 * i].data_ptr(), norms[2 * i + 1].data_ptr(), k_pools[i].data_ptr(),
+                         v_pools[i].data_ptr(), float(attention_scales[i]), float(logit_caps[i]), windows[i]});
+  }
+
+  // residual: [N, H], the embedded tokens; it becomes the sum of all layers. positions, slots: [N]. The rest as of
+  // flat_attention. captured: before which layers the sum is kept, rising, none the first.
+  // Returns the last norm's output [N, H] and the kept sums [N, captured, H].
+  std::tuple<Tensor, Tensor> forward(Tensor residual, Tensor positions, Tensor slots, Tensor qo_indptr, Tensor kv_lens,
+                                     Tensor rows, Tensor page_table, std::vector<int64_t> captured) const {
+    const int64_t tokens = residual.size(0);
+    TORCH_CHECK(residual.dim() == 2 && residual.is_contiguous() && residual.size(1) == hidden_ &&
+                    type_of(residual, "residual") == type_,
+                "residual must be dense [tokens, ", hidden_, "], of the norms' type, got ", residual.sizes());
+    check_index(positions, at::kLong, 1, "positions");
+    check_index(slots, at::kLong, 1, "slots");
+    TORCH_CHECK(positions.size(0) == tokens && slots.size(0) == tokens, "one position and one slot per token");
+    check_range(positions, 0, cos_sin_.size(0), "positions");
+    check_range(slots, 0, slots_, "slots");
+    for (size_t i = 0; i < captured.size(); ++i)
+      TORCH_CHECK((i ? captured[i - 1] : 0) < captured[i] && captured[i] < int64_t(layers_.size()),
+                  "layers to capture must rise within 1 .. ", layers_.size() - 1);
+    const AttentionPlan plan = plan_attention(tokens, heads_, kv_heads_, width_, value_width_, qo_indptr, kv_lens, rows,
+                                              page_table, true);
+    Buffers buffers = buffers_for(tokens, residual, plan);
+    const Tensor kept = at::empty({tokens, int64_t(captured.size()), hidden_}, residual.options());
+    RopeArgs rope{};
+    rope.cos_sin = cos_sin_.data_ptr();
+    rope.positions = positions.data_ptr<int64_t>();
+    rope.slots = slots.data_ptr<int64_t>();
+    rope.rotary_dim = cos_sin_.size(1);
+    rope.wide_cache = cos_sin_.scalar_type() == at::kFloat;
+    run_team([&](Member& member) { run(member, residual, plan, rope, captured, kept, buffers); });
+    return {buffers.normed, kept};
+  }
+
+ private:
+  void run(Member& member, const Tensor& residual, const AttentionPlan& plan, const RopeArgs& rope_of_step,
+           const std::vector<int64_t>& captured, const Tensor& kept, Buffers& b) const {
+    const int64_t tokens = residual.size(0), size = type_ ? 2 : 4;
+    const Stages stages(member, type_, tokens, b.int8);
+    char *const sum = data<char>(residual), *const normed = data<char>(b.normed), *const qkv = data<char>(b.qkv);
+    RopeArgs rope = rope_of_step;
+    rope.q = qkv;
+    rope.k = qkv + heads_ * width_ * size;
+    rope.v = qkv + (heads_ + kv_heads_) * width_ * size;
+    rope.q_stride = rope.k_stride = rope.v_stride = b.qkv.size(1);
+    rope.q_heads = heads_;
+    rope.kv_heads = kv_heads_;
+    rope.head_dim = width_;
+    rope.value_dim = value_width_;
+    rope.k_slot = k_slot_;
+    rope.v_slot = v_slot_;
+    AttentionArgs attention = plan.args;
+    attention.q = qkv;
+    attention.out = data<void>(b.seen);
+    attention.q_stride = b.qkv.size(1);
+    attention.k_stride = k_slot_;
+    attention.v_stride = v_slot_;
+    float* const partials = b.partials.defined() ? b.partials.data_ptr<float>() : nullptr;
+    size_t next_kept = 0;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& layer = layers_[i];
+      const bool keep = next_kept < captured.size() && captured[next_kept] == int64_t(i);
+      char* const copy = keep ? data<char>(kept) + next_kept++ * hidden_ * size : nullptr;
+      if (i == 0) stages.norm(sum, nullptr, layer.norm_before, normed, hidden_, eps_);
+      else stages.norm(data<char>(b.x), sum, layer.norm_before, normed, hidden_, eps_, copy, captured.size() * hidden_);
+      stages.product(normed, layer.qkv, qkv, &layer.out);
+      rope.k_pool = layer.k_pool;
+      rope.v_pool = layer.v_pool;
+      stages.rope(rope);
+      attention.k_pool = layer.k_pool;
+      attention.v_pool = layer.v_pool;
+      attention.scale = layer.scale;
+      attention.window = layer.window;
+      attention.logit_cap = layer.logit_cap;
+      stages.attention(attention, plan, partials);
+      stages.product(data<char>(b.seen), layer.out, data<char>(b.x), &layer.up);
+      stages.norm(data<char>(b.x), sum, layer.norm_between, normed, hidden_, eps_);
+      stages.product(normed, layer.up, data<char>(b.up), &layer.down);
+      stages.silu_mul(data<char>(b.up), data<char>(b.gated), mlp_);
+      stages.product(data<char>(b.gated), layer.down, data<char>(b.x), i + 1 < layers_.size() ? &layers_[i + 1].qkv : nullptr);
+    }
+    stages.norm(data<char>(b.x), sum, kept_[2].back().data_ptr(), normed, hidden_, eps_);
+  }
+
+  template <typename P>
+  static P* data(const Tensor& x) {
+    return static_cast<P*>(x.data_ptr());
+  }
+
+  Buffers buffers_for(int64_t tokens, const Tensor& like, const AttentionPlan& plan) const {
+    const auto room = [&](int64_t width) { return at::empty({tokens, width}, like.options()); };
+    Buffers b{room(hidden_), room(layers_[0].qkv.outputs), room(heads_ * value_width_), room(hidden_), room(2 * mlp_),
+              room(mlp_), {}, {}};
+    if (plan.split(at::get_num_threads())) b.partials = at::empty({plan.room()}, like.options().dtype(at::kFloat));
+    if (layers_[0].qkv.scales)
+      for (const Weight* w : {&layers_[0].qkv, &layers_[0].out, &layers_[0].down}) b.int8.reserve(tokens, w->depth);
+    return b;
+  }
+
+  void read_pools() {
+    const Tensors &k_pools = kept_[3], &v_pools = kept_[4];
+    const Tensor &k = k_pools[0], &v = v_pools[0];
+    TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && v.size(1) == k.size(1) && k.size(0) == v.size(0), "pools are [slots, heads, width]");
+    for (const Tensors& pools : {k_pools, v_pools})
+      for (const Tensor& pool : pools) {
+        const Tensor& first = pools[0];
+        TORCH_CHECK(type_of(pool, "pools") == type_ && pool.sizes() == first.sizes() &&
+                        pool.strides() == first.strides() && pool.stride(2) == 1 &&
+                        (pool.size(1) == 1 || pool.stride(1) == pool.size(2)) && pool.size(2) % 16 == 0,
+                    "the layers' pools must be alike, of the norms' type, with dense heads of a multiple of 16");
+      }
+    slots_ = k.size(0);
+    kv_heads_ = k.size(1);
+    width_ = k.size(2);
+    value_width_ = v.size(2);
+    k_slot_ = k.stride(0);
+    v_slot_ = v.stride(0);
+  }
+
+  // Weight `i`, checked by the operation that it belongs to, on no rows.
+  Weight weight(size_t i, int64_t kind, int64_t outputs, int64_t depth) const {
+    const Tensor &packed = kept_[0][i], none = at::empty({0, depth}, kept_[2][0].options());
+    const int64_t panels = (outputs + PANEL - 1) / PANEL;
+    Weight w{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, depth, int64_t(packed.nbytes()) / panels};
+    if (!kept_[1].empty()) {
+      int8_linear(none, packed, kept_[1][i], std::nullopt, outputs);
+      w.scales = kept_[1][i].data_ptr<float>();
+    } else if (kind >= 0) {
+      block_linear(none, packed, kind, std::nullopt, outputs);
+      w.function = kernels().block_linear[type_][kind];
+    } else {
+      packed_linear(none, packed, std::nullopt, outputs);
+      w.function = kernels().linear[type_];
+    }
+    return w;
+  }
+
+  std::vector<Tensors> kept_;  // weights, scales, norms, pools of keys and of values: what the pointers point to
+  Tensor cos_sin_;
+  const float eps_;
+  int type_;
+  int64_t hidden_, mlp_, heads_, kv_heads_, width_, value_width_, slots_, k_slot_, v_slot_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(outrider, m) {
+  m.class_<Decoder>("Decoder")
+      .def(torch::init<Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors, Tensors, Tensors, Tensor,
+                       double, std::vector<double>, std::vector<int64_t>, std::vector<double>>())
+      .def("forward", &Decoder::forward);
+}
+
+}  // namespace outrider

@@ -1,0 +1,105 @@
+// The operations of a decoder as stages of a team, on plain memory: nothing is checked or allocated here.
+#pragma once
+#include "team.h"
+
+namespace outrider {
+
+constexpr int64_t NUMBER = 4;  // multiplications that a number of a norm, rotation or activation is worth
+
+// A prepared weight without a bias.
+struct Weight {
+  const char* packed;
+  const float* scales;  // of int8_linear, otherwise null
+  Function<const LinearArgs&, int64_t, int64_t> function;
+  int64_t outputs, depth, bytes;  // bytes of a panel
+  int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
+};
+
+// What int8_linear makes of its input.
+struct Int8Input {
+  std::vector<int8_t> codes;
+  std::vector<float> scales;
+  std::vector<int32_t> sums;
+  void reserve(int64_t rows, int64_t depth) {
+    const int64_t groups = (depth + GROUP - 1) / GROUP;
+    codes.resize(std::max<size_t>(codes.size(), rows * groups * GROUP));
+    scales.resize(std::max<size_t>(scales.size(), rows * groups));
+    sums.resize(std::max<size_t>(sums.size(), rows * groups));
+  }
+};
+
+class Stages {
+ public:
+  Stages(Member& team, int type, int64_t rows, Int8Input& int8) : team_(team), type_(type), rows_(rows), int8_(int8) {}
+
+  // out = x times the weight. `next`, the product after this one: a member asks for the start of its share.
+  void product(const void* x, const Weight& w, void* out, const Weight* next) const {
+    const int64_t work = rows_ * w.depth * w.outputs, panels = w.panels();
+    if (w.scales) return int8_product(x, w, out, work);
+    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, ROW_GROUP, w.depth, w.outputs, panels};
+    const auto share = [&](int64_t begin, int64_t end) { w.function(a, begin, end); };
+    team_.ranges(PRODUCTS, panels * ((rows_ + ROW_GROUP - 1) / ROW_GROUP), share, work);
+    if (next && !next->scales) fetch(*next);
+  }
+
+  // out = the norm of x + residual, which becomes that sum; residual null: of x. copy: null, or where a row's sum goes.
+  void norm(const void* x, void* residual, const void* weight, void* out, int64_t width, float eps, void* copy = nullptr,
+            int64_t copy_stride = 0) const {
+    const int64_t size = type_ ? 2 : 4;
+    const auto share = [&](int64_t begin, int64_t end) {
+      kernels().norm[type_](x, residual, weight, out, width, eps, begin, end);
+      for (int64_t row = begin; copy && row < end; ++row)
+        std::memcpy(static_cast<char*>(copy) + row * copy_stride * size,
+                    static_cast<const char*>(residual) + row * width * size, width * size);
+    };
+    team_.ranges(SMALL, rows_, share, rows_ * width * NUMBER);
+  }
+
+  void silu_mul(const void* x, void* out, int64_t width) const {
+    const auto share = [&](int64_t begin, int64_t end) { kernels().silu_mul[type_](x, out, width, begin, end); };
+    team_.ranges(SMALL, rows_, share, rows_ * width * 2 * NUMBER);
+  }
+
+  void rope(const RopeArgs& a) const {
+    const auto share = [&](int64_t begin, int64_t end) { kernels().rope[type_](a, begin, end); };
+    team_.ranges(SMALL, rows_, share, rows_ * (a.q_heads + a.kv_heads) * a.head_dim * NUMBER);
+  }
+
+  // partials: room for the plan's, where it is split; otherwise null.
+  void attention(const AttentionArgs& a, const AttentionPlan& plan, float* partials) const {
+    const int64_t* offsets = plan.offsets.data();
+    const auto attend = [&](std::atomic<int64_t>& next) { kernels().attention[type_](a, next, partials, offsets); };
+    if (!partials) return team_.counted(ATTENTION, plan.items(), attend, plan.multiplications);
+    team_.counted(ATTENTION, offsets[plan.tiles.size()], attend);
+    team_.counted(ATTENTION, plan.items(),
+                  [&](std::atomic<int64_t>& next) { kernels().merge[type_](a, next, partials, offsets); });
+  }
+
+ private:
+  static constexpr int64_t FETCHED = 32768;  // bytes
+
+  void fetch(const Weight& w) const {
+    const int64_t panels = w.panels();
+    const char* from = w.packed + panels * team_.index / team_.size * w.bytes;
+    const char* end = std::min(from + FETCHED, w.packed + panels * w.bytes);
+    for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
+  }
+
+  void int8_product(const void* x, const Weight& w, void* out, int64_t work) const {
+    const auto round = [&](int64_t begin, int64_t end) {
+      kernels().quantize[type_](x, int8_.codes.data(), int8_.scales.data(), int8_.sums.data(), w.depth, begin, end);
+    };
+    team_.ranges(PRODUCTS, rows_, round, rows_ * w.depth * NUMBER);
+    const Int8Args a{int8_.codes.data(), int8_.scales.data(), int8_.sums.data(),
+                     reinterpret_cast<const uint8_t*>(w.packed), w.scales, nullptr, out, rows_,
+                     (w.depth + GROUP - 1) / GROUP, w.outputs};
+    team_.counted(PRODUCTS, w.panels(), [&](std::atomic<int64_t>& next) { kernels().int8_linear[type_](a, next); }, work);
+  }
+
+  Member& team_;
+  const int type_;
+  const int64_t rows_;
+  Int8Input& int8_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,83 @@
+"""Runs all layers of Llama-like models in one call, where `fused_layer` knows every one of them.
+
+SGLang's own loop stays for everything else: input embeddings, a part of a pipeline, a layer that has something special.
+Both give the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outrider.kernels.decoder import Decoder
+from outrider.server.plugin.cpu import fused_layer
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    from sglang.srt.environ import envs
+    from sglang.srt.models.llama import LlamaModel
+
+    envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)  # copies of a step's inputs are for those who replay a graph
+    LlamaModel.outrider_decoder = None
+    LlamaModel.forward = _in_one_call(LlamaModel.forward)
+
+
+def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    def forward(
+        self: Any,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: Any,
+        input_embeds: torch.Tensor | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> Any:
+        backend = get_attn_backend()
+        plain = input_embeds is None and pp_proxy_tensors is None and positions.ndim == 1
+        decoder = _decoder_of(self, backend) if plain else None
+        if decoder is None:
+            return original(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
+        captured = sorted(i for i in set(self.layers_to_capture) if i < len(self.layers))
+        hidden, kept = decoder.forward(
+            self.embed_tokens(input_ids), positions, forward_batch.out_cache_loc, backend.batch, captured
+        )
+        return (hidden, kept.flatten(1)) if captured else hidden
+
+    return forward
+
+
+def _decoder_of(model: Any, backend: Any) -> Decoder | None:
+    """Made at the first step, when weights and cache are in place; None where SGLang's own loop stays."""
+    pool = getattr(backend, "token_to_kv_pool", None)
+    if model.outrider_decoder is None or model.outrider_decoder[0] is not pool:
+        model.outrider_decoder = pool, _prepare(model, backend)
+    return model.outrider_decoder[1]
+
+
+def _prepare(model: Any, backend: Any) -> Decoder | None:
+    group = model.pp_group
+    if not (group.is_first_rank and group.is_last_rank and fused_layer.is_plain_norm(model.norm)):
+        return None
+    layers = [fused_layer.prepared(module, backend) for module in model.layers]
+    ropes = [module.self_attn.rotary_emb.cos_sin_cache for module in model.layers]
+    if 0 in model.layers_to_capture or any(layer is None for layer in layers):
+        return None
+    if any(rope.data_ptr() != ropes[0].data_ptr() for rope in ropes):
+        return None
+    pool, ids = backend.token_to_kv_pool, [module.self_attn.attn.layer_id for module in model.layers]
+    try:
+        return Decoder(
+            [layer for layer in layers if layer is not None],
+            [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in ids],
+            model.norm.weight.data,
+            ropes[0],
+        )
+    except (ValueError, RuntimeError) as error:  # layers of several shapes
+        logger.info("the model's layers do not run in one call: %s", error)
+        return None

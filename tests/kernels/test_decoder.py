@@ -1,0 +1,124 @@
+"""All layers in one call give the bits of the layers one by one."""
+
+import pytest
+import torch
+from batches import ragged_attention
+
+from outrider.kernels.blocks import pack_blocks
+from outrider.kernels.cpu import native
+from outrider.kernels.decoder import Decoder, reference_forward
+from outrider.kernels.int8 import pack_int8
+from outrider.kernels.layer import DecoderLayer
+from outrider.kernels.linear import pack
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+
+HIDDEN, HEADS, KV_HEADS, WIDTH, MLP, LAYERS = 96, 6, 2, 32, 160, 3
+SHAPES = [((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN), (HIDDEN, HEADS * WIDTH), (2 * MLP, HIDDEN), (HIDDEN, MLP)]
+BATCHES = {  # queries and cached positions of each request
+    "decode": ([1], [60]),
+    "a long cache, in chunks": ([1], [1100]),
+    "decode of many": ([1] * 33, [5 * i + 1 for i in range(33)]),
+    "ragged verify": ([1, 5, 3], [60, 9, 130]),
+    "prefill": ([150, 40], [150, 70]),
+}
+
+
+def blocks(weight: torch.Tensor):
+    """Q8_0 blocks of about this weight."""
+    groups = weight.float().unflatten(1, (-1, 32))
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
+    codes = (groups / scales.float()).round().clamp(-127, 127).to(torch.int8)
+    raw = torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], -1).flatten(1)
+    return pack_blocks(raw, "Q8_0", *weight.shape)
+
+
+def mixed(weight: torch.Tensor):
+    return (blocks if weight.shape[0] == HIDDEN else pack)(weight)
+
+
+def make_layers(prepare, dtype: torch.dtype) -> list[DecoderLayer]:
+    generator = torch.Generator().manual_seed(0)
+    layers = []
+    for number in range(LAYERS):
+        weights = [prepare((torch.randn(shape, generator=generator) / 8).to(dtype)) for shape in SHAPES]
+        norms = [torch.rand(HIDDEN, generator=generator).to(dtype) for _ in range(2)]
+        window, cap = (40, 0.0) if number % 2 else (-1, 20.0)
+        layers.append(DecoderLayer(weights, norms, eps=1e-5, scale=WIDTH**-0.5, window=window, logit_cap=cap))
+    return layers
+
+
+@pytest.fixture(params=[1, 2, 3], ids="{} threads".format)
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("prepare", [pack, pack_int8, blocks, mixed], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_same_bits_as_layer_after_layer(prepare, dtype, threads):
+    layers = make_layers(prepare, dtype)
+    norm, cos_sin = torch.linspace(0.5, 2, HIDDEN).to(dtype), torch.randn(1200, WIDTH)
+    for name, (q_lens, kv_lens) in BATCHES.items():
+        _, k_pool, v_pool, batch = ragged_attention(q_lens, kv_lens, heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
+        slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
+        x = torch.randn(batch.tokens, HIDDEN).to(dtype)
+        for captured in ([], [1], [1, 2]):
+            found = []
+            for run in (Decoder.forward, reference_forward):
+                pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
+                residual = x.clone()
+                out, kept = run(
+                    Decoder(layers, pools, norm, cos_sin), residual, batch.positions, slots, batch, captured
+                )
+                found.append((out, kept, residual, *(pool for pair in pools for pool in pair)))
+            assert found[0][1].shape == (batch.tokens, len(captured), HIDDEN)
+            for got, expected in zip(*found, strict=True):
+                assert got.dtype == dtype
+                same = (got == expected) | (got.isnan() & expected.isnan())  # slots nobody owns hold NaN
+                assert same.all(), f"{name}, captured {captured}"
+
+
+def test_the_same_call_again_gives_the_same(threads):
+    """Counters and barriers are left as they were found, whichever thread came last."""
+    layers = make_layers(pack, torch.bfloat16)
+    _, k_pool, v_pool, batch = ragged_attention([1, 2], [400, 300], heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
+    pools = [(k_pool.bfloat16(), v_pool.bfloat16()) for _ in layers]
+    decoder = Decoder(layers, pools, torch.ones(HIDDEN).bfloat16(), torch.randn(1200, WIDTH))
+    slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
+    x = torch.randn(batch.tokens, HIDDEN).bfloat16()
+    first = decoder.forward(x.clone(), batch.positions, slots, batch)[0]
+    for _ in range(50):
+        assert torch.equal(decoder.forward(x.clone(), batch.positions, slots, batch)[0], first)
+
+
+def test_time_is_counted_by_part():
+    layers = make_layers(pack, torch.float32)
+    _, k_pool, v_pool, batch = ragged_attention([1], [60], heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
+    decoder = Decoder(layers, [(k_pool, v_pool)] * LAYERS, torch.ones(HIDDEN), torch.randn(1200, WIDTH))
+    slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
+    torch.ops.outrider.time_spent(True)
+    decoder.forward(torch.ones(1, HIDDEN), batch.positions, slots, batch)
+    products, attention, small, sampling = torch.ops.outrider.time_spent(False)
+    assert min(products, attention, small) > 0
+    assert sampling == 0
+
+
+def test_what_does_not_fit_is_explained():
+    layers = make_layers(pack, torch.float32)
+    pools = [(torch.zeros(9, KV_HEADS, WIDTH), torch.zeros(9, KV_HEADS, WIDTH)) for _ in layers]
+    norm, cos_sin = torch.ones(HIDDEN), torch.zeros(8, WIDTH)
+    _, _, _, batch = ragged_attention([1], [1])
+    with pytest.raises(ValueError, match="a pool for each of 3 layers, got 2"):
+        Decoder(layers, pools[:2], norm, cos_sin)
+    with pytest.raises(ValueError, match="prepared alike"):
+        Decoder([*layers[:2], *make_layers(pack_int8, torch.float32)[:1]], pools, norm, cos_sin)
+    with pytest.raises(RuntimeError, match="heads do not fit"):
+        Decoder(layers, [(torch.zeros(9, 9, WIDTH),) * 2] * 3, norm, cos_sin)
+    decoder, zero = Decoder(layers, pools, norm, cos_sin), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=r"slots\[0\] is 9, outside 0 \.\. 8"):
+        decoder.forward(torch.ones(1, HIDDEN), zero, zero + 9, batch)
+    with pytest.raises(RuntimeError, match=r"rise within 1 \.\. 2"):
+        decoder.forward(torch.ones(1, HIDDEN), zero, zero, batch, [0])
