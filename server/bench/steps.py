@@ -3,9 +3,11 @@
 A step is what a user waits for between two pieces of a stream: SGLang's scheduler, drafting (here without a model),
 the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in plain torch,
 in the same type. The two take turns, round by round; their ratio is what carries over to another machine.
+With --beside, the same step also takes its turn while other processes keep as many processors busy.
 
-example:
+examples:
   outrider bench steps --shapes 1x1,8x8 --breakdown
+  outrider bench steps --shapes 8x1,8x8 --beside 1,2
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ PREFILL = 512
 """Prompt tokens of the prefill in the breakdown."""
 
 Results = dict[str, dict[str, list[float]]]
-"""Milliseconds of each round: {shape: {"step": […], "floor": […]}}."""
+"""Milliseconds of each round: {shape: {"step": […], "floor": […], "step beside 1": […]}}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)")
     add("--rounds", type=int, default=5, metavar="N", help="measurements of each shape (default: %(default)s)")
     add("--breakdown", action="store_true", help="also what a step, and a prefill of 512, is made of")
+    add("--beside", default="", metavar="LIST", help="also the step beside so many busy processes, like 1,2")
     harness.add_output_flags(parser)
 
 
@@ -85,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--shapes is empty")
     harness.check_positive(args, "context", "rounds")
     harness.check_outputs(args)
+    counts = harness.positive_integers("--beside", args.beside) if args.beside else []
+    beside = {f"step beside {count}": count for count in counts}
     largest = max(shape.requests for shape in shapes)
     gamma = max(shape.tokens for shape in shapes) - 1
     settings = settings_of(
@@ -99,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def measurement(engine: Engine) -> Results:
         helpers.watch(engine)
-        return await _measure(engine, resolved, shapes, args, helpers)
+        return await _measure(engine, resolved, shapes, args, helpers, beside)
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "steps.jsonl"
@@ -122,18 +127,25 @@ async def _measure(
     shapes: Sequence[Shape],
     args: argparse.Namespace,
     helpers: step_breakdown.HelperTime,
+    beside: dict[str, int],
 ) -> Results:
     manager, settings = engine.tokenizer_manager, resolved.settings
     dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16
+    if settings.resolved_threads:
+        torch.set_num_threads(settings.resolved_threads)
     floor = GemmFloor(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
-    results: Results = {str(shape): {"step": [], "floor": []} for shape in shapes}
+    arms = ("floor", "step", *beside)
+    results: Results = {str(shape): {arm: [] for arm in arms} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)
-    turns = harness.turns(args.rounds, shapes, ("floor", "step"))
+    turns = harness.turns(args.rounds, shapes, arms)
     for _, turns_of_round in itertools.groupby(turns, key=itemgetter(0)):
         for _, shape, arm in turns_of_round:
             if arm == "floor":
                 results[str(shape)]["floor"].append(floor.milliseconds(shape.requests * shape.tokens))
+            elif arm in beside:
+                with harness.busy_processes(beside[arm]):
+                    results[str(shape)][arm].append(await _steps(manager, shape, args.context))
             else:
                 with helpers.during(str(shape)):
                     results[str(shape)]["step"].append(await _steps(manager, shape, args.context, helpers))
@@ -219,3 +231,6 @@ def _report(results: Results) -> None:
         found = harness.ratio(times["step"], times["floor"])
         step, floor = statistics.median(times["step"]), statistics.median(times["floor"])
         print(f"{shape:>8} {step:9.1f} {floor:9.1f} {found.median:7.2f}  {found.spread}")
+    for shape, times in results.items():
+        for arm in list(times)[2:]:
+            print(f"{shape:>8} {arm}, over the step alone: {harness.ratio(times[arm], times['step']).cell}")

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from outrider.server.engine import threads, topology
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
+from outrider.server.engine.threads import Placement
 from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
@@ -120,12 +122,14 @@ def start(resolved: Resolved) -> Engine:
         _set_environment(settings, run_dir)
         _quieten(settings)
         report = StartupReport(run_dir / "failure")
+        placement = _placement(settings)
         waiting = None
         # On a GPU, or with flags of SGLang's own, there may be several, and their environment comes from SGLang.
         if settings.resolved_device == "cpu" and not settings.sglang_flags:
-            waiting = WaitingScheduler(report, settings.log_level == "debug")
+            with threads.for_started_processes(placement.environment):
+                waiting = WaitingScheduler(report, settings.log_level == "debug")
         _load_plugin()
-        return _launch(resolved, run_dir, report, waiting)
+        return _launch(resolved, run_dir, report, placement, waiting)
     except BaseException:
         _kill_children()
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -136,6 +140,7 @@ def _launch(
     resolved: Resolved,
     run_dir: Path,
     report: StartupReport,
+    placement: Placement,
     waiting: WaitingScheduler | None,
 ) -> Engine:
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
@@ -144,7 +149,7 @@ def _launch(
     from outrider.server.engine.launcher import Launcher
 
     settings = resolved.settings
-    Launcher.waiting = waiting
+    Launcher.waiting, Launcher.placement = waiting, placement
     arguments = sglang_args.build(settings, resolved.model, resolved.memory)
     arguments.custom_sigquit_handler = _on_sigquit
     verbose = settings.log_level == "debug"
@@ -153,7 +158,7 @@ def _launch(
         manager, templates, _, scheduler, watchdog, *_ = Launcher._launch_subprocesses(
             arguments,
             init_tokenizer_manager,
-            functools.partial(run_scheduler, report, os.getpid(), verbose),
+            functools.partial(run_scheduler, report, placement, os.getpid(), verbose),
             functools.partial(run_detokenizer, report, os.getpid(), verbose),
         )
     except Exception as error:
@@ -177,6 +182,13 @@ def _launch(
         run_dir=run_dir,
         report=report,
     )
+
+
+def _placement(settings: Settings) -> Placement:
+    """Of the scheduler's threads. With flags of SGLang's own there may be several schedulers: none is bound then."""
+    if settings.resolved_device != "cpu":
+        return Placement()
+    return threads.place(settings.resolved_threads, topology.here(), bind=not settings.sglang_flags)
 
 
 def _set_environment(settings: Settings, run_dir: Path) -> None:
