@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from outrider.server.engine import threads, topology
+from outrider.server.engine import model_modules, threads, topology
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
@@ -122,14 +122,18 @@ def start(resolved: Resolved) -> Engine:
         _set_environment(settings, run_dir)
         _quieten(settings)
         report = StartupReport(run_dir / "failure")
-        placement = _placement(settings)
-        waiting = None
-        # On a GPU, or with flags of SGLang's own, there may be several, and their environment comes from SGLang.
-        if settings.resolved_device == "cpu" and not settings.sglang_flags:
-            with threads.for_started_processes(placement.environment):
+        # On a GPU, or with flags of SGLang's own, there may be several, of which SGLang knows more.
+        alone = settings.resolved_device == "cpu" and not settings.sglang_flags
+        placement = Placement()
+        if settings.resolved_device == "cpu":
+            placement = threads.place(settings.resolved_threads, topology.here(), bind=alone)
+        environment, waiting = dict(placement.environment), None
+        if alone:
+            environment |= model_modules.environment(resolved.model.config.get("architectures") or ())
+            with threads.for_started_processes(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
         _load_plugin()
-        return _launch(resolved, run_dir, report, placement, waiting)
+        return _launch(resolved, run_dir, report, placement, environment, waiting)
     except BaseException:
         _kill_children()
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -141,6 +145,7 @@ def _launch(
     run_dir: Path,
     report: StartupReport,
     placement: Placement,
+    environment: dict[str, str],
     waiting: WaitingScheduler | None,
 ) -> Engine:
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
@@ -149,7 +154,7 @@ def _launch(
     from outrider.server.engine.launcher import Launcher
 
     settings = resolved.settings
-    Launcher.waiting, Launcher.placement = waiting, placement
+    Launcher.waiting, Launcher.environment = waiting, environment
     arguments = sglang_args.build(settings, resolved.model, resolved.memory)
     arguments.custom_sigquit_handler = _on_sigquit
     verbose = settings.log_level == "debug"
@@ -182,13 +187,6 @@ def _launch(
         run_dir=run_dir,
         report=report,
     )
-
-
-def _placement(settings: Settings) -> Placement:
-    """Of the scheduler's threads. With flags of SGLang's own there may be several schedulers: none is bound then."""
-    if settings.resolved_device != "cpu":
-        return Placement()
-    return threads.place(settings.resolved_threads, topology.here(), bind=not settings.sglang_flags)
 
 
 def _set_environment(settings: Settings, run_dir: Path) -> None:
