@@ -6,8 +6,11 @@ import argparse
 import asyncio
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -95,6 +98,18 @@ def turns(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> Iterator[t
                     progress.set_postfix_str(f"{arm} at {case}")
                     yield number, case, arm
                     progress.update()
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """While it is entered, `count` processes compute without a pause, as somebody else's would."""
+    started = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 async def closed_loop(

@@ -142,8 +142,7 @@ def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Jo
         max_running_requests=requests,
         max_total_tokens=requests * (context + 4 * (args.gamma + 1)) + 1024,  # room for the drafts of each
     )
-    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
-    return {name: Setup(name, settings, gguf, requests, context, threads) for name in sorted(engines)}
+    return {name: Setup(name, settings, gguf, requests, context, settings.resolved_threads) for name in sorted(engines)}
 
 
 class Peer:

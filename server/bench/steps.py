@@ -4,9 +4,11 @@ A step is what a user waits for between two pieces of a stream: SGLang's schedul
 the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in the same type,
 by plain torch or by our kernels, whichever is faster. All take turns, round by round; the ratio of the step to the
 floor is what carries over to another machine.
+With --beside, the same step also takes its turn while other processes keep as many processors busy.
 
-example:
+examples:
   outrider bench steps --shapes 1x1,8x8 --breakdown
+  outrider bench steps --shapes 8x1,8x8 --beside 1,2
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ PREFILL = 512
 """Prompt tokens of the prefill in the breakdown."""
 
 Results = dict[str, dict[str, list[float]]]
-"""Milliseconds of each round: {shape: {arm: […]}}."""
+"""Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […], "step beside 1": […]}}."""
 ARMS = ("torch", "ours", "step")
 
 
@@ -79,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)")
     add("--rounds", type=int, default=5, metavar="N", help="measurements of each shape (default: %(default)s)")
     add("--breakdown", action="store_true", help="also what a step, and a prefill of 512, is made of")
+    add("--beside", default="", metavar="LIST", help="also the step beside so many busy processes, like 1,2")
     harness.add_output_flags(parser)
 
 
@@ -88,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--shapes is empty")
     harness.check_positive(args, "context", "rounds")
     harness.check_outputs(args)
+    counts = harness.positive_integers("--beside", args.beside) if args.beside else []
+    beside = {f"step beside {count}": count for count in counts}
     largest = max(shape.requests for shape in shapes)
     gamma = max(shape.tokens for shape in shapes) - 1
     settings = settings_of(
@@ -102,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def measurement(engine: Engine) -> Results:
         helpers.watch(engine)
-        return await _measure(engine, resolved, shapes, args, helpers)
+        return await _measure(engine, resolved, shapes, args, helpers, beside)
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "steps.jsonl"
@@ -125,18 +130,25 @@ async def _measure(
     shapes: Sequence[Shape],
     args: argparse.Namespace,
     helpers: step_breakdown.HelperTime,
+    beside: dict[str, int],
 ) -> Results:
     manager, settings = engine.tokenizer_manager, resolved.settings
     dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16
+    if settings.resolved_threads:
+        torch.set_num_threads(settings.resolved_threads)
     products = Products(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
-    results: Results = {str(shape): {arm: [] for arm in ARMS} for shape in shapes}
+    arms = (*ARMS, *beside)
+    results: Results = {str(shape): {arm: [] for arm in arms} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)
-    turns = harness.turns(args.rounds, shapes, ARMS)
+    turns = harness.turns(args.rounds, shapes, arms)
     for _, turns_of_round in itertools.groupby(turns, key=itemgetter(0)):
         for _, shape, arm in turns_of_round:
             times = results[str(shape)][arm]
-            if arm == "step":
+            if arm in beside:
+                with harness.busy_processes(beside[arm]):
+                    times.append(await _steps(manager, shape, args.context))
+            elif arm == "step":
                 with helpers.during(str(shape)):
                     times.append(await _steps(manager, shape, args.context, helpers))
             else:
@@ -230,3 +242,6 @@ def _report(results: Results) -> None:
         found = harness.ratio(times["step"], floor)
         columns = "".join(f" {statistics.median(times[arm]):9.1f}" for arm in ("step", "torch", "ours"))
         print(f"{shape:>8}{columns} {found.median:7.2f}  {found.spread}")
+    for shape, times in results.items():
+        for arm in list(times)[len(ARMS) :]:
+            print(f"{shape:>8} {arm}, over the step alone: {harness.ratio(times[arm], times['step']).cell}")

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from outrider.server.engine import model_modules, threads, topology
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
+from outrider.server.engine.threads import Placement
 from outrider.server.errors import UserError
 
 if TYPE_CHECKING:
@@ -120,12 +122,18 @@ def start(resolved: Resolved) -> Engine:
         _set_environment(settings, run_dir)
         _quieten(settings)
         report = StartupReport(run_dir / "failure")
-        waiting = None
-        # On a GPU, or with flags of SGLang's own, there may be several, and their environment comes from SGLang.
-        if settings.resolved_device == "cpu" and not settings.sglang_flags:
-            waiting = WaitingScheduler(report, settings.log_level == "debug")
+        # On a GPU, or with flags of SGLang's own, there may be several, of which SGLang knows more.
+        alone = settings.resolved_device == "cpu" and not settings.sglang_flags
+        placement = Placement()
+        if settings.resolved_device == "cpu":
+            placement = threads.place(settings.resolved_threads, topology.here(), bind=alone)
+        environment, waiting = dict(placement.environment), None
+        if alone:
+            environment |= model_modules.environment(resolved.model.config.get("architectures") or ())
+            with threads.for_started_processes(environment):
+                waiting = WaitingScheduler(report, settings.log_level == "debug")
         _load_plugin()
-        return _launch(resolved, run_dir, report, waiting)
+        return _launch(resolved, run_dir, report, placement, environment, waiting)
     except BaseException:
         _kill_children()
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -136,6 +144,8 @@ def _launch(
     resolved: Resolved,
     run_dir: Path,
     report: StartupReport,
+    placement: Placement,
+    environment: dict[str, str],
     waiting: WaitingScheduler | None,
 ) -> Engine:
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
@@ -144,7 +154,7 @@ def _launch(
     from outrider.server.engine.launcher import Launcher
 
     settings = resolved.settings
-    Launcher.waiting = waiting
+    Launcher.waiting, Launcher.environment = waiting, environment
     arguments = sglang_args.build(settings, resolved.model, resolved.memory)
     arguments.custom_sigquit_handler = _on_sigquit
     verbose = settings.log_level == "debug"
@@ -153,7 +163,7 @@ def _launch(
         manager, templates, _, scheduler, watchdog, *_ = Launcher._launch_subprocesses(
             arguments,
             init_tokenizer_manager,
-            functools.partial(run_scheduler, report, os.getpid(), verbose),
+            functools.partial(run_scheduler, report, placement, os.getpid(), verbose),
             functools.partial(run_detokenizer, report, os.getpid(), verbose),
         )
     except Exception as error:

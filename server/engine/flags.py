@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, DEVICES, DRAFTERS, DTYPES, QUANTIZATIONS, Settings
 
-TARGET = ("model", "dtype", "quantization", "device")
+TARGET = ("model", "dtype", "quantization", "device", "threads")
 DRAFTER = ("drafter", "drafter_path", "lookup", "gamma")
 
 
@@ -30,6 +30,12 @@ def add_target_flags(flags: Flags) -> None:
         help="int8: 8-bit weights and activations on a CPU, faster and less accurate (default: %(default)s)",
     )
     flags.add_argument("--device", choices=DEVICES, default=defaults.device, help="(default: %(default)s)")
+    flags.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="that compute on a CPU (default: one per physical core, less one where there are more than 4)",
+    )
 
 
 def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from sglang.srt.entrypoints import engine
 
+from outrider.server.engine import threads
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import signals_blocked
 
 
 class Launcher(engine.Engine):
-    """Starts processes that leave signals to us, and uses the scheduler that is already waiting, if there is one."""
+    """Starts processes that leave signals to us, and uses the scheduler that is already waiting, if there is one.
+
+    environment: of the scheduler's process, beyond this one's.
+    """
 
     waiting: ClassVar[WaitingScheduler | None] = None
+    environment: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
@@ -21,7 +27,7 @@ class Launcher(engine.Engine):
         try:
             if cls.waiting is not None:
                 engine.mp = cls.waiting  # see prestart.py
-            with signals_blocked():
+            with signals_blocked(), threads.for_started_processes(cls.environment):
                 return super()._launch_scheduler_processes(*args, **kwargs)
         finally:
             engine.mp = multiprocessing

@@ -14,6 +14,8 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
+from outrider.server.engine.threads import Placement
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -60,8 +62,11 @@ class StartupReport:
             return ""
 
 
-def run_scheduler(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
+def run_scheduler(
+    report: StartupReport, placement: Placement, parent: int, verbose: bool, *args: Any, **kwargs: Any
+) -> None:
     """Target of the scheduler process."""
+    placement.enter()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     _run(run_scheduler_process, "sglang.srt.managers.scheduler", report, parent, verbose, *args, **kwargs)

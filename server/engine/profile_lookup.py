@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +42,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     return Fingerprint(
         device=cpu_name() if on_cpu else hardware.gpu_name(),
         cores=core_count() if on_cpu else 0,
-        threads=int(os.environ.get("OMP_NUM_THREADS") or core_count()) if on_cpu else 0,
+        threads=settings.resolved_threads,
         target=folder_digest(model.folder) if model.folder else model.path,
         drafter=drafter,
         gamma=settings.gamma,

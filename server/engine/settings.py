@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
-from outrider.server.engine import hardware
+from outrider.server.engine import hardware, threads, topology
 from outrider.server.errors import UserError
 from outrider.server.plugin.config import PluginConfig
 
@@ -38,6 +38,7 @@ class Settings:
     profile: folder or name of measured step costs and calibration; None finds the one that fits.
     tune: without a profile that fits, measure a quick one at start.
     max_total_tokens: tokens of the KV cache, all requests together.
+    threads: that the engine computes with, on a CPU.
     max_choices: largest `n` that one request may ask for.
     max_body_bytes: largest request body.
     drain_seconds: how long running requests may go on after SIGTERM.
@@ -65,6 +66,7 @@ class Settings:
     max_total_tokens: int | None = None
     chunked_prefill_size: int | None = None
     disable_radix_cache: bool = False
+    threads: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     chat_template: str | None = None
@@ -92,6 +94,8 @@ class Settings:
                 self._require_between(name, least, 1 << 40)
         if self.chunked_prefill_size is not None and self.chunked_prefill_size != -1:
             self._require_between("chunked_prefill_size", 1, 1 << 40)
+        if self.threads is not None:
+            self._require_between("threads", 1, len(topology.here().cpus))
         if self.api_key is not None and not self.api_key.strip():
             raise UserError("--api-key is empty; leave it out to serve without a key")
         if self.model is not None and not self.model.strip():
@@ -99,6 +103,8 @@ class Settings:
         if self.device == "cuda" and not hardware.has_gpu():
             raise UserError("--device cuda, but nvidia-smi finds no GPU here; use --device cpu")
 
+        if self.threads is not None and self.resolved_device == "cuda":
+            raise UserError("--threads is for CPUs; on a GPU leave it out")
         if self.quantization != "none" and self.resolved_device == "cuda":
             raise UserError(
                 f"--quantization {self.quantization} is made for CPUs; on a GPU give SGLang's own after --, "
@@ -125,6 +131,13 @@ class Settings:
         if self.dtype != "auto" or self.resolved_device == "cuda":
             return self.dtype
         return "bfloat16" if hardware.cpu_has_fast_bfloat16() else "float32"
+
+    @property
+    def resolved_threads(self) -> int:
+        """That the engine computes with; 0 on a GPU."""
+        if self.resolved_device == "cuda":
+            return 0
+        return self.threads or threads.default(topology.here())
 
     @property
     def plugin_config(self) -> PluginConfig:

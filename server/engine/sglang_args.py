@@ -42,6 +42,7 @@ NOT_HERE = {
     "tokenizer_worker_num": "one tokenizer process",
     "nnodes": "one machine",
     "node_rank": "one machine",
+    "dp_size": "one engine a server; start several servers behind a load balancer",
     "grpc_port": "HTTP only",
     "grpc_mode": "HTTP only",
     "smg_grpc_mode": "HTTP only",

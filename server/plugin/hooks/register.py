@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ def register() -> None:
     _register_algorithm()
     control.register()
     _bridge_older_sglang()
+    _load_one_tokenizer()
     if not torch.cuda.is_available():
         _register_cpu_attention()
         _replace_triton_helpers()
@@ -53,6 +55,22 @@ def _bridge_older_sglang() -> None:
         return original(draft_worker=draft_worker, **others)
 
     kv_cache_builder.get_draft_kv_pool = get_draft_kv_pool
+
+
+def _load_one_tokenizer() -> None:
+    """A scheduler's process loads its tokenizer twice, for the scheduler and for its worker, over a second each."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    loaded: dict[str, Any] = {}
+
+    def get_tokenizer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        key = repr((args, sorted(kwargs.items())))
+        if key not in loaded:
+            loaded[key] = original(*args, **kwargs)
+        return loaded[key]
+
+    for module in ("scheduler", "tp_worker"):
+        HookRegistry.register(f"sglang.srt.managers.{module}.get_tokenizer", get_tokenizer, HookType.AROUND)
 
 
 def _register_cpu_attention() -> None:

@@ -96,6 +96,7 @@ def test_flags_for_sglang(sglang_args) -> None:
     for flags, message in (
         (["--port", "1"], "say --port before the --"),
         (["--tokenizer-worker-num", "2"], "is not available here: one tokenizer process"),
+        (["--dp-size", "2"], "one engine a server; start several"),
         (["--enable-custom-logit-processor"], "no code from requests"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
     ):

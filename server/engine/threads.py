@@ -1,0 +1,86 @@
+"""How many threads an engine computes with, how long they wait for each other, and on which cores they stay.
+
+Most of it is the environment of the scheduler's process, as its OpenMP runtime (GNU's, which torch comes with) reads it
+when it is loaded. What the user has set there stands: OMP_PROC_BIND=false leaves the threads unbound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from outrider.server.engine.topology import Topology
+
+SHARED_CORES = 4
+"""On up to so many cores HTTP and detokenizer share them with the engine, see `default`."""
+SPINS = 2000
+"""Turns that a thread waits for the others before it sleeps: longer than the gaps between the operations of a step, and
+much shorter than the time slice that a thread is away for when another process takes its core."""
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+
+
+def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
+    """OMP_NUM_THREADS where that is set, else one per physical core, one core less where there are more than four.
+
+    That one is for HTTP and detokenizer. On two cores they take 7 to 13 % of a core's time (`bench steps --breakdown`),
+    and more as steps get shorter; the engine, whose threads wait for the slowest, loses as much if they are on one of
+    its cores. From about five cores on that is more than a core's share.
+    """
+    wanted = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if wanted.isdigit() and int(wanted):
+        return int(wanted)
+    cores = topology.usable_cores
+    return cores if cores <= SHARED_CORES else cores - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a scheduler's process is started with.
+
+    environment: variables. main: processors of its main thread, and of those threads that do not compute; empty: any.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    main: frozenset[int] = frozenset()
+
+    def enter(self) -> None:
+        """In the process, once its OpenMP runtime is loaded, which has bound the main thread to the first place.
+
+        Python's threads, the compiler of grammars among them, begin where the main thread runs, and there it would wait
+        for them.
+        """
+        if self.main:
+            os.sched_setaffinity(0, self.main)
+
+
+def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str, str] = os.environ) -> Placement:
+    """bind: to a core each, but only where a core is left and no quota takes them all away at times; a bound thread
+    cannot go elsewhere when something else takes its core.
+    """
+    found = {"OMP_NUM_THREADS": str(threads)}
+    if not any(name in environ for name in _WAITING):
+        found["GOMP_SPINCOUNT"] = str(SPINS)
+    roomy = topology.quota is None and threads < len(topology.cores)
+    if not bind or not roomy or any(name in environ for name in _BINDING):
+        return Placement(found)
+    bound = topology.cores[:threads]
+    found |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core.cpus[0]}}}" for core in bound)}
+    return Placement(found, frozenset(topology.cpus) - {cpu for core in bound[1:] for cpu in core.cpus})
+
+
+@contextlib.contextmanager
+def for_started_processes(changes: Mapping[str, str]) -> Iterator[None]:
+    """Processes that are started inside have these variables."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

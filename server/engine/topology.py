@@ -1,0 +1,119 @@
+"""The processors that this process may compute on: physical cores, their hardware threads, NUMA nodes, and a quota.
+
+Read from Linux: `/sys/devices/system` (its ABI/stable/sysfs-devices-system-cpu), the process's affinity, which a
+cgroup's cpuset narrows, and the bandwidth limit of its cgroups (cpu.max in version 2, cpu.cfs_quota_us in version 1).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A physical core. node: NUMA node that it belongs to. cpus: its hardware threads that may be used, ascending."""
+
+    node: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """cores: ordered by node, then by processor. quota: processors' worth of time; None: no limit."""
+
+    cores: tuple[Core, ...]
+    quota: float | None = None
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """All hardware threads, ascending."""
+        return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
+
+    @property
+    def usable_cores(self) -> int:
+        """Cores that can be kept busy: a quota of 1.5 processors keeps one busy. At least one."""
+        return len(self.cores) if self.quota is None else max(1, min(len(self.cores), int(self.quota)))
+
+
+@functools.cache
+def here() -> Topology:
+    """Of this machine, for this process as it was started."""
+    return read(Path("/"), os.sched_getaffinity(0))
+
+
+def read(root: Path, affinity: Set[int]) -> Topology:
+    """root: of the file system. affinity: processors that the process may run on.
+
+    What the kernel does not tell (there may be no /sys in a sandbox) is taken to be simple: a processor is a core,
+    all are on node 0, and there is no quota.
+    """
+    devices = root / "sys/devices/system"
+    nodes = {
+        cpu: int(path.name.removeprefix("node"))
+        for path in (devices / "node").glob("node[0-9]*")
+        for cpu in _numbers(path / "cpulist")
+    }
+    siblings: dict[frozenset[int], list[int]] = {}
+    for cpu in sorted(affinity):
+        siblings.setdefault(_siblings(devices / f"cpu/cpu{cpu}/topology") or frozenset([cpu]), []).append(cpu)
+    cores = [Core(nodes.get(cpus[0], 0), tuple(cpus)) for cpus in siblings.values()]
+    return Topology(tuple(sorted(cores, key=lambda core: (core.node, core.cpus))), _quota(root))
+
+
+def _siblings(folder: Path) -> frozenset[int]:
+    """Hardware threads of a core; the file has another name before Linux 5.3."""
+    return frozenset(_numbers(folder / "core_cpus_list") or _numbers(folder / "thread_siblings_list"))
+
+
+def _numbers(path: Path) -> list[int]:
+    """Of a list like "0-3,8"; none where there is no such file."""
+    found: list[int] = []
+    for part in filter(None, _text(path).split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _quota(root: Path) -> float | None:
+    """The least of the limits of this process's cgroup and those above it."""
+    limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
+    return min(limits, default=None)
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Folders of the process's cgroups and of those above them, for the processor.
+
+    Inside a container the path in /proc may be the host's, which is not there: the mount itself is then the cgroup.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = mount / controllers if controllers else mount
+        if not base.is_dir():
+            base = mount / "cpu"
+        folder = base / path.lstrip("/")
+        yield from (base, *(above for above in (folder, *folder.parents) if base in above.parents))
+
+
+def _limit(folder: Path) -> float | None:
+    """Processors' worth of time that a cgroup gets in each period."""
+    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    if not quota.isdigit() or not period.isdigit():  # "max", "-1", or no such file
+        return None
+    return int(quota) / int(period)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
