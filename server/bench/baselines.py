@@ -2,7 +2,8 @@
 
 The process reads jobs from its standard input, one line of JSON each, and writes seconds and tokens of each to its
 standard output. All engines get the same token ids and make the same number of tokens: temperature 0, the end token
-does not end an answer, no prefix cache.
+does not end an answer, no prefix cache. None is asked over HTTP, which would cost one more than another. Those of
+`isolated` run in environments of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from outrider.server.bench import harness
+from outrider.server.bench import environments, harness, isolated
 from outrider.server.engine import session
 from outrider.server.engine.resolve import resolve
 from outrider.server.engine.settings import Settings
@@ -35,7 +36,7 @@ class Setup:
     """How a process starts its engine.
 
     settings: Outrider's, of which the other engines use model, type and limits.
-    gguf: llama.cpp's file, "" where llama.cpp is not compared. requests: in flight, at most.
+    gguf: the file of llama.cpp and OpenVINO, "" where neither is compared. requests: in flight, at most.
     context: prompt and answer together, at most. threads: processors to use.
     """
 
@@ -203,12 +204,22 @@ def import_xllamacpp() -> Any:
 ENGINES = {"outrider": _outrider, "sglang": _sglang, "transformers": _transformers, "llama.cpp": _llama_cpp}
 
 
-def to_argument(setup: Setup) -> str:
-    return json.dumps(asdict(setup))
+def command(setup: Setup) -> tuple[list[str], dict[str, str]]:
+    """What starts the engine's process, and its variables; the environment of an isolated engine is made if need be."""
+    if setup.engine in isolated.ENGINES:
+        from outrider.server.engine import target
+
+        known = {name: getattr(setup, name) for name in ("engine", "gguf", "requests", "context", "threads")}
+        known |= {"model": str(target.find(setup.settings.model).path), "dtype": setup.settings.dtype}
+        python = environments.prepare(setup.engine)
+        return [str(python), isolated.__file__, json.dumps(known)], environments.surroundings()
+    ours = [sys.executable, "-c", "from outrider.server.bench.baselines import main; main()"]
+    # PYTHONSAFEPATH for its own processes too: packages, not the folder's files.
+    return [*ours, json.dumps(asdict(setup))], os.environ | {"PYTHONSAFEPATH": "1"}
 
 
 def main() -> int:
-    """What `bench peers` starts, with `to_argument(setup)` as its argument."""
+    """What runs in the process of an engine that is not isolated; its argument is the setup."""
     # Engines write to standard output as they like: replies go to what it was, everything else to standard error.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,14 +1,16 @@
-"""Tokens per second of Outrider beside llama.cpp, plain SGLang and Transformers, on the same prompts.
+"""Tokens per second of Outrider beside other engines, on the same prompts; their memory, and how soon they are ready.
 
 Every engine runs in a process of its own. They take turns, round by round, so that what else the machine does meets
 all; those that wait are stopped (SIGSTOP), so that none takes processor time from another. The ratios and their spread
 are the result; the rates themselves hold for this machine at this moment.
 
-Outrider, SGLang and Transformers compute in the type of --dtype; llama.cpp computes on its GGUF file, which holds
-the embedded model in 4 bits.
+Outrider, SGLang, Transformers and vLLM compute in the type of --dtype; llama.cpp and OpenVINO GenAI compute on a
+GGUF file, which holds the embedded model in 4 bits. All are asked in process, none over HTTP. vLLM and OpenVINO GenAI
+live in environments of their own in the user's cache, which are made when their arms are first named (a package index
+is needed, a few minutes, 2 GB for vLLM).
 
 example:
-  outrider bench peers --prompts mixed.jsonl --arms outrider,llama.cpp --concurrency 1,8 --plot peers.png
+  outrider bench peers --prompts mixed.jsonl --arms outrider,vllm,openvino --concurrency 1,8 --plot peers.png
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
 from outrider.server import pictures
-from outrider.server.bench import baselines, harness
+from outrider.server.bench import baselines, environments, harness, isolated
 from outrider.server.bench.baselines import Job, Setup
 from outrider.server.engine import bundled_model
 from outrider.server.engine.flags import add_engine_flags, settings_of
@@ -47,7 +50,10 @@ ARMS = {
     "sglang": ("sglang", False),
     "transformers": ("transformers", False),
     "llama.cpp": ("llama.cpp", False),
+    "vllm": ("vllm", False),
+    "openvino": ("openvino", False),
 }
+BY_DEFAULT = [arm for arm, (engine, _) in ARMS.items() if engine not in isolated.ENGINES]
 Results = dict[str, dict[str, list[float]]]
 """{case: {arm: [tokens per second, one per round]}}; a case is a concurrency, or "prefill N"."""
 
@@ -56,8 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=True)
     add = parser.add_argument
     add("--prompts", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
-    add("--arms", default=",".join(ARMS), metavar="LIST", help="(default: %(default)s)")
-    add("--gguf", type=Path, metavar="FILE", help="for llama.cpp (default: the embedded model's)")
+    more = ", ".join(arm for arm in ARMS if arm not in BY_DEFAULT)
+    add(
+        "--arms",
+        default=",".join(BY_DEFAULT),
+        metavar="LIST",
+        help=f"also: {more}, which are installed when they are named (default: %(default)s)",
+    )
+    add("--gguf", type=Path, metavar="FILE", help="for llama.cpp and OpenVINO (default: the embedded model's)")
     add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests in flight (default: %(default)s)")
     add("--count", type=int, default=8, metavar="N", help="prompts per turn, at least (default: %(default)s)")
     add("--new-tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
@@ -87,11 +99,17 @@ def run(args: argparse.Namespace) -> int:
         baselines.import_xllamacpp()
     cases = make_cases(args, concurrencies, prefills)
     setups = make_setups(args, {ARMS[arm][0] for arm in arms}, cases)
+    for name in isolated.ENGINES:
+        if name in setups:
+            environments.prepare(name)
     with ExitStack() as stack:
         engines = {name: stack.enter_context(started(setup)) for name, setup in setups.items()}
         results = measure(engines, arms, cases, args.rounds)
+        footprints = {name: engine.footprint() for name, engine in engines.items()}
     report(results, arms)
-    harness.write_json(args.json, results)
+    report_footprints(footprints)
+    kept = {name: footprint._asdict() for name, footprint in footprints.items()}
+    harness.write_json(args.json, {"tokens_per_second": results, "engines": kept})
     if args.plot:
         with pictures.figure(args.plot) as figure:
             plot(results, figure)
@@ -126,9 +144,9 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
 def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Job]) -> dict[str, Setup]:
     dtype = Settings(dtype=args.dtype, device="cpu").resolved_dtype
     gguf = ""
-    if "llama.cpp" in engines:
+    if readers := sorted(engines & {"llama.cpp", "openvino"}):
         if args.gguf is None and args.model is not None:
-            raise UserError("the llama.cpp arm needs the model as a GGUF file: --gguf FILE, or leave it out of --arms")
+            raise UserError(f"{' and '.join(readers)} need the model as a GGUF file: --gguf FILE, or other --arms")
         gguf = str(args.gguf or bundled_model.find_gguf())
         if not Path(gguf).is_file():
             raise UserError(f"--gguf {gguf} does not exist")
@@ -145,25 +163,34 @@ def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Jo
     return {name: Setup(name, settings, gguf, requests, context, settings.resolved_threads) for name in sorted(engines)}
 
 
+class Footprint(NamedTuple):
+    """What an engine costs beside its time: seconds until it was ready, and bytes of memory of all its processes.
+
+    pss: what several processes share is counted once. rss: the sum of what each sees.
+    """
+
+    ready_seconds: float
+    pss: int
+    rss: int
+
+
 class Peer:
     """One engine's process: `work` runs a job there; between jobs the process is stopped."""
 
     def __init__(self, setup: Setup):
         self.name = setup.engine
+        command, surroundings = baselines.command(setup)
+        began = time.perf_counter()
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from outrider.server.bench.baselines import main; main()",
-                baselines.to_argument(setup),
-            ],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("OUTRIDER_PEERS_DEBUG") else None,
             text=True,
-            env=os.environ | {"PYTHONSAFEPATH": "1"},  # for its own processes too: packages, not the folder's files
+            env=surroundings,
         )
         self.receive()
+        self.ready_seconds = time.perf_counter() - began
         self._all("suspend")
 
     def work(self, job: Job) -> float:
@@ -188,6 +215,10 @@ class Peer:
             raise UserError(f"the engine {self.name} failed: {reply['error']}{hint}")
         return reply
 
+    def footprint(self) -> Footprint:
+        found = [process.memory_full_info() for process in self._processes()]
+        return Footprint(self.ready_seconds, sum(m.pss for m in found), sum(m.rss for m in found))
+
     def end(self) -> None:
         processes = self._all("resume")
         assert self.process.stdin is not None
@@ -199,12 +230,15 @@ class Peer:
                 process.kill()
         self.process.wait()
 
-    def _all(self, action: str) -> list[psutil.Process]:
+    def _processes(self) -> list[psutil.Process]:
         try:
             main = psutil.Process(self.process.pid)
-            processes = [main, *main.children(recursive=True)]
+            return [main, *main.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def _all(self, action: str) -> list[psutil.Process]:
+        processes = self._processes()
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 getattr(process, action)()
@@ -233,16 +267,28 @@ def measure(engines: dict[str, Peer], arms: Sequence[str], cases: dict[str, Job]
 
 
 def report(results: Results, arms: Sequence[str]) -> None:
+    """Rates of all arms, then ours over each peer and over the best of them at each load."""
     print(f"{'tokens/s':>14}" + "".join(f"{arm:>14}" for arm in arms))
     for case, rates in results.items():
         print(f"{case:>14}" + "".join(f"{statistics.median(rates[arm]):14.1f}" for arm in arms))
-    for ours in (arm for arm in (OURS, "outrider-off") if arm in arms):
-        others = [arm for arm in arms if ARMS[arm][0] != "outrider"]
-        if others:
-            print(f"\n{ours + ' over':>14}" + "".join(f"{arm:>24}" for arm in others))
-        for case, rates in results.items() if others else ():
-            cells = (harness.ratio(rates[ours], rates[arm]).cell for arm in others)
-            print(f"{case:>14}" + "".join(f"{cell:>24}" for cell in cells))
+    others = [arm for arm in arms if ARMS[arm][0] != "outrider"]
+    for ours in (arm for arm in (OURS, "outrider-off") if arm in arms and others):
+        print(f"\n{ours + ' over':>17}" + "".join(f"{arm:>24}" for arm in others) + f"{'the best':>24}")
+        for case, rates in results.items():
+            best = best_of(rates, others)
+            cells = [harness.ratio(rates[ours], rates[arm]).cell for arm in [*others, best]]
+            print(f"{case:>17}" + "".join(f"{cell:>24}" for cell in cells) + f"  {best}")
+
+
+def best_of(rates: dict[str, list[float]], others: Sequence[str]) -> str:
+    """The peer with the highest median."""
+    return max(others, key=lambda arm: statistics.median(rates[arm]))
+
+
+def report_footprints(footprints: dict[str, Footprint]) -> None:
+    print(f"\n{'engine':>14}{'ready, s':>14}{'PSS, MB':>14}{'RSS, MB':>14}")
+    for name, (seconds, pss, rss) in footprints.items():
+        print(f"{name:>14}{seconds:14.1f}{pss / 1e6:14.0f}{rss / 1e6:14.0f}")
 
 
 def plot(results: Results, figure: Figure) -> None:

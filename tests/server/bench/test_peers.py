@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 from running import OUTRIDER, environment
 
-from outrider.server.bench import peers
-from outrider.server.bench.baselines import Job, answer_all
+from outrider.server.bench import environments, isolated, peers
+from outrider.server.bench.baselines import Job, answer_all, command
 from outrider.server.errors import UserError
 
 
@@ -36,10 +37,13 @@ def test_two_engines_take_turns(prompts: Path, tmp_path: Path) -> None:
         "--json", str(tmp_path / "peers.json"), "--plot", str(tmp_path / "peers.png"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    measured = json.loads((tmp_path / "peers.json").read_text())
+    written = json.loads((tmp_path / "peers.json").read_text())
+    measured, engines = written["tokens_per_second"], written["engines"]
     assert set(measured) == {"2", "prefill 40"}
     assert all(rate > 0 for rates in measured.values() for arm in ("transformers", "llama.cpp") for rate in rates[arm])
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["tokens/s", "2", "prefill"]
+    first = [line.split()[0] for line in done.stdout.splitlines() if line]
+    assert first == ["tokens/s", "2", "prefill", "engine", "llama.cpp", "transformers"]
+    assert all(0 < e["pss"] <= e["rss"] and e["ready_seconds"] > 0 for e in engines.values())
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -95,10 +99,46 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         baselines.import_xllamacpp()
 
 
+def test_ours_over_each_peer_and_over_the_best_at_each_load(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = {"outrider-off": [10.0, 12.0, 9.0], "vllm": [5.0, 4.0, 5.0], "openvino": [4.0, 8.0, 3.0]}
+    peers.report({"1": rates, "8": rates | {"openvino": [20.0, 20.0, 20.0]}}, list(rates))
+    table = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert table[0].split() == ["outrider-off", "over", "vllm", "openvino", "the", "best"]
+    assert " ".join(table[1].split()) == "1 2.00 (1.80 to 3.00) 2.50 (1.50 to 3.00) 2.00 (1.80 to 3.00) vllm"
+    assert " ".join(table[2].split()) == "8 2.00 (1.80 to 3.00) 0.50 (0.45 to 0.60) 0.50 (0.45 to 0.60) openvino"
+
+
+@pytest.mark.parametrize("engine", isolated.ENGINES)
+def test_an_isolated_engine_is_told_what_it_needs(
+    engine: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import argparse
+
+    monkeypatch.setattr(environments, "prepare", lambda name: tmp_path / name)
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    parser = argparse.ArgumentParser()
+    peers.add_arguments(parser)
+    args = parser.parse_args(["--prompts", str(prompts), "--new-tokens", "9", "--dtype", "bfloat16"])
+    setup = peers.make_setups(args, {engine}, peers.make_cases(args, [4], []))[engine]
+    (python, script, argument), variables = command(setup)
+    told = json.loads(argument)
+    assert (python, script) == (str(tmp_path / engine), isolated.__file__)
+    assert (told["engine"], told["requests"], told["dtype"]) == (engine, 4, "bfloat16")
+    assert (Path(told["model"]) / "config.json").is_file()
+    assert Path(told["gguf"]).is_file() == (engine == "openvino")
+    assert "PYTHONPATH" not in variables
+
+
+def test_isolated_engines_import_nothing_of_ours() -> None:
+    tree = ast.parse(Path(isolated.__file__).read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not any((module or "").startswith("outrider") for module in modules)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--arms", "vllm"], "--arms is a list of outrider"),
+        (["--arms", "mlx"], "--arms is a list of outrider"),
         (["--concurrency", "1,0"], "a list of positive numbers"),
         (["--concurrency", "", "--prefill", ""], "nothing to measure"),
         (["--rounds", "0"], "at least 1"),
