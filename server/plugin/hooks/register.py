@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ def register() -> None:
     _register_algorithm()
     control.register()
     _bridge_older_sglang()
+    _register_gguf_loader()
     if not torch.cuda.is_available():
         _register_cpu_attention()
         _replace_triton_helpers()
@@ -53,6 +55,17 @@ def _bridge_older_sglang() -> None:
         return original(draft_worker=draft_worker, **others)
 
     kv_cache_builder.get_draft_kv_pool = get_draft_kv_pool
+
+
+def _register_gguf_loader() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def get_model_loader(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
+        from outrider.server.plugin.loading.gguf_loader import loader_for_gguf  # imports SGLang's layers
+
+        return loader_for_gguf(original, load_config, model_config)
+
+    HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)
 
 
 def _register_cpu_attention() -> None:
