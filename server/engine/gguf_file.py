@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ class GgufFile:
         try:
             reader = GGUFReader(path)
         except (ValueError, IndexError, KeyError, OverflowError) as error:
-            if "GGMLQuantizationType" in str(error):
-                raise UserError(f"{path} has a tensor of an unknown type: {error}") from None
+            if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
+                raise UserError(f"{path} has a tensor of an unknown type: {unknown[1]}") from None
             raise UserError(f"{path} is not a complete GGUF file; fetch it again") from None
         self._fields = reader.fields
         self.tensors = {
