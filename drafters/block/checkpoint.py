@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from ..target import Rows
 from .config import BlockConfig, CheckpointError
 from .model import BlockModel
 
@@ -24,14 +25,14 @@ SHARED = ("embed_tokens.", "lm_head.", "rotary_emb.")
 HEADS = {f"markov_head.{w}.weight": f"markov_head.markov_{w}.weight" for w in ("w1", "w2")}
 
 
-def target_identity(config: Any, embedding: torch.Tensor) -> dict[str, Any]:
+def target_identity(config: Any, embedding: Rows) -> dict[str, Any]:
     """What a drafter remembers of the target it was trained for.
 
     config: the target's (text) config; embedding: [V, d] its input embedding. The digest reads 64 rows in bfloat16,
     so it tells models of one architecture apart and does not depend on the dtype a server runs them in.
     """
     rows = torch.linspace(0, embedding.shape[0] - 1, 64).long()
-    sample = embedding.detach()[rows.to(embedding.device)].to("cpu", torch.bfloat16).contiguous()
+    sample = embedding[rows.to(embedding.device)].detach().to("cpu", torch.bfloat16).contiguous()
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,

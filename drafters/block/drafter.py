@@ -15,7 +15,7 @@ import torch
 from outrider.kernels.attention import FlatBatch, flat_attention
 
 from ..base import Draft, DraftBatch, Drafter, Features
-from ..target import Target
+from ..target import Rows, Target
 from .checkpoint import check_target, target_identity
 from .checkpoint import load as load_model
 from .config import CheckpointError
@@ -30,9 +30,7 @@ class BlockDrafter(Drafter):
     gamma: tokens per block, at most what the model was trained for, which is the default.
     """
 
-    def __init__(
-        self, model: BlockModel, *, embedding: torch.Tensor, head: torch.Tensor, gamma: int | None = None
-    ) -> None:
+    def __init__(self, model: BlockModel, *, embedding: Rows, head: Rows, gamma: int | None = None) -> None:
         config = model.config
         if tuple(embedding.shape) != (config.vocab_size, config.hidden_size) or head.shape[1] != config.hidden_size:
             raise CheckpointError(

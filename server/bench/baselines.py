@@ -100,7 +100,7 @@ def _sglang(setup: Setup, replies: TextIO) -> None:
     os.environ["SGLANG_PLUGINS"] = "outrider"
     from outrider.server.engine import target
 
-    path = target.find(setup.settings.model).path
+    path = target.plain_folder(setup.settings.model)
     import sglang
 
     engine = sglang.Engine(
@@ -138,7 +138,7 @@ def _transformers(setup: Setup, replies: TextIO) -> None:
     from outrider.server.engine import target
 
     torch.set_num_threads(setup.threads)
-    path = target.find(setup.settings.model).path
+    path = target.plain_folder(setup.settings.model)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, setup.settings.dtype)).eval()
 
     def batch(prompts: Sequence[list[int]], new_tokens: int) -> int:

@@ -23,6 +23,7 @@ from outrider.drafters.training.target import TargetModel, keep_freed_memory
 from outrider.server import pictures
 from outrider.server.bench import harness
 from outrider.server.engine.questions import read_questions
+from outrider.server.engine.target import plain_folder
 from outrider.server.errors import UserError
 
 
@@ -65,7 +66,8 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str,
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
+    wanted = plain_folder(args.target) if Path(args.target).is_file() else args.target
+    target = TargetModel.load(wanted, device=args.device, dtype=getattr(torch, args.dtype))
     short = len({folder.name for folder in args.drafters}) == len(args.drafters)
     names = [folder.name if short else str(folder) for folder in args.drafters]
     by_file: dict[str, Acceptance] = {}

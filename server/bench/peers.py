@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"also: {more}, which are installed when they are named (default: %(default)s)",
     )
-    add("--gguf", type=Path, metavar="FILE", help="for llama.cpp and OpenVINO (default: the embedded model's)")
+    add("--gguf", type=Path, metavar="FILE", help="for llama.cpp and OpenVINO (default: the one that is served)")
     add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests in flight (default: %(default)s)")
     add("--count", type=int, default=8, metavar="N", help="prompts per turn, at least (default: %(default)s)")
     add("--new-tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
@@ -145,9 +145,10 @@ def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Jo
     dtype = Settings(dtype=args.dtype, device="cpu").resolved_dtype
     gguf = ""
     if readers := sorted(engines & {"llama.cpp", "openvino"}):
-        if args.gguf is None and args.model is not None:
+        served = args.model if args.model is not None and Path(args.model).is_file() else None
+        if args.gguf is None and args.model is not None and served is None:
             raise UserError(f"{' and '.join(readers)} need the model as a GGUF file: --gguf FILE, or other --arms")
-        gguf = str(args.gguf or bundled_model.find_gguf())
+        gguf = str(args.gguf or served or bundled_model.find_gguf())
         if not Path(gguf).is_file():
             raise UserError(f"--gguf {gguf} does not exist")
     requests = max(job.concurrency for job in cases.values())

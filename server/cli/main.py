@@ -24,19 +24,20 @@ EXAMPLES = """\
 examples:
   outrider serve                                  serve the small embedded model on 127.0.0.1:30000
   outrider serve --model ./Qwen3-4B --port 8000   serve a model folder
+  outrider serve --model qwen3-4b-q8_0.gguf       serve a GGUF file, its weights in their own bits
   outrider serve --drafter off                    the same server without speculation, to compare
   outrider serve -- --tp-size 2                   anything after -- goes to SGLang as it is
   outrider train dspark --target ./Qwen3-4B --self-prompts 5000 --out runs/dspark
   outrider tune                                   measure this machine, for better planning
   outrider bench steps                            what an engine step costs here
-  outrider prepare                                only unpack the embedded model, then exit
+  outrider prepare                                only prepare the embedded model, then exit
 
 When the server is ready it prints a curl command to try. Ctrl-C drains and stops it.
 """
 # name: (module, one line of help)
 COMMANDS = {
     "serve": ("outrider.server.cli.serve", "start a server"),
-    "prepare": ("outrider.server.cli.prepare", "unpack the embedded model and compile the CPU kernels"),
+    "prepare": ("outrider.server.cli.prepare", "prepare the embedded model and compile the CPU kernels"),
     "tune": ("outrider.server.tune.cli", "measure step costs and calibrate the drafter"),
     "bench": ("outrider.server.bench.cli", "measure on this machine"),
     "simulate": ("outrider.server.bench.simulate", "compare planners on a simulated server"),

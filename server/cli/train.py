@@ -10,16 +10,20 @@ The result, OUT/drafter, is what `outrider serve --drafter dspark --drafter-path
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from outrider.drafters.training import cli
 from outrider.drafters.training.plot import plot_losses
 from outrider.server import pictures
+from outrider.server.engine import target
 from outrider.server.errors import UserError
 
 add_arguments = cli.add_arguments
 
 
 def run(args: argparse.Namespace) -> int:
+    if Path(args.target).is_file():  # a GGUF file
+        args.target = target.plain_folder(args.target)
     try:
         cli.run(args)
     except (ValueError, OSError) as error:

@@ -21,7 +21,11 @@ class Flags(Protocol):
 def add_target_flags(flags: Flags) -> None:
     """What is served, and how it is computed."""
     defaults = Settings()
-    flags.add_argument("--model", metavar="PATH_OR_HUB_NAME", help="what to serve (default: the embedded model)")
+    flags.add_argument(
+        "--model",
+        metavar="PATH_OR_HUB_NAME",
+        help="what to serve: a folder, a hub name, or a GGUF file (default: the embedded model)",
+    )
     flags.add_argument("--dtype", choices=DTYPES, default=defaults.dtype, help="auto: float32 on CPUs without bfloat16")
     flags.add_argument(
         "--quantization",

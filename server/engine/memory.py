@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.kernels.cpu import native
 from outrider.server.engine import hardware, target
 from outrider.server.engine.settings import SMALLEST_KV, Settings
 from outrider.server.engine.target import Model
@@ -44,7 +45,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
         return _plan_gpu(settings, model)
     float_size = 4 if settings.resolved_dtype == "float32" else 2
     free = hardware.available_memory()
-    weights = target.weight_bytes(model, float_size)
+    weights = target.weight_bytes(model, float_size, in_blocks=settings.quantization == "none" and native.available())
     per_token = kv_bytes_per_token(model.config, float_size)
     room = free - weights - PROCESS_BYTES
     if settings.max_total_tokens is not None:

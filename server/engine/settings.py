@@ -28,7 +28,7 @@ PROFILED_PLANNERS = tuple(name for name in PLANNERS if planners.find(name).needs
 class Settings:
     """Everything `outrider serve` can be told. None means: choose for me.
 
-    model: folder or hub name; None is the embedded model.
+    model: folder, GGUF file or hub name; None is the embedded model.
     quantization: int8 rounds the weights of all linear layers and the head as they are loaded, on a CPU.
     drafter: auto is the dspark drafter that comes with the embedded model, and ngram for any other.
     drafter_path: folder of the drafter's checkpoint, where it needs one; None is the one shipped for the model.

@@ -1,4 +1,4 @@
-"""Which model to serve: the embedded one, a folder, or a name on the Hugging Face hub."""
+"""Which model to serve: the embedded one, a GGUF file, a folder, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.profiles.fingerprint import WEIGHT_FILES
-from outrider.server.engine import bundled_model
+from outrider.server.engine import bundled_model, gguf_model
 from outrider.server.errors import UserError
+from outrider.server.plugin.loading.gguf_weights import GgufWeights, is_prepared
 
 FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -45,7 +46,8 @@ def find(wanted: str | None) -> Model:
         return Model(str(folder), bundled_model.NAME, _read_config(folder), folder)
     folder = Path(wanted).expanduser()
     if folder.is_file():
-        raise UserError(f"{wanted} is a file; --model takes a folder with config.json and weights, or a hub name")
+        prepared = gguf_model.prepare(folder, folder.stem)
+        return Model(str(prepared), folder.stem, _read_config(prepared), prepared)
     if folder.is_dir():
         return _from_folder(folder.resolve())
     if folder.is_absolute() or wanted.startswith((".", "~")) or not HUB_NAME.fullmatch(wanted):
@@ -55,7 +57,7 @@ def find(wanted: str | None) -> Model:
 
 def _from_folder(folder: Path) -> Model:
     config = _read_config(folder)
-    if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
+    if not is_prepared(folder) and not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         raise UserError(f"{folder} has no weights ({', '.join(WEIGHT_FILES)})")
     return Model(str(folder), folder.name, config, folder)
 
@@ -97,13 +99,23 @@ def _from_hub(name: str) -> Model:
     return Model(name, name, _read_config(config_file.parent), None)
 
 
-def weight_bytes(model: Model, float_size: int | None) -> int:
+def plain_folder(wanted: str | None) -> str:
+    """A model for those who know no GGUF: of such a file or the embedded model a folder with its weights in bfloat16,
+    made if need be; all others as `Model.path`."""
+    model = find(wanted)
+    return str(gguf_model.unpack(model.folder)) if model.folder and is_prepared(model.folder) else model.path
+
+
+def weight_bytes(model: Model, float_size: int | None, in_blocks: bool = False) -> int:
     """Bytes of the weights once loaded; 0 where that cannot be told beforehand.
 
     float_size: bytes per number they are converted to; None keeps each tensor's own.
+    in_blocks: what a GGUF file keeps in blocks that the kernels know stays so.
     """
     if model.folder is None:
         return 0
+    if is_prepared(model.folder):
+        return GgufWeights(model.folder).bytes_loaded(float_size, in_blocks)
     total = 0
     for path in model.folder.glob("*.safetensors"):
         total += _safetensors_bytes(path, float_size)

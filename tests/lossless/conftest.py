@@ -20,7 +20,9 @@ EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3
 
 @pytest.fixture(scope="session")
 def exact_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from _serve(tmp_path_factory.mktemp("exact") / "log", "--drafter", "ngram")
+    """The embedded model's weights in bfloat16, loaded as any folder's are; the other servers keep them in blocks."""
+    model = target.plain_folder(None)
+    yield from _serve(tmp_path_factory.mktemp("exact") / "log", "--model", model, "--drafter", "ngram")
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ def test_fifty_prompts_eight_at_a_time(exact_server, prompts, plain):
 
 
 def test_the_default_drafter_planned(planned_server, prompts, plain):
-    """Against the answers of the other server, without speculation."""
+    """Against the answers of the other server, without speculation and from weights that are not in blocks."""
     before, undrafted = accepted_tokens(planned_server), counter(planned_server, "outrider_undrafted_steps_total")
     wasted = counter(planned_server, "outrider_wasted_tokens_total")
     drafted = [tokens(a) for a in complete_all(planned_server, prompts[:24], 8, speculate=True, **PLAIN)]

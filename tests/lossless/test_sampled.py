@@ -12,7 +12,7 @@ from asking import accepted_tokens, complete, complete_all, tokens
 from chi_square import p_value
 from scipy import stats
 
-from outrider.server.engine.target import find
+from outrider.server.engine.target import plain_folder
 
 # The text repeats itself, so that prompt lookup drafts from the first step on, often rightly and often not.
 PROMPT = "a b c a b d a b"
@@ -24,7 +24,7 @@ CHOICES = 12
 def target():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = find(None).path
+    path = plain_folder(None)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     ids = tokenizer(PROMPT)["input_ids"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from outrider.kernels import fused
+from outrider.kernels.blocks import BlockWeight
 from outrider.kernels.int8 import Int8Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 from outrider.server.plugin.config import PluginConfig
@@ -35,7 +36,7 @@ def register() -> None:
     # Matrix products are no operator of that dispatch.
     prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
     UnquantizedLinearMethod.process_weights_after_loading = _layer_packing(prepare)
-    UnquantizedLinearMethod.apply = _apply_linear
+    UnquantizedLinearMethod.apply = apply_linear
     LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
     fused_layer.register()
     fused_model.register()
@@ -52,7 +53,8 @@ def _layer_packing(prepare: Prepare) -> Callable[[Any, Any], None]:
     return pack_layer
 
 
-def _apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., depth] times the weight prepared for a linear layer, plus the bias."""
     out = multiply(x, layer.packed)
     return out if bias is None else out.add_(bias)
 
@@ -62,9 +64,9 @@ def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepa
 
     def compute_lm_head(self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None) -> torch.Tensor:
         plain = type(lm_head).__name__ in ("ParallelLMHead", "VocabParallelEmbedding") and not self.use_fp32_lm_head
-        if not plain or bias is not None or lm_head.weight.dtype != hidden.dtype:
+        packed: PackedWeight | Int8Weight | BlockWeight | None = getattr(lm_head, "packed", None)
+        if not plain or bias is not None or (packed is None and lm_head.weight.dtype != hidden.dtype):
             return original(self, hidden, lm_head, bias)
-        packed: PackedWeight | Int8Weight | None = getattr(lm_head, "packed", None)
         if packed is None:
             packed = lm_head.packed = prepare(lm_head.weight.data)
         return multiply(hidden, packed)

@@ -23,6 +23,7 @@ def register() -> None:
     control.register()
     _bridge_older_sglang()
     _load_one_tokenizer()
+    _register_gguf_loader()
     if not torch.cuda.is_available():
         _register_cpu_attention()
         _replace_triton_helpers()
@@ -71,6 +72,17 @@ def _load_one_tokenizer() -> None:
 
     for module in ("scheduler", "tp_worker"):
         HookRegistry.register(f"sglang.srt.managers.{module}.get_tokenizer", get_tokenizer, HookType.AROUND)
+
+
+def _register_gguf_loader() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def get_model_loader(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
+        from outrider.server.plugin.loading.gguf_loader import loader_for_gguf  # imports SGLang's layers
+
+        return loader_for_gguf(original, load_config, model_config)
+
+    HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)
 
 
 def _register_cpu_attention() -> None:

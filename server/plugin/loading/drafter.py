@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from outrider.drafters import registry
 from outrider.drafters.base import Drafter
-from outrider.drafters.target import Target
+from outrider.drafters.target import Rows, Target
 from outrider.server.plugin.config import PluginConfig
 
 
@@ -33,8 +31,8 @@ def loaded_target(runner: Any) -> Target:
     """What drafters may know of the model in SGLang's model runner."""
     model, config = runner.model, runner.model_config.hf_text_config
 
-    def weights() -> tuple[torch.Tensor, torch.Tensor]:
-        embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    def weights() -> tuple[Rows, Rows]:
+        embedding, head = (_rows(layer) for layer in (model.model.embed_tokens, model.lm_head))
         return embedding[: config.vocab_size], head[: config.vocab_size]
 
     return Target(
@@ -44,3 +42,8 @@ def loaded_target(runner: Any) -> Target:
         device=runner.device,
         capture_layers=getattr(model, "set_dflash_layers_to_capture", None),
     )
+
+
+def _rows(layer: Any) -> Rows:
+    """The weight of an embedding or a head, or what reads its rows where it is kept in blocks."""
+    return layer.rows if hasattr(layer, "rows") else layer.weight

@@ -15,7 +15,9 @@ import pytest
 from running import OUTRIDER, environment, free_port
 
 from outrider.kernels.cache import cache_root
-from outrider.server.engine import bundled_model, hardware
+from outrider.server.engine import bundled_model, cached_folder, gguf_model, hardware
+from outrider.server.errors import UserError
+from outrider.server.plugin.loading import gguf_weights
 
 
 def run(*arguments: str, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +60,7 @@ def test_address_of_another_machine() -> None:
         (["--api-key", " "], "--api-key is empty"),
         (["--model", "./no/such/folder"], "model folder ./no/such/folder does not exist"),
         (["--model", "nobody/no-such-model"], "HF_HUB_OFFLINE is set"),
-        (["--max-total-tokens", "1000000000"], "too little memory for SmolLM2-135M-Instruct: weights 0.3 GiB"),
+        (["--max-total-tokens", "1000000000"], "too little memory for SmolLM2-135M-Instruct: weights 0."),
     ],
 )
 def test_values_that_cannot_be(flags: list[str], message: str) -> None:
@@ -76,7 +78,7 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
 
     file = tmp_path / "model.gguf"
     file.touch()
-    assert "is a file" in fails(file)
+    assert "is not a GGUF file" in fails(file)
     folder = tmp_path / "folder"
     folder.mkdir()
     assert "has no config.json" in fails(folder)
@@ -126,6 +128,10 @@ def test_version() -> None:
     assert "torch 2." in shown
 
 
+def embedded_folder() -> Path:
+    return gguf_model.folder(bundled_model.find_gguf(), bundled_model.NAME)
+
+
 def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
     """Killed halfway, then started twice at once: one folder, complete, nothing left over."""
     cache = {"OUTRIDER_CACHE": str(tmp_path)}
@@ -136,7 +142,7 @@ def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
         time.sleep(0.02)
     killed.kill()
     killed.wait(10)
-    target = models / bundled_model.folder().name
+    target = models / embedded_folder().name
     assert not target.exists()
 
     both = [
@@ -153,25 +159,30 @@ def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
 def test_damaged_embedded_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = bundled_model.prepare()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    copy = bundled_model.folder()
-    shutil.copytree(source, copy)
-    assert bundled_model._is_intact(copy)
-    with (copy / "model.safetensors").open("r+b") as file:
+    copy = embedded_folder()
+    shutil.copytree(source, copy, symlinks=True)
+    assert cached_folder.is_intact(copy)
+    with (copy / "tokenizer.json").open("r+b") as file:
         file.seek(1_000_000)
         byte = file.read(1)
         file.seek(1_000_000)
         file.write(bytes([byte[0] ^ 1]))
-    assert not bundled_model._is_intact(copy)
+    assert not cached_folder.is_intact(copy)
+    shutil.copy(source / "tokenizer.json", copy)
+    assert cached_folder.is_intact(copy)
+    (copy / gguf_weights.LINK).unlink()
+    (copy / gguf_weights.LINK).symlink_to(tmp_path / "gone.gguf")
+    assert not cached_folder.is_intact(copy)
 
 
 def test_embedded_model_needs_room_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setattr(bundled_model, "DISK_NEEDED", 10**18)
-    with pytest.raises(bundled_model.UserError, match="set OUTRIDER_CACHE to a folder with more room"):
+    monkeypatch.setattr(gguf_model, "ROOM", 10**18)
+    with pytest.raises(UserError, match="set OUTRIDER_CACHE to a folder with more room"):
         bundled_model.prepare()
     (tmp_path / "file").touch()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(bundled_model.UserError, match="cannot write the embedded model"):
+    with pytest.raises(UserError, match="cannot write the model SmolLM2-135M-Instruct"):
         bundled_model.prepare()
 
 

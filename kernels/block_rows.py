@@ -1,0 +1,34 @@
+"""Rows of a weight in blocks, read one by one: an embedding that is not kept a second time as bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels.blocks import expand
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """A matrix [outputs, depth] in a GGUF tensor's blocks, indexed like the bfloat16 tensor that it stands for.
+
+    raw: [outputs, bytes of a row] uint8, as in the file; it may be mapped from there. kind: a name of `blocks.KINDS`.
+    """
+
+    raw: torch.Tensor
+    kind: str
+    depth: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.raw.shape[0], self.depth))
+
+    @property
+    def device(self) -> torch.device:
+        return self.raw.device
+
+    def __getitem__(self, rows: torch.Tensor | slice) -> torch.Tensor:
+        """rows: [N] integers, or a slice. Returns [N, depth] bfloat16."""
+        raw = self.raw[rows]
+        return expand(raw, self.kind, raw.shape[0], self.depth)

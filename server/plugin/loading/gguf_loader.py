@@ -1,0 +1,159 @@
+"""SGLang loads a folder that was prepared from a GGUF file.
+
+On a CPU with compiled kernels, weights stay in the file's blocks: each layer takes its own from the file by its name,
+as a quantisation of SGLang's, and only norms and biases pass through the model's `load_weights`. Everywhere else (a
+GPU, int8 weights, several ranks, plain torch) all are expanded one by one on the way and loaded like any other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.distributed import get_tensor_model_parallel_world_size
+from sglang.srt.layers.linear import LinearBase
+from sglang.srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.model_loader.loader import DefaultModelLoader, _initialize_model
+from sglang.srt.model_loader.utils import set_default_torch_dtype
+
+from outrider.kernels.cpu import native
+from outrider.kernels.int8 import multiply
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.cpu.fused_ops import apply_linear
+from outrider.server.plugin.loading.gguf_weights import GgufWeights, is_prepared
+
+
+def loader_for_gguf(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
+    """Around SGLang's `get_model_loader`: ours for folders of ours."""
+    if model_config is not None and is_prepared(Path(model_config.model_path)):
+        return GgufLoader(load_config)
+    return original(load_config, model_config)
+
+
+class GgufLoader(DefaultModelLoader):
+    def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
+        weights, device = GgufWeights(Path(model_config.model_path)), torch.device(device_config.device)
+        config = BlocksConfig(weights) if _can_keep_blocks(device) else None
+        with set_default_torch_dtype(model_config.dtype):
+            with device:
+                model = _initialize_model(model_config, self.load_config, config)
+            left = weights.everything() if config is None else config.not_taken()
+            self.load_weights_and_postprocess(model, left, device)
+        return model.eval()
+
+
+def _can_keep_blocks(device: torch.device) -> bool:
+    plain = PluginConfig.from_env().quantization == "none" and get_tensor_model_parallel_world_size() == 1
+    return plain and device.type == "cpu" and native.available()
+
+
+class BlocksConfig(QuantizationConfig):
+    """To SGLang a quantisation: gives each layer the method that takes its weight from the file."""
+
+    def __init__(self, weights: GgufWeights) -> None:
+        super().__init__()
+        self.weights = weights
+        self.taken: set[str] = set()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, LinearBase):
+            method: QuantizeMethodBase = BlockLinear(self.weights, prefix)
+        elif isinstance(layer, VocabParallelEmbedding) and self.weights.kind(prefix) is not None:
+            method = BlockEmbedding(self.weights, prefix, head=self.weights.tied or isinstance(layer, ParallelLMHead))
+        else:
+            return None
+        self.taken.update(self.weights.parts(prefix))
+        return method
+
+    def not_taken(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What no layer takes from the file itself: norms, biases, an embedding that is not in blocks."""
+        return ((name, self.weights.expanded(name)) for name in self.weights.stored if name not in self.taken)
+
+    def get_name(self) -> str:
+        return "outrider"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float32]
+
+    def get_scaled_act_names(self) -> list[str]:
+        return []
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> BlocksConfig:
+        raise NotImplementedError("made by GgufLoader, from the file")
+
+
+class BlockLinear(LinearMethodBase):
+    """A linear layer that multiplies with the file's blocks; `layer.packed` as with any weight of ours."""
+
+    def __init__(self, weights: GgufWeights, prefix: str) -> None:
+        self.weights, self.prefix = weights, prefix
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra: Any,
+    ) -> None:
+        for name, rows in zip(self.weights.parts(self.prefix), output_partition_sizes, strict=True):
+            _check(self.weights, name, [rows, input_size])
+        self.dtype = params_dtype
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.packed = self.weights.prepared(self.prefix, self.dtype)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return apply_linear(self, layer, x, bias)
+
+
+class BlockEmbedding(QuantizeMethodBase):
+    """An embedding whose rows are read from the file's blocks, or a head that multiplies with them, or both."""
+
+    def __init__(self, weights: GgufWeights, prefix: str, head: bool) -> None:
+        self.weights, self.prefix, self.head = weights, prefix, head
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size: int,
+        output_partition_sizes: list[int],
+        *sizes: int,
+        params_dtype: torch.dtype,
+        **extra: Any,
+    ) -> None:
+        (name,) = self.weights.parts(self.prefix)
+        _check(self.weights, name, [layer.org_vocab_size, input_size])
+        self.dtype = params_dtype
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.rows = self.weights.rows(self.prefix)
+        if self.head:
+            layer.packed = self.weights.prepared(self.prefix, self.dtype)
+
+    def embedding(self, layer: Any, ids: torch.Tensor) -> torch.Tensor:
+        return layer.rows[ids].to(self.dtype)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        out = multiply(x, layer.packed)
+        return out if bias is None else out.add_(bias)
+
+
+def _check(weights: GgufWeights, name: str, shape: list[int]) -> None:
+    found = weights.stored[name].shape
+    if found != shape:
+        raise ValueError(f"{name} is {found} in the file, {shape} by config.json")

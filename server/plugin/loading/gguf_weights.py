@@ -1,0 +1,135 @@
+"""The weights of a folder that was prepared from a GGUF file, by the names that SGLang and transformers give them.
+
+The folder holds a link to the file and an index of its tensors, so that nothing is read twice or stored twice: a weight
+is mapped from the file when it is asked for. `engine/gguf_model.py` makes such folders.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outrider.kernels.block_rows import BlockRows
+from outrider.kernels.blocks import KINDS, BlockWeight, expand, pack_blocks
+from outrider.kernels.linear import PackedWeight, pack
+
+LINK = "model.gguf"
+INDEX = "outrider-tensors.json"
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Layers of SGLang that hold several weights of the file, one below the other."""
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor lies.
+
+    kind: gguf's name of its type. shape: as torch has it, rows first. offset, size: bytes in the file.
+    rotary_heads: where above 0, the rows of each of so many heads lie in pairs, as llama.cpp rotates them; here and
+    in transformers the first halves of all pairs come first.
+    """
+
+    kind: str
+    shape: list[int]
+    offset: int
+    size: int
+    rotary_heads: int = 0
+
+
+class GgufWeights:
+    """Reads the tensors of a prepared folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / LINK
+        index = json.loads((folder / INDEX).read_text())
+        self.stored = {name: Stored(**fields) for name, fields in index.items()}
+        self.tied = f"{HEAD}.weight" not in self.stored
+
+    def parts(self, layer: str) -> list[str]:
+        """Names of the weights that an SGLang layer holds: "….qkv_proj" has three, "lm_head" may be the embedding."""
+        if layer == HEAD and self.tied:
+            layer = EMBEDDING
+        prefix, _, last = layer.rpartition(".")
+        return [f"{prefix}.{part}.weight" if prefix else f"{part}.weight" for part in FUSED.get(last, (last,))]
+
+    def kind(self, layer: str) -> str | None:
+        """The kind of blocks that a layer's weight can be kept in; None where it has to be expanded."""
+        kinds = {self.stored[name].kind for name in self.parts(layer)}
+        return kinds.pop() if len(kinds) == 1 and kinds <= KINDS.keys() else None
+
+    def raw(self, name: str) -> torch.Tensor:
+        """The bytes of a tensor's rows in transformers' order: [rows, bytes of a row] uint8."""
+        stored = self.stored[name]
+        # Copy on write: torch has no tensors that may not be written.
+        mapped = np.memmap(self.file, mode="c", offset=stored.offset, shape=(stored.size,))
+        rows = torch.from_numpy(mapped).view(stored.shape[0], -1)
+        if stored.rotary_heads:
+            pairs = rows.view(stored.rotary_heads, -1, 2, rows.shape[1])
+            rows = pairs.transpose(1, 2).reshape(rows.shape)
+        return rows
+
+    def expanded(self, name: str) -> torch.Tensor:
+        """A tensor in its own float type; bfloat16 where the file keeps blocks."""
+        stored, raw = self.stored[name], self.raw(name)
+        if stored.kind in FLOATS:
+            return raw.view(FLOATS[stored.kind]).view(stored.shape)
+        if stored.kind in KINDS:
+            return expand(raw, stored.kind, *stored.shape)
+        from gguf import GGMLQuantizationType, dequantize
+
+        values = dequantize(raw.numpy(), GGMLQuantizationType[stored.kind])
+        return torch.from_numpy(values).bfloat16().view(stored.shape)
+
+    def prepared(self, layer: str, dtype: torch.dtype) -> BlockWeight | PackedWeight:
+        """A layer's weight for our products: in its blocks, or expanded to `dtype` where they are of several kinds or
+        of one that the kernels do not know."""
+        names, kind = self.parts(layer), self.kind(layer)
+        outputs = sum(self.stored[name].shape[0] for name in names)
+        depth = self.stored[names[0]].shape[1]
+        if kind is None:
+            kinds = ", ".join(self.stored[name].kind for name in names)
+            logger.info("%s (%s) is expanded to %s", layer, kinds, str(dtype).removeprefix("torch."))
+            return pack(torch.cat([self.expanded(name).to(dtype) for name in names]))
+        raw = [self.raw(name) for name in names]
+        return pack_blocks(torch.cat(raw) if len(raw) > 1 else raw[0], kind, outputs, depth)
+
+    def rows(self, layer: str) -> BlockRows:
+        """The embedding or head for reading rows; it stays mapped."""
+        (name,) = self.parts(layer)
+        return BlockRows(self.raw(name), self.stored[name].kind, self.stored[name].shape[1])
+
+    def everything(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors by name, expanded one after the other."""
+        return ((name, self.expanded(name)) for name in self.stored)
+
+    def bytes_loaded(self, float_size: int | None, in_blocks: bool) -> int:
+        """Bytes of the weights once loaded, floats having `float_size` bytes (None: as in `expanded`)."""
+        total = 0
+        for name, stored in self.stored.items():
+            kept = in_blocks and len(stored.shape) == 2 and self.kind(self._layer_of(name)) is not None
+            own = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
+            total += stored.size if kept else math.prod(stored.shape) * (float_size or own)
+        return total
+
+    def _layer_of(self, name: str) -> str:
+        prefix, _, last = name.removesuffix(".weight").rpartition(".")
+        fused = next((layer for layer, parts in FUSED.items() if last in parts), last)
+        return f"{prefix}.{fused}" if prefix else fused
+
+
+def is_prepared(folder: Path) -> bool:
+    return (folder / INDEX).is_file()
+
+
+def write_index(folder: Path, stored: dict[str, Stored]) -> None:
+    (folder / INDEX).write_text(json.dumps({name: asdict(tensor) for name, tensor in stored.items()}))

@@ -1,0 +1,110 @@
+"""GGUF files of small random models, as llama.cpp's converter writes them: Llama- and Qwen-shaped, with a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from tokenizers import pre_tokenizers
+
+WIDTH, HEADS, KV_HEADS, HEAD, MLP, LAYERS = 64, 4, 2, 32, 96, 2
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>"]
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2"]
+TEXT = "hello world 123 <think>"
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
+
+
+def tokens() -> list[str]:
+    return [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
+
+
+def tensors(architecture: str, tied: bool = True) -> dict[str, np.ndarray]:
+    """Random float32 weights by llama.cpp's names."""
+    draw = np.random.default_rng(7)
+    q, kv = HEADS * HEAD, KV_HEADS * HEAD
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(tokens()), WIDTH), "output_norm.weight": (WIDTH,)}
+    if not tied:
+        shapes["output.weight"] = (len(tokens()), WIDTH)
+    for i in range(LAYERS):
+        of_layer: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (WIDTH,),
+            "attn_q.weight": (q, WIDTH),
+            "attn_k.weight": (kv, WIDTH),
+            "attn_v.weight": (kv, WIDTH),
+            "attn_output.weight": (WIDTH, q),
+            "ffn_norm.weight": (WIDTH,),
+            "ffn_gate.weight": (MLP, WIDTH),
+            "ffn_up.weight": (MLP, WIDTH),
+            "ffn_down.weight": (WIDTH, MLP),
+        }
+        if architecture == "qwen2":
+            of_layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+        if architecture == "qwen3":
+            of_layer |= {"attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in of_layer.items()}
+    return {name: (draw.standard_normal(shape) / 8).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write(
+    path: Path,
+    architecture: str = "llama",
+    kind: str = "Q4_1",
+    *,
+    kinds: Mapping[str, str] | None = None,
+    split: str = "qwen2",
+    more: Mapping[str, np.ndarray] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    tied: bool = True,
+) -> Path:
+    """kind: of all matrices, but for those whose name ends as a key of `kinds`. more: further tensors, in float32.
+    fields: further metadata."""
+    writer = GGUFWriter(path, architecture)
+    for name, number in {
+        "context_length": 256,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": MLP,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "rope.dimension_count": HEAD,
+    }.items():
+        writer.add_uint32(f"{architecture}.{name}", number)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32(f"{architecture}.rope.freq_base", 5000.0)
+    _add_tokenizer(writer, split)
+    for name, value in (fields or {}).items():
+        writer.add_uint32(name, value) if isinstance(value, int) else writer.add_string(name, value)
+    for name, values in (tensors(architecture, tied) | dict(more or {})).items():
+        stored = next((k for end, k in (kinds or {}).items() if name.endswith(end)), kind)
+        if values.ndim == 1:
+            stored = "F32"
+        if stored in ("F32", "F16"):
+            writer.add_tensor(name, values.astype({"F32": np.float32, "F16": np.float16}[stored]))
+        else:
+            of_kind = GGMLQuantizationType[stored]
+            writer.add_tensor(name, quantize(values, of_kind), raw_dtype=of_kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: GGUFWriter, split: str) -> None:
+    words = tokens()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list(words)
+    writer.add_token_types([4 if word == "<think>" else 3 if word in SPECIAL else 1 for word in words])
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
