@@ -1,6 +1,7 @@
 // Compiled once per instruction set, with -DISA=<namespace> and that set's flags.
 #include "attention.h"
 #include "blocks.h"
+#include "choose.h"
 #include "elementwise.h"
 #include "int8.h"
 #include "linear.h"
@@ -25,6 +26,7 @@ extern const Kernels kernels = {
     {target_probs<float>, target_probs<bf16>},
     {argmax<float>, argmax<bf16>},
     draw_final,
+    {choose<float>, choose<bf16>},
 };
 
 }  // namespace ISA
