@@ -1,9 +1,10 @@
 """Time of a draft beside the verification that it is for, by requests in a batch; no server.
 
 The verification is a decode step of the target on the kernels alone, gamma + 1 tokens a request: an engine around it
-takes longer, so that a draft's share there is smaller than here. Drafting and observing the tokens that a step commits
-are timed with the compiled kernels and in plain torch. All take turns, round by round; the shares' quartiles follow
-their median. The parts are those of the compiled draft: what its operations took, and the rest.
+takes longer, so that a draft's share there is smaller than here. Drafting, and observing the tokens that a step commits,
+are timed with the compiled kernels and in plain torch. All take turns, round by round; the quartiles of a share follow
+its median. The parts are those of the compiled draft: what its operations took, and the rest. With one thread times are
+its processor time, which a busy machine disturbs least, otherwise wall-clock time.
 
 examples:
   outrider bench drafts
@@ -54,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "context", "committed", "threads", "rounds")
     harness.check_outputs(args)
     counts = harness.positive_integers("--requests", args.requests)
+    if not native.available():
+        raise UserError("outrider bench drafts times the compiled kernels, which this machine has not")
     torch.set_num_threads(args.threads)
+    clock = time.thread_time if args.threads == 1 else time.perf_counter
     print(f"instruction set {native.instruction_set()}, target {args.weights}, {args.threads} thread(s), milliseconds")
     results: dict[str, Any] = {}
     for folder in args.drafters:
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{'requests':>9}{'verify':>9}{'torch':>9}{'ours':>9}{'torch':>9}{'ours':>9}   "
               f"{'torch':25}{'ours':25}parts of ours")
         for requests in counts:
-            times, parts = measure(_arms(drafter, target, requests, args), args.rounds)
+            times, parts = measure(_arms(drafter, target, requests, args), args.rounds, clock)
             results[f"{folder.name}, {requests}"] = {"times": times, "parts": parts}
             print(_line(requests, times, parts), flush=True)
     harness.write_json(args.json, results)
@@ -115,7 +119,7 @@ def _arms(drafter: BlockDrafter, target: Model, requests: int, args: argparse.Na
     return arms
 
 
-def measure(arms: Arms, rounds: int) -> tuple[dict[str, list[float]], list[list[float]]]:
+def measure(arms: Arms, rounds: int, clock: Callable[[], float]) -> tuple[dict[str, list[float]], list[list[float]]]:
     """Milliseconds of each arm, one per round, and what the operations of "propose" took in that round."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     parts = []
@@ -124,9 +128,9 @@ def measure(arms: Arms, rounds: int) -> tuple[dict[str, list[float]], list[list[
     for number in range(rounds):
         for name in harness.rotated(list(arms), number):
             torch.ops.outrider.time_spent(True)
-            start = time.perf_counter()
+            start = clock()
             arms[name]()
-            times[name].append((time.perf_counter() - start) * 1e3)
+            times[name].append((clock() - start) * 1e3)
             seconds = torch.ops.outrider.time_spent(False)
             if name == "propose, ours":
                 parts.append([part * 1e3 for part in seconds])
