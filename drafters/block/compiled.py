@@ -2,7 +2,7 @@
 
 Weights of a bfloat16 model are kept in blocks of 8 bits: a draft's time is mostly reading them. Its q is what the
 rounded model says, and tokens are drawn from just that, so answers keep their distribution. A float32 model's are kept
-as they are.
+as they are, and so is W2: it is read gamma times, by then from a cache, and expanding it would take longer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ Pools = list[tuple[torch.Tensor, torch.Tensor]]
 class Weights:
     """Weights as the compiled calls take them: packed, the kind of each (-1: panels), its outputs."""
 
-    def __init__(self, plain: list[torch.Tensor]) -> None:
-        prepared = [prepare(weight) for weight in plain]
+    def __init__(self, *prepared: BlockWeight | PackedWeight) -> None:
         self.packed = [w.blocks if isinstance(w, BlockWeight) else w.panels for w in prepared]
         self.kinds = [w.kind if isinstance(w, BlockWeight) else -1 for w in prepared]
         self.outputs = [w.outputs for w in prepared]
@@ -94,10 +93,11 @@ def compile_block(model: BlockModel, embedding: torch.Tensor, head: torch.Tensor
     if not (known and even and native.fits(model.fc.weight, embedding, head) and embedding.is_contiguous()):
         return None
     layers, w1, confidence = model.draft_layers, None, []
-    draft = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)] + [head]
+    products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
+    draft = [prepare(weight) for weight in (*products, head)]
     if markov is not None:
         w1 = markov.w1.weight
-        draft.append(markov.w2.weight)
+        draft.append(pack(markov.w2.weight))
     if sure is not None:
         of_state, of_token = sure.proj.weight[0].float().split([config.hidden_size, sure.proj.in_features - config.hidden_size])
         constant = sure.proj.bias.float()
@@ -110,8 +110,8 @@ def compile_block(model: BlockModel, embedding: torch.Tensor, head: torch.Tensor
         model=model,
         embedding=embedding,
         cos_sin=torch.cat([table[:, :half], table[:, -half:]], 1),
-        draft=Weights(draft),
-        observed=Weights([model.fc.weight, keys_values]),
+        draft=Weights(*draft),
+        observed=Weights(prepare(model.fc.weight), prepare(keys_values)),
         draft_norms=[*norms, model.norm.weight],
         observed_norms=[model.hidden_norm.weight, *(layer.k_norm.weight for layer in layers)],
         w1=w1,

@@ -120,20 +120,19 @@ def _arms(drafter: BlockDrafter, target: Model, requests: int, args: argparse.Na
 
 
 def measure(arms: Arms, rounds: int, clock: Callable[[], float]) -> tuple[dict[str, list[float]], list[list[float]]]:
-    """Milliseconds of each arm, one per round, and what the operations of "propose" took in that round."""
+    """Milliseconds of each arm, one per round, and what the operations of one more draft of ours took."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     parts = []
     for arm in arms.values():
         arm()
     for number in range(rounds):
         for name in harness.rotated(list(arms), number):
-            torch.ops.outrider.time_spent(True)
             start = clock()
             arms[name]()
             times[name].append((clock() - start) * 1e3)
-            seconds = torch.ops.outrider.time_spent(False)
-            if name == "propose, ours":
-                parts.append([part * 1e3 for part in seconds])
+        torch.ops.outrider.time_spent(True)
+        arms["propose, ours"]()
+        parts.append([seconds * 1e3 for seconds in torch.ops.outrider.time_spent(False)])
     return times, parts
 
 
