@@ -9,6 +9,7 @@ import torch
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.kernels.cpu import native
 
 # Logits of the confidence: 1, log of the matched length (each accepted token lengthens it), log odds that earlier
 # matches were followed by the drafted token, temperature. Logistic regression on lookups in 700 answers of
@@ -39,25 +40,37 @@ class NgramDrafter(Drafter):
         self.history.write(features.slots, features.tokens)
 
     def propose(self, batch: DraftBatch) -> Draft:
-        lens = batch.seq_lens + 1  # the anchor is part of the text
-        width = int(lens.max())
-        text = self.history.read(batch.page_table, batch.rows, width)
-        text[torch.arange(len(lens), device=text.device), batch.seq_lens] = batch.anchors
-        matched = self._matched_lengths(text, lens)
-        longest = matched.amax(1)
-        # The latest of the longest: later positions win ties.
-        start = (matched * width + torch.arange(width, device=text.device)).argmax(1)
+        if native.fits(batch.temperatures, batch.uniforms):
+            tokens, counts = torch.ops.outrider.lookup(
+                self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, self.gamma,
+                self.min_match, self.max_match,
+            )  # fmt: skip
+            longest, agreeing, differing = counts.unbind(1)
+        else:
+            tokens, longest, agreeing, differing = self._search(batch)
         found = longest >= self.min_match
-        period = (lens - start).clamp(min=1)
-        steps = torch.arange(self.gamma, device=text.device)
-        tokens = text.gather(1, start[:, None] + steps % period[:, None])
-        agreeing = ((matched >= self.min_match) & (text == tokens[:, :1])).sum(1)
-        differing = (matched >= self.min_match).sum(1) - agreeing
         return Draft(
             tokens=tokens,
             lens=torch.where(found, self.gamma, 0),
             confidence=self._confidence(longest, agreeing, differing, batch.temperatures) * found[:, None],
         )
+
+    def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What followed the latest of the longest matches [R, gamma], and of each request [R] that match's length, how
+        many matches were followed by the first of these tokens, and how many by another one."""
+        lens = batch.seq_lens + 1  # the anchor is part of the text
+        width = int(lens.max())
+        text = self.history.read(batch.page_table, batch.rows, width)
+        text[torch.arange(len(lens), device=text.device), batch.seq_lens] = batch.anchors
+        matched = self._matched_lengths(text, lens)
+        # The latest of the longest: later positions win ties.
+        start = (matched * width + torch.arange(width, device=text.device)).argmax(1)
+        period = (lens - start).clamp(min=1)
+        steps = torch.arange(self.gamma, device=text.device)
+        tokens = text.gather(1, start[:, None] + steps % period[:, None])
+        agreeing = ((matched >= self.min_match) & (text == tokens[:, :1])).sum(1)
+        differing = (matched >= self.min_match).sum(1) - agreeing
+        return tokens, matched.amax(1), agreeing, differing
 
     def _matched_lengths(self, text: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
         """[R, L] how many tokens before each position equal the last ones of its text, up to `max_match`.

@@ -86,6 +86,14 @@ def pack_blocks(
     return BlockWeight(outputs, depth, index, torch.ops.outrider.pack_blocks(rows, index), None, padded)
 
 
+def quantise_q8_0(weight: torch.Tensor) -> torch.Tensor:
+    """The Q8_0 blocks nearest to a weight [outputs, depth]: uint8 [outputs, bytes of a row], as in a GGUF file."""
+    blocks = weight.float().view(len(weight), -1, BLOCK)
+    scales = (blocks.abs().amax(-1, keepdim=True) / 127).half()
+    codes = (blocks / scales.float().clamp_min(2**-24)).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], -1).flatten(1)
+
+
 def block_linear(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
     """x [..., depth], float32 or bfloat16, times the weight, transposed, plus its bias: [..., outputs] in x's type."""
     if x.shape[-1] != weight.depth:

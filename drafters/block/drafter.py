@@ -18,6 +18,7 @@ from ..base import Draft, DraftBatch, Drafter, Features
 from ..target import Rows, Target
 from .checkpoint import check_target, target_identity
 from .checkpoint import load as load_model
+from .compiled import compile_block
 from .config import CheckpointError
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel
@@ -47,6 +48,7 @@ class BlockDrafter(Drafter):
         self.vocab = model.vocab if config.draft_vocab_size else None
         rows = head if self.vocab is None else head[self.vocab.to(head.device)]
         self.head = rows[: config.logit_size].to(self.dtype)
+        self.compiled = compile_block(self.model, embedding, self.head)
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @classmethod
@@ -74,6 +76,9 @@ class BlockDrafter(Drafter):
             raise ValueError(f"a block drafter needs the outputs of target layers {list(self.target_layers)}")
         if len(features.slots) == 0:
             return
+        if self.compiled is not None:
+            self.compiled.observe(self.pools, features)
+            return
         states = self.model.context_kv(features.hidden.to(self.dtype), features.positions)
         for (keys, values), (k, v) in zip(self.pools, states, strict=True):
             keys[features.slots] = k
@@ -81,6 +86,20 @@ class BlockDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Draft:
+        if self.compiled is not None:
+            tokens, probs, confidence = self.compiled.propose(self.pools, batch, self.gamma)
+        else:
+            tokens, probs, confidence = self._propose(batch)
+        return Draft(
+            tokens=tokens,
+            lens=torch.full((len(batch.anchors),), self.gamma, dtype=torch.int64, device=self.device),
+            confidence=confidence,
+            probs=probs,
+            vocab=None if probs is None else self.vocab,
+        )
+
+    def _propose(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Tokens, probs and confidence of `Draft`, in plain torch."""
         config, requests = self.model.config, len(batch.anchors)
         queries = self.gamma + config.first_row
         ids = batch.anchors.new_full((requests, queries), config.mask_token_id)
@@ -106,24 +125,16 @@ class BlockDrafter(Drafter):
         hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
         logits = hidden @ self.head.T
         if self.model.markov_head is None:
-            tokens, probs, confidence = sample_parallel(
+            return sample_parallel(
                 logits, temperatures=batch.temperatures, uniforms=batch.uniforms, vocab=self.vocab
             )
-        else:
-            tokens, probs, confidence = sample_block(
-                logits,
-                hidden,
-                anchors=batch.anchors,
-                temperatures=batch.temperatures,
-                uniforms=batch.uniforms,
-                vocab=self.vocab,
-                markov=self.model.markov_head,
-                confidence=self.model.confidence_head,
-            )
-        return Draft(
-            tokens=tokens,
-            lens=torch.full((requests,), self.gamma, dtype=torch.int64, device=self.device),
-            confidence=confidence,
-            probs=probs,
-            vocab=None if probs is None else self.vocab,
+        return sample_block(
+            logits,
+            hidden,
+            anchors=batch.anchors,
+            temperatures=batch.temperatures,
+            uniforms=batch.uniforms,
+            vocab=self.vocab,
+            markov=self.model.markov_head,
+            confidence=self.model.confidence_head,
         )

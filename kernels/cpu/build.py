@@ -95,7 +95,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         jobs = {
             f"{folder}/{name}.o": [*base, *include, "-c", str(SOURCES / f"{name}.cpp")]
-            for name in ("ops", "instruction_sets", "products", "layer", "forward")
+            for name in ("ops", "instruction_sets", "products", "layer", "forward", "block", "lookup")
         }
         for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
             for name, flags in sets.items():

@@ -136,7 +136,7 @@ def test_draft_honours_the_contract(config: BlockConfig) -> None:
     assert drafter.propose(batch(table, [0], [9])).probs is None
 
 
-@pytest.mark.parametrize("kind", ["dspark", "rnn", "dflash"])
+@pytest.mark.parametrize("kind", ["dspark", "rnn", "dflash", "wide", "wide dflash"])
 def test_confidence_does_not_see_its_own_token(kind: str) -> None:
     drafter, table = prepared(CONFIGS[kind])
     base = batch(table, [0, 1, 2], list(LENGTHS), 1.5)
@@ -150,9 +150,10 @@ def test_confidence_does_not_see_its_own_token(kind: str) -> None:
         assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
 
 
-def test_tokens_follow_q_exactly() -> None:
+@pytest.mark.parametrize("kind", ["truncated", "wide"])
+def test_tokens_follow_q_exactly(kind: str) -> None:
     """A grid of uniforms at position k must hit every token in proportion to q_k, given the prefix."""
-    drafter, table = prepared(CONFIGS["truncated"])
+    drafter, table = prepared(CONFIGS[kind])
     n = 4000
     grid = (torch.arange(n) + 0.5) / n
     for k in range(4):

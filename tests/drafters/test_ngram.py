@@ -1,9 +1,11 @@
 """Prompt lookup: what it finds, what it leaves alone, and that radix-cache hits keep its text."""
 
+import pytest
 import torch
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.ngram import NgramDrafter
+from outrider.kernels.cpu import native
 
 CONTEXT = 64
 
@@ -55,6 +57,23 @@ def test_finds_what_a_plain_search_finds():
         assert int(draft.lens[row]) == (0 if want is None else 4), text
         if want is not None:
             assert draft.tokens[row].tolist() == want, text
+
+
+def test_compiled_and_plain_search_find_the_same(monkeypatch):
+    if not native.available():
+        pytest.skip("no compiled kernels here")
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.randint(1, CONTEXT + 1, (100,), generator=generator).tolist()
+    texts = [torch.randint(0, 5, (length,), generator=generator).tolist() for length in lengths]
+    for gamma in (1, 7):
+        ours = propose(texts, gamma)
+        with monkeypatch.context() as plainly:
+            plainly.setattr(native, "available", lambda: False)
+            plain = propose(texts, gamma)
+        assert torch.equal(ours.lens, plain.lens)
+        found = plain.lens > 0
+        assert torch.equal(ours.tokens[found], plain.tokens[found])
+        assert torch.equal(ours.confidence, plain.confidence)
 
 
 def test_repetition_goes_on_periodically():

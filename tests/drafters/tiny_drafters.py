@@ -36,7 +36,13 @@ RNN = dataclasses.replace(TRUNCATED, markov_head="rnn")
 GATED = dataclasses.replace(TINY, markov_head="gated")
 BEHIND = dataclasses.replace(TINY, sample_from_anchor=False)
 DFLASH = dataclasses.replace(TINY, kind="dflash", markov_rank=0, confidence_head=False, confidence_with_markov=False)
-CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "behind": BEHIND, "dflash": DFLASH}
+# What the compiled kernels take: heads of 32.
+WIDE = dataclasses.replace(TRUNCATED, hidden_size=64, intermediate_size=96, head_dim=32)
+WIDE_DFLASH = dataclasses.replace(DFLASH, hidden_size=64, intermediate_size=96, head_dim=32)
+CONFIGS = {
+    "dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "behind": BEHIND, "dflash": DFLASH,
+    "wide": WIDE, "wide dflash": WIDE_DFLASH,
+}  # fmt: skip
 
 
 def make_model(config: BlockConfig, seed: int = 0) -> BlockModel:

@@ -1,6 +1,7 @@
 // Compiled once per instruction set, with -DISA=<namespace> and that set's flags.
 #include "attention.h"
 #include "blocks.h"
+#include "choose.h"
 #include "elementwise.h"
 #include "int8.h"
 #include "linear.h"
@@ -26,6 +27,7 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {target_probs<float>, target_probs<bf16>},
       {argmax<float>, argmax<bf16>},
       draw_final,
+      {choose<float>, choose<bf16>},
   };
 }
 extern const Kernels kernels = table(std::make_index_sequence<BLOCK_KINDS>());

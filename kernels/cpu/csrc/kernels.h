@@ -94,6 +94,18 @@ struct FinalArgs {
   int64_t requests, vocab, columns;
 };
 
+// Draft tokens of `rows` rows, `stride` rows apart in logits, states, uniforms, probs, tokens and confidence.
+struct ChooseArgs {
+  const void *logits, *bias;  // [columns] each row; bias is added to them, null: none
+  const void* states;         // [width] each row
+  const float *temperatures, *uniforms;  // a temperature for rows_per_request neighbouring rows
+  const int64_t *vocab, *previous;       // tokens of the columns, null: their numbers; the tokens before
+  const float *state_weight, *token_weight;  // of the confidence; null: it is the largest probability
+  float *probs, *confidence;  // probs null: all are greedy
+  int64_t* tokens;
+  int64_t rows, stride, rows_per_request, previous_stride, columns, width;
+};
+
 template <typename... A>
 using Function = void (*)(A...);
 
@@ -115,6 +127,7 @@ struct Kernels {
   Function<const ProbsArgs&, std::atomic<int64_t>&> target_probs[2];
   Function<const void*, int64_t*, int64_t, int64_t, int64_t, int64_t> argmax[2];
   Function<const FinalArgs&, std::atomic<int64_t>&> draw_final;
+  Function<const ChooseArgs&, std::atomic<int64_t>&> choose[2];
 };
 
 // The products of a set that multiplies bf16 by tiles; the rest of its table is another set's.

@@ -1,0 +1,78 @@
+// Prompt lookup: where did the last tokens of each request's text stand before?
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <tuple>
+
+#include "ops.h"
+
+namespace outrider {
+namespace {
+
+// R texts by slot, each with its anchor [R] behind seq_lens [R] tokens -> for each of them gamma tokens from where the
+// latest of the longest matches was followed [R, gamma], and its length, how many matches of at least min_match tokens
+// were followed by the first of these tokens and how many by another one [R, 3]. Without a match the anchor, repeated.
+std::tuple<Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows,
+                                  const Tensor& seq_lens, const Tensor& anchors, int64_t gamma, int64_t min_match,
+                                  int64_t max_match) {
+  const int64_t requests = rows.numel(), slots = slot_tokens.numel();
+  TORCH_CHECK(slot_tokens.scalar_type() == at::kInt && slot_tokens.is_contiguous() && page_table.dim() == 2 &&
+                  page_table.scalar_type() == at::kInt && page_table.stride(1) == 1,
+              "tokens and page table must be dense int32");
+  for (const Tensor& x : {rows, seq_lens, anchors})
+    TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.numel() == requests,
+                "rows, seq_lens and anchors must be dense int64, one per request");
+  const Tensor tokens = at::empty({requests, gamma}, anchors.options());
+  const Tensor counts = at::empty({requests, 3}, anchors.options());
+  int64_t work = 0;
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t row = rows.data_ptr<int64_t>()[r], length = seq_lens.data_ptr<int64_t>()[r];
+    TORCH_CHECK(0 <= row && row < page_table.size(0) && 0 <= length && length <= page_table.size(1), "request ", r,
+                ": row ", row, " with ", length, " tokens is not in the page table ", page_table.sizes());
+    const int32_t* places = page_table.data_ptr<int32_t>() + row * page_table.stride(0);
+    for (int64_t i = 0; i < length; ++i)
+      TORCH_CHECK(0 <= places[i] && places[i] < slots, "request ", r, ": slot ", places[i], " is outside 0 .. ", slots - 1);
+    work += length * 16;
+  }
+  const auto one = [&](int64_t r) {
+    static thread_local std::vector<int64_t> text, matched;
+    const int64_t length = seq_lens.data_ptr<int64_t>()[r] + 1;
+    const int32_t* places = page_table.data_ptr<int32_t>() + rows.data_ptr<int64_t>()[r] * page_table.stride(0);
+    text.resize(length);
+    for (int64_t i = 0; i + 1 < length; ++i) text[i] = slot_tokens.data_ptr<int32_t>()[places[i]];
+    text[length - 1] = anchors.data_ptr<int64_t>()[r];
+    matched.clear();
+    int64_t start = length - 1, longest = 0;
+    for (int64_t i = 1; i < length; ++i) {
+      int64_t n = 0;
+      while (n < std::min(max_match, i) && text[i - 1 - n] == text[length - 1 - n]) ++n;
+      if (n >= std::max<int64_t>(1, longest)) {
+        longest = n;
+        start = i;
+      }
+      if (n >= min_match) matched.push_back(text[i]);
+    }
+    int64_t* to = tokens.data_ptr<int64_t>() + r * gamma;
+    for (int64_t k = 0; k < gamma; ++k) to[k] = text[start + k % (length - start)];
+    const int64_t agreeing = std::count(matched.begin(), matched.end(), text[start]);
+    int64_t* found = counts.data_ptr<int64_t>() + r * 3;
+    found[0] = longest;
+    found[1] = agreeing;
+    found[2] = int64_t(matched.size()) - agreeing;
+  };
+  std::atomic<int64_t> next{0};
+  on_every_thread(requests, [&] { for (int64_t r; (r = next++) < requests;) one(r); }, work);
+  return {tokens, counts};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(outrider, m) {
+  m.def("lookup(Tensor slot_tokens, Tensor page_table, Tensor rows, Tensor seq_lens, Tensor anchors, int gamma, "
+        "int min_match, int max_match) -> (Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(outrider, CPU, m) { m.impl("lookup", lookup); }
+
+}  // namespace outrider

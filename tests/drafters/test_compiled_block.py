@@ -1,0 +1,137 @@
+"""The compiled block against the plain model: the same state, the same draft, and where it steps aside."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tiny_drafters import DFLASH, GATED, TINY, WIDE, WIDE_DFLASH, make_model
+
+from outrider.drafters.base import Draft, DraftBatch, Features
+from outrider.drafters.block import BlockConfig, BlockDrafter
+from outrider.kernels.cpu import native
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+
+VARIANTS = {
+    "dspark": WIDE,
+    "whole vocabulary": dataclasses.replace(WIDE, draft_vocab_size=None),
+    "no confidence head": dataclasses.replace(WIDE, confidence_head=False),
+    "confidence of the state alone": dataclasses.replace(WIDE, confidence_with_markov=False),
+    "not sampled from the anchor": dataclasses.replace(WIDE, sample_from_anchor=False),
+    "odd widths": dataclasses.replace(WIDE, intermediate_size=80, draft_vocab_size=37, num_layers=1, num_kv_heads=1),
+    "dflash": WIDE_DFLASH,
+}
+EACH = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+LENGTHS = torch.tensor([40, 1, 23, 17])
+
+
+def drafts(config: BlockConfig, dtype: torch.dtype, temperatures: list[float]) -> tuple[list[Draft], list[torch.Tensor]]:
+    """The compiled and the plain draft of four requests with the same state, and the pools of both."""
+    model = make_model(config).to(dtype)
+    shared = (torch.randn(config.vocab_size, config.hidden_size) * 0.3).to(dtype)
+    width = int(LENGTHS.max()) + config.queries
+    table = torch.randperm(len(LENGTHS) * width).int().view(-1, width)
+    batch = DraftBatch(
+        anchors=torch.tensor([3, 90, 14, 3]),
+        seq_lens=LENGTHS,
+        page_table=table,
+        rows=torch.tensor([2, 0, 3, 1]),
+        temperatures=torch.tensor(temperatures),
+        uniforms=torch.rand(len(LENGTHS), config.gamma),
+    )
+    slots = torch.cat([table[row, :length] for row, length in zip(batch.rows, LENGTHS, strict=True)]).long()
+    positions = torch.cat([torch.arange(int(length)) for length in LENGTHS])
+    hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).to(dtype)
+    found, states = [], []
+    for compiled in (True, False):
+        drafter = BlockDrafter(model, embedding=shared, head=shared)
+        assert drafter.compiled is not None
+        if not compiled:
+            drafter.compiled = None
+        drafter.allocate(table.numel())
+        drafter.observe(Features(hidden, torch.zeros_like(slots), positions, slots))
+        states.append(torch.stack([pool for pair in drafter.pools for pool in pair]))
+        found.append(drafter.propose(batch))
+    return found, states
+
+
+@EACH
+def test_float32_drafts_are_those_of_the_plain_model(config: BlockConfig) -> None:
+    for heat in ([0.0] * 4, [0.0, 0.7, 1.0, 1.3]):
+        (ours, plain), states = drafts(config, torch.float32, heat)
+        torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
+        assert torch.equal(ours.tokens, plain.tokens)
+        assert torch.equal(ours.lens, plain.lens)
+        torch.testing.assert_close(ours.confidence, plain.confidence, rtol=1e-3, atol=1e-5)
+        if max(heat) == 0:
+            assert ours.probs is None is plain.probs
+        else:
+            torch.testing.assert_close(ours.probs[1:], plain.probs[1:], rtol=1e-3, atol=1e-6)
+        assert (ours.vocab is None) == (plain.vocab is None)
+
+
+@EACH
+def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(config: BlockConfig) -> None:
+    (ours, plain), states = drafts(config, torch.bfloat16, [0.0, 0.7, 1.0, 1.3])
+    error = (states[0] - states[1]).float().norm() / states[1].float().norm()
+    assert error < 0.02
+    assert (ours.confidence[:, 0] - plain.confidence[:, 0]).abs().max() < 0.05
+    distance = (ours.probs[1:, 0] - plain.probs[1:, 0]).abs().sum(-1) / 2  # the positions after depend on what was drawn
+    assert distance.max() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_draws_follow_q(dtype: torch.dtype) -> None:
+    """A grid of uniforms hits every token in proportion to its q, at each position, given those before."""
+    config, count = WIDE, 4000
+    drafter = BlockDrafter(make_model(config).to(dtype), embedding=(e := torch.randn(96, 64).to(dtype)), head=e)
+    drafter.allocate(64)
+    uniforms = torch.full((count, config.gamma), 0.37)
+    for k in range(config.gamma):
+        grid = uniforms.clone()
+        grid[:, k] = (torch.arange(count) + 0.5) / count
+        draft = drafter.propose(
+            DraftBatch(
+                anchors=torch.full((count,), 3),
+                seq_lens=torch.full((count,), 9),
+                page_table=torch.arange(64).int().view(1, -1),
+                rows=torch.zeros(count, dtype=torch.int64),
+                temperatures=torch.full((count,), 0.9),
+                uniforms=grid,
+            )
+        )
+        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # it was known before the draw
+        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
+        counts = torch.bincount(columns, minlength=len(draft.vocab)) / count
+        torch.testing.assert_close(counts, draft.probs[0, k], atol=1.01 / count, rtol=0)
+
+
+def test_steps_aside_for_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(config: BlockConfig, dtype: torch.dtype = torch.float32) -> bool:
+        shared = torch.randn(config.vocab_size, config.hidden_size)
+        return BlockDrafter(make_model(config), embedding=shared.to(dtype), head=shared).compiled is not None
+
+    assert compiled(WIDE)
+    assert not compiled(WIDE, torch.bfloat16)  # an embedding of another type
+    assert not any(compiled(config) for config in (TINY, DFLASH, GATED, dataclasses.replace(WIDE, markov_head="rnn")))
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert not compiled(WIDE)
+
+
+def test_what_does_not_fit_is_explained() -> None:
+    drafter = BlockDrafter(make_model(WIDE), embedding=(e := torch.randn(96, 64)), head=e)
+    drafter.allocate(64)
+    batch = DraftBatch(
+        anchors=torch.tensor([3]),
+        seq_lens=torch.tensor([61]),
+        page_table=torch.arange(64).int().view(1, -1),
+        rows=torch.tensor([0]),
+        temperatures=torch.zeros(1),
+        uniforms=torch.zeros(1, 4),
+    )
+    with pytest.raises(RuntimeError, match=r"positions 61 \.\. 64 are not in the page table \[1, 64\]"):
+        drafter.propose(batch)
+    with pytest.raises(RuntimeError, match="token 96 is outside the vocabulary of 96"):
+        drafter.propose(dataclasses.replace(batch, seq_lens=torch.tensor([9]), anchors=torch.tensor([96])))

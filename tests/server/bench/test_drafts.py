@@ -1,0 +1,50 @@
+"""`outrider bench drafts` times a drafter beside a target of its shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_drafters import WIDE, WIDE_DFLASH, make_model
+
+from outrider.drafters.block.checkpoint import save_compact
+from outrider.kernels.cpu import native
+from outrider.server.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+@pytest.mark.parametrize("weights", ["bfloat16", "Q4_1"])
+def test_a_line_per_drafter_and_number_of_requests(
+    weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "dspark", tmp_path / "dflash"]
+    for folder, config in zip(folders, (WIDE, WIDE_DFLASH), strict=True):
+        save_compact(make_model(config), folder)
+    output = tmp_path / "drafts.json"
+    flags = ["--requests", "1,3", "--context", "9", "--rounds", "3", "--temperature", "1", "--weights", weights]
+    assert main(["bench", "drafts", *map(str, folders), *flags, "--threads", "1", "--json", str(output)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
+    measured = json.loads(output.read_text())
+    assert list(measured) == ["dspark, 1", "dspark, 3", "dflash, 1", "dflash, 3"]
+    for line, (name, found) in zip(lines, measured.items(), strict=True):
+        assert line[0] == name.split(", ")[1]
+        assert {len(times) for times in found["times"].values()} == {3}
+        assert float(line[1]) == pytest.approx(sorted(found["times"]["verify"])[1], abs=0.01)
+        assert min(map(min, found["parts"])) > 0  # products, attention, norms and sampling all were counted
+
+
+def test_a_folder_without_a_drafter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not native.available():
+        pytest.skip("no compiled kernels here")
+    assert main(["bench", "drafts", str(tmp_path)]) == 1
+    assert "has no config.json" in capsys.readouterr().err
