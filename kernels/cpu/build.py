@@ -85,7 +85,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         jobs = [
             (f"{folder}/{name}.o", [*base, *include, "-c", str(SOURCES / f"{name}.cpp")])
-            for name in ("ops", "products", "layer")
+            for name in ("ops", "products", "layer", "ragged")
         ]
         for name, flags in INSTRUCTION_SETS.items():
             command = [*base, *flags, f"-DISA={name}", "-c", str(SOURCES / "kernels.cpp")]
