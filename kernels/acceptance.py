@@ -20,8 +20,8 @@ def accept(
     verify_lens: torch.Tensor,
     qo_indptr: torch.Tensor,
     *,
-    uniforms: torch.Tensor,
-    final_uniforms: torch.Tensor,
+    uniforms: torch.Tensor | None = None,
+    final_uniforms: torch.Tensor | None = None,
     argmax: torch.Tensor | None = None,
     probs: torch.Tensor | None = None,
     greedy: torch.Tensor | None = None,
@@ -36,8 +36,9 @@ def accept(
     verify_lens : [R] in 0 .. gamma, how many of them were verified; the others are not read.
     qo_indptr : [R + 1], request r owns target rows `qo_indptr[r]:qo_indptr[r + 1]`, `verify_lens[r] + 1` of
     them.
-    uniforms : [R, gamma] in [0, 1), one per acceptance test.
-    final_uniforms : [R] in [0, 1), for the replacement or bonus token; independent of `uniforms`.
+    uniforms : [R, gamma] in [0, 1), one per acceptance test; required with `probs`.
+    final_uniforms : [R] in [0, 1), for the replacement or bonus token; independent of `uniforms`; required with
+    `probs`.
     argmax : [B] int64, the target's best token per row; read for greedy requests, required if there are any.
     probs : [B, V] float32, p after the request's sampling rules; read for the others, required if there are
     any.
@@ -53,6 +54,8 @@ def accept(
     accept_lens : [R] int64 in 1 .. gamma + 1, tokens that come out, the final one included.
     out : [R, gamma + 1] int64, the tokens; 0 at and beyond `accept_lens`.
     """
+    if probs is None and greedy is None and argmax is not None and argmax.is_cpu and native.available():
+        return torch.ops.outrider.accept_greedy(tokens, verify_lens.long(), qo_indptr.long(), argmax)
     greedy = _check(tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab)
     gamma = tokens.shape[1]
     steps = torch.arange(gamma, device=tokens.device)
@@ -62,7 +65,7 @@ def accept(
     keep = torch.zeros_like(tokens, dtype=torch.bool)
     if argmax is not None:
         keep = argmax[rows] == tokens
-    if probs is not None:
+    if probs is not None and uniforms is not None:
         token_q = 1.0 if draft_probs is None else _token_probs(draft_probs, vocab, tokens)
         keep = keep.where(greedy[:, None], uniforms * token_q < probs[rows, tokens])
     keep &= verified
@@ -71,7 +74,7 @@ def accept(
     final = torch.zeros_like(kept)
     if argmax is not None:
         final = argmax[final_row]
-    if probs is not None:
+    if probs is not None and final_uniforms is not None:
         drawn = (~greedy).nonzero()[:, 0]
         rejected = kept[drawn] < verify_lens[drawn]
         final[drawn] = _draw(
@@ -137,8 +140,8 @@ def reference_accept(
     verify_lens: torch.Tensor,
     qo_indptr: torch.Tensor,
     *,
-    uniforms: torch.Tensor,
-    final_uniforms: torch.Tensor,
+    uniforms: torch.Tensor | None = None,
+    final_uniforms: torch.Tensor | None = None,
     argmax: torch.Tensor | None = None,
     probs: torch.Tensor | None = None,
     greedy: torch.Tensor | None = None,
@@ -157,7 +160,7 @@ def reference_accept(
             if argmax is not None and greedy[r]:
                 out[r, k] = argmax[row]
                 stop = bonus or bool(tokens[r, k] != argmax[row])
-            elif probs is not None:
+            elif probs is not None and uniforms is not None and final_uniforms is not None:
                 p, q, x = probs[row], torch.zeros_like(probs[row]), 0 if bonus else int(tokens[r, k])
                 if not bonus:
                     columns = torch.arange(p.shape[0]) if vocab is None else vocab
@@ -175,8 +178,8 @@ def _check(
     tokens: torch.Tensor,
     verify_lens: torch.Tensor,
     qo_indptr: torch.Tensor,
-    uniforms: torch.Tensor,
-    final_uniforms: torch.Tensor,
+    uniforms: torch.Tensor | None,
+    final_uniforms: torch.Tensor | None,
     argmax: torch.Tensor | None,
     probs: torch.Tensor | None,
     greedy: torch.Tensor | None,
@@ -190,11 +193,11 @@ def _check(
             f"for tokens {tuple(tokens.shape)} expected verify_lens [{requests}] and qo_indptr [{requests + 1}], "
             f"got {tuple(verify_lens.shape)} and {tuple(qo_indptr.shape)}"
         )
-    if uniforms.shape != tokens.shape or final_uniforms.shape != (requests,):
-        raise ValueError(
-            f"expected uniforms {tuple(tokens.shape)} and final_uniforms [{requests}], "
-            f"got {tuple(uniforms.shape)} and {tuple(final_uniforms.shape)}"
-        )
+    for name, given, shape in (("uniforms", uniforms, tokens.shape), ("final_uniforms", final_uniforms, (requests,))):
+        if given is None and probs is not None:
+            raise ValueError(f"probs are drawn from with {name} {list(shape)}, which are missing")
+        if given is not None and given.shape != shape:
+            raise ValueError(f"expected {name} {list(shape)}, got {list(given.shape)}")
     if tokens.device.type == "cpu" and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
         raise ValueError("qo_indptr must give every request verify_lens + 1 rows")
     if greedy is None:

@@ -12,6 +12,8 @@ from enum import IntEnum
 
 import torch
 
+from outrider.kernels.cpu import native
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -27,6 +29,13 @@ class Purpose(IntEnum):
 
 def uniforms(seeds: torch.Tensor, positions: torch.Tensor, count: int, purpose: Purpose) -> torch.Tensor:
     """[R, count] float32 in [0, 1) for seeds [R] int64 at positions [R] int64."""
+    if seeds.is_cpu and native.available():
+        return torch.ops.outrider.uniforms(seeds.long(), positions.long(), count, int(purpose))
+    return torch_uniforms(seeds, positions, count, purpose)
+
+
+def torch_uniforms(seeds: torch.Tensor, positions: torch.Tensor, count: int, purpose: Purpose) -> torch.Tensor:
+    """`uniforms` without compiled kernels, on any device."""
     index = torch.arange(count, device=seeds.device, dtype=torch.int64)
     stream = torch.tensor(int(purpose), device=seeds.device, dtype=torch.int64)
     state = _mix(seeds.long() + _GOLDEN * stream)

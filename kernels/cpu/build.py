@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "csrc"
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+OPERATIONS = ("ops", "instruction_sets", "products", "layer", "forward", "block", "lookup", "ragged")
 INSTRUCTION_SETS = {
     "scalar": (),
     "avx2": ("-mavx2", "-mfma"),
@@ -95,7 +96,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         jobs = {
             f"{folder}/{name}.o": [*base, *include, "-c", str(SOURCES / f"{name}.cpp")]
-            for name in ("ops", "instruction_sets", "products", "layer", "forward", "block", "lookup")
+            for name in OPERATIONS
         }
         for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
             for name, flags in sets.items():

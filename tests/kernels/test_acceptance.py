@@ -69,13 +69,25 @@ def test_equals_reference(seed, q_kind):
     assert bool((keywords["probs"][rows].gather(1, finals) > 0).all())
 
 
-def test_all_greedy_needs_only_the_argmax():
-    arrays, keywords = verify_batch(5, 60, 24, "point mass")
-    only = {name: keywords[name] for name in ("uniforms", "final_uniforms", "argmax")}
-    lens, out = accept(*arrays, **only)
-    expected_lens, expected = reference_accept(*arrays, **only)
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("seed", range(3))
+def test_all_greedy_needs_only_the_argmax(seed):
+    arrays, keywords = verify_batch(seed, 60, 24, "point mass")
+    agree = torch.rand(arrays[0].shape, generator=torch.Generator().manual_seed(seed)) < 0.7
+    rows = arrays[2][:-1, None].long() + torch.arange(GAMMA).clamp(max=arrays[1][:, None])
+    tokens = keywords["argmax"][rows].where(agree, arrays[0])
+    lens, out = accept(tokens, *arrays[1:], argmax=keywords["argmax"])
+    expected_lens, expected = reference_accept(tokens, *arrays[1:], argmax=keywords["argmax"])
+    assert lens.unique().tolist() == list(range(1, GAMMA + 2))
     assert torch.equal(lens, expected_lens)
     assert torch.equal(out, expected)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_greedy_rows_that_are_not_those_of_the_lengths_are_an_error():
+    arrays, keywords = verify_batch(0, 5, 24, "point mass")
+    with pytest.raises((ValueError, RuntimeError), match=r"verify_lens \+ 1 rows"):
+        accept(arrays[0], arrays[1] + 1, arrays[2], argmax=keywords["argmax"])
 
 
 def test_without_drafts_every_token_comes_from_p():
@@ -108,6 +120,8 @@ def test_mistakes_are_explained():
         accept(*arrays, **(keywords | {"argmax": None, "greedy": torch.ones(5, dtype=torch.bool)}))
     with pytest.raises(ValueError, match=r"verify_lens \+ 1 rows"):
         accept(arrays[0], arrays[1] + 1, arrays[2], **keywords)
+    with pytest.raises(ValueError, match="which are missing"):
+        accept(*arrays, **(keywords | {"uniforms": None}))
 
 
 # Distribution: with 400,000 samples a shift of 1 % of the mass lifts the statistic far beyond the threshold,

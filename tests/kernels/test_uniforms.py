@@ -1,9 +1,11 @@
 """The counter-based uniforms: uniform, independent across everything that keys them, and reproducible."""
 
+import pytest
 import torch
 from scipy import stats
 
-from outrider.kernels.uniforms import Purpose, uniforms
+from outrider.kernels.cpu import native
+from outrider.kernels.uniforms import Purpose, torch_uniforms, uniforms
 
 
 def draw(seeds, positions, count=8, purpose=Purpose.ACCEPT):
@@ -35,3 +37,14 @@ def test_neighbouring_keys_are_independent():
     for name, other in others.items():
         table = torch.histogramdd(torch.stack([base[:, 0], other[:, 0]], 1), bins=[10, 10])
         assert stats.chisquare(table.hist.flatten().numpy()).pvalue > 1e-3, name
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+def test_compiled_numbers_are_those_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (1000,), generator=generator)
+    positions = torch.randint(0, 2**40, (1000,), generator=generator)
+    for purpose in Purpose:
+        for count in (0, 1, 7):
+            got = uniforms(seeds, positions, count, purpose)
+            assert torch.equal(got, torch_uniforms(seeds, positions, count, purpose))

@@ -3,15 +3,13 @@ from."""
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from outrider.server.plugin.decode.collapse import AcceptanceWatch
+from outrider.server.plugin.decode.gathered import GatheredTable
 
 CALIBRATION_BINS = 10
-FLUSH_SECONDS = 0.25
 
 
 class AcceptanceCounters:
@@ -24,7 +22,7 @@ class AcceptanceCounters:
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry):
         self.watch = AcceptanceWatch(drafter, registry)
         self.positions = np.arange(1, gamma + 1)
-        self.by_position = _Gathered(
+        self.by_position = GatheredTable(
             {
                 "outrider_verified_position": "Drafts observed by the target, by position.",
                 "outrider_accepted_position": "Drafts accepted, by position.",
@@ -35,7 +33,7 @@ class AcceptanceCounters:
             registry,
         )
         # ECE over a time range: sum over bins of |increase(expected) - increase(accepted)| / sum of increase(observed).
-        self.by_bin = _Gathered(
+        self.by_bin = GatheredTable(
             {
                 "outrider_calibration_observed": "Drafts observed, by confidence bin.",
                 "outrider_calibration_accepted": "Drafts accepted, by confidence bin.",
@@ -45,7 +43,6 @@ class AcceptanceCounters:
             [f"{(b + 0.5) / CALIBRATION_BINS:.2f}" for b in range(CALIBRATION_BINS)],
             registry,
         )
-        self.flushed = time.monotonic()
 
     def observe(self, confidence: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray) -> None:
         """confidence [R, gamma], calibrated; the others [R]; accept_lens include the bonus token."""
@@ -57,30 +54,8 @@ class AcceptanceCounters:
         for row, weights in enumerate((None, outcome, seen)):
             self.by_bin.amounts[row] += np.bincount(bins, weights, minlength=CALIBRATION_BINS)
         self.watch.count(int(observed[:, 0].sum()), int(kept[:, 0].sum()))
-        if time.monotonic() - self.flushed > FLUSH_SECONDS:
-            self.flush()
 
     def flush(self) -> None:
         """Bring the counters up to date."""
         self.by_position.flush()
         self.by_bin.flush()
-        self.flushed = time.monotonic()
-
-
-class _Gathered:
-    """Counters under one label, brought up to date now and then: there are so many that at every step they would cost
-    a percent of it.
-
-    names: of the counters, with what they count. amounts: [counters, values of the label], not counted yet.
-    """
-
-    def __init__(self, names: dict[str, str], label: str, values: list[str], registry: CollectorRegistry):
-        counters = [Counter(name, text, [label], registry=registry) for name, text in names.items()]
-        self.counters = [counter.labels(value) for counter in counters for value in values]
-        self.amounts = np.zeros((len(names), len(values)))
-
-    def flush(self) -> None:
-        for counter, amount in zip(self.counters, self.amounts.ravel().tolist(), strict=True):
-            if amount:
-                counter.inc(amount)
-        self.amounts[:] = 0

@@ -29,11 +29,20 @@ class RowContext:
     output_tokens: Callable[[int], torch.Tensor]
 
 
+def has_rules(reqs: Sequence[Any], sampling_info: Any) -> bool:
+    """Whether `apply_rules` would change anything."""
+    return (
+        sampling_info.acc_additive_penalties is not None  # some request of the batch has a penalty
+        or sampling_info.logit_bias is not None
+        or any(req.grammar is not None for req in reqs)
+    )
+
+
 def apply_rules(
     logits: torch.Tensor, reqs: Sequence[Any], sampling_info: Any, context: RowContext, barrier: Any = None
 ) -> None:
     """Change logits [B, V] in place to what each request's rules make of them, before temperature."""
-    if sampling_info.acc_additive_penalties is not None:  # some request of the batch has a penalty
+    if sampling_info.acc_additive_penalties is not None:
         for index, req in enumerate(reqs):
             if _is_penalized(req.sampling_params):
                 _penalize(logits, req, index, context)

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from functools import partial
+import time
+from collections.abc import Sequence
 
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from outrider.scheduler.service_levels import goodput, met
 from outrider.server.plugin.decode.acceptance_counters import AcceptanceCounters
+from outrider.server.plugin.decode.gathered import GatheredCounter, GatheredHistogram
 from outrider.server.plugin.decode.step import Step
 
 STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 
+FLUSH_SECONDS = 0.25
+
 
 class SpeculationMetrics:
     """Counts what decode steps draft, verify and accept, and what the planner expected of them.
 
-    registry: a process can count everything once in each; other than the default only for tests.
+    registry: a process can count everything once in each; other than the default only for tests. What is counted stands
+    there after `flush`, which comes by itself after FLUSH_SECONDS of steps.
     """
 
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry = REGISTRY):
         self.acceptance = AcceptanceCounters(gamma, drafter, registry)
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        gathered: list[GatheredCounter | GatheredHistogram] = []
+
+        def counter(name: str, text: str) -> GatheredCounter:
+            gathered.append(made := GatheredCounter(Counter(name, text, registry=registry)))
+            return made
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> GatheredHistogram:
+            gathered.append(made := GatheredHistogram(Histogram(name, text, buckets=buckets, registry=registry)))
+            return made
+
+        self.gathered, self.flushed = gathered, time.monotonic()
         self.steps = counter("outrider_decode_steps", "Decode steps of the engine.")
         self.undrafted_steps = counter("outrider_undrafted_steps", "Decode steps that ran without drafting.")
         self.request_steps = counter("outrider_request_steps", "Decode steps summed over the requests in each.")
@@ -55,10 +70,15 @@ class SpeculationMetrics:
         self.planner_seconds = histogram(
             "outrider_planner_seconds", "Time of the planner per decode step.", buckets=PLANNER_BUCKETS
         )
-        self.levels = counter(
-            "outrider_service_level_requests", "Finished requests that asked for a minimum speed.", ["met"]
+        self.levels = Counter(
+            "outrider_service_level_requests",
+            "Finished requests that asked for a minimum speed.",
+            ["met"],
+            registry=registry,
         )
-        self.goodput = counter("outrider_goodput_tokens", "Tokens of finished requests that met their service level.")
+        self.goodput = Counter(
+            "outrider_goodput_tokens", "Tokens of finished requests that met their service level.", registry=registry
+        )
 
     def observe_step(
         self,
@@ -69,11 +89,12 @@ class SpeculationMetrics:
         accept_lens: np.ndarray,
     ) -> None:
         """confidence [R, gamma], calibrated; the others [R]; accept_lens include the bonus token."""
-        requests, verified = len(verify_lens), int(verify_lens.sum())
-        accepted = int(accept_lens.sum()) - requests
+        lens = accept_lens.tolist()  # a few numbers: Python's sums are faster than numpy's
+        requests, verified = len(lens), sum(verify_lens.tolist())
+        accepted = sum(lens) - requests
         self.steps.inc()
         self.request_steps.inc(requests)
-        self.drafted.inc(int(draft_lens.sum()))
+        self.drafted.inc(sum(draft_lens.tolist()))
         self.verified.inc(verified)
         self.accepted.inc(accepted)
         self.wasted.inc(verified - accepted)
@@ -81,14 +102,19 @@ class SpeculationMetrics:
             self.undrafted_steps.inc()
         if step.budget.tokens is not None:
             self.budget.inc(step.budget.tokens)
-        for accept_len in accept_lens.tolist():
+        for accept_len in lens:
             self.accepted_length.observe(accept_len)
         if verified:
             self.acceptance.observe(confidence, verify_lens, accept_lens)
+        if time.monotonic() - self.flushed > FLUSH_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
-        """Bring the counters by position and by confidence up to date."""
+        """Bring all counters up to date."""
         self.acceptance.flush()
+        for metric in self.gathered:
+            metric.flush()
+        self.flushed = time.monotonic()
 
     def observe_requests(self, levels: np.ndarray, speeds: np.ndarray, tokens: np.ndarray) -> None:
         """Finished requests [M]: tokens/s asked for (0: none) and had, and tokens."""

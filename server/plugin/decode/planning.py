@@ -147,7 +147,8 @@ class Planning:
         step, admission = outcome.step, outcome.admission
         verify_lens, accept_lens = admission.verify_lens.cpu().numpy(), outcome.accept_lens.cpu().numpy()
         confidence, draft_lens = admission.confidence.float().cpu(), admission.draft_lens.cpu()
-        survival = survival_of(confidence, draft_lens).numpy()
+        # Without drafts it is not read, and the confidences, all 0, stand for it.
+        survival = survival_of(confidence, draft_lens).numpy() if step.drafts else confidence.numpy()
         self.planner.observe(step.view, survival, verify_lens, accept_lens, step.drafts, None)
         self.requests.take(step.view, accept_lens)
         planner_seconds = admission.planner_seconds + time.perf_counter() - began

@@ -9,6 +9,7 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import accept
 from outrider.kernels.sampling import argmax, inverse_cdf, target_probs
+from outrider.kernels.uniforms import Purpose, uniforms
 from outrider.server.plugin.decode.spec_inputs import FlatVerify
 
 
@@ -19,13 +20,14 @@ class Sampler:
         """[R] bool."""
         return info.top_ks <= 1
 
-    def draw(self, logits: torch.Tensor, info: Any, uniforms: torch.Tensor) -> torch.Tensor:
-        """One token for each of R rows: logits [R, V], uniforms [R] -> [R] int64."""
+    def draw(self, logits: torch.Tensor, info: Any, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """One token for each of R rows: logits [R, V], seeds and positions [R] of the random numbers -> [R] int64."""
         best = argmax(logits)
         if info.is_all_greedy:
             return best
         probs = self._probs(logits, info, torch.arange(len(logits), device=logits.device))
-        return torch.where(self.greedy(info), best, inverse_cdf(probs, uniforms))
+        drawn = inverse_cdf(probs, uniforms(seeds, positions, 1, Purpose.FINAL)[:, 0])
+        return torch.where(self.greedy(info), best, drawn)
 
     def accept(
         self,
@@ -34,18 +36,23 @@ class Sampler:
         draft: Draft,
         verify_lens: torch.Tensor,
         flat: FlatVerify,
-        uniforms: torch.Tensor,
-        final_uniforms: torch.Tensor,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rejection sampling: logits [B, V] -> accept_lens [R] in 1..gamma+1 and tokens [R, gamma+1]."""
+        """Rejection sampling: logits [B, V] -> accept_lens [R] in 1..gamma+1 and tokens [R, gamma+1].
+
+        seeds, positions: [R] of the random numbers, which greedy requests do not need.
+        """
+        if info.is_all_greedy:
+            return accept(draft.tokens, verify_lens, flat.qo_indptr, argmax=argmax(logits))
         return accept(
             draft.tokens,
             verify_lens,
             flat.qo_indptr,
-            uniforms=uniforms,
-            final_uniforms=final_uniforms,
+            uniforms=uniforms(seeds, positions, draft.tokens.shape[1], Purpose.ACCEPT),
+            final_uniforms=uniforms(seeds, positions, 1, Purpose.FINAL)[:, 0],
             argmax=argmax(logits) if info.is_any_greedy else None,
-            probs=None if info.is_all_greedy else self._probs(logits, info, flat.request),
+            probs=self._probs(logits, info, flat.request),
             greedy=self.greedy(info),
             draft_probs=draft.probs,
             vocab=draft.vocab,

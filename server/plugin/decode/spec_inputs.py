@@ -8,6 +8,8 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 
+from outrider.kernels.ragged import flatten_verify
+
 
 class StepState(SpecInput):
     """Carried between the steps of a running batch: each request's anchor.
@@ -96,20 +98,7 @@ def flatten(
     rows: torch.Tensor,
 ) -> FlatVerify:
     """Lay anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] out as one batch."""
-    query_lens = verify_lens + 1
-    ends = query_lens.cumsum(0)
-    request = torch.arange(rows.numel(), device=rows.device).repeat_interleave(query_lens)
-    step = torch.arange(request.numel(), device=rows.device) - (ends - query_lens)[request]
-    block = torch.cat([anchors[:, None], draft_tokens], 1)
-    positions = seq_lens[request] + step
-    return FlatVerify(
-        input_ids=block[request, step],
-        positions=positions,
-        slots=page_table[rows[request], positions].long(),
-        qo_indptr=torch.cat([ends.new_zeros(1), ends]),
-        request=request,
-        step=step,
-    )
+    return FlatVerify(*flatten_verify(anchors, draft_tokens, verify_lens, seq_lens, page_table, rows))
 
 
 def indptr(lens: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.uniforms import Purpose, uniforms
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules
+from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
 from outrider.server.plugin.decode.logprobs import write_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
@@ -32,6 +32,13 @@ from outrider.server.plugin.decode.sampler import Sampler
 from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten
 from outrider.server.plugin.decode.step import Step
 from outrider.server.plugin.loading.planner import load_plan
+
+
+class HostResult(GenerationBatchResult):
+    """Whose tensors are on the host already; to find that out takes SGLang a tenth of a millisecond."""
+
+    def copy_to_cpu(self, return_logprob: bool, return_hidden_states: bool = True) -> None:
+        self.copy_done.record()
 
 
 class SpeculativeWorker(BaseSpecWorker):
@@ -43,6 +50,8 @@ class SpeculativeWorker(BaseSpecWorker):
         self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
         self.speculative_num_draft_tokens = self.width
         self.sampler = Sampler()
+        self._temperatures_from: torch.Tensor | None = None
+        self._temperatures_are = torch.empty(0)
 
     @property
     def draft_worker(self) -> None:
@@ -63,6 +72,7 @@ class SpeculativeWorker(BaseSpecWorker):
             metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
             device=self.device,
         )
+        self._nothing = self._no_draft(0)
         self.drafter: Drafter | None = load_drafter(self.config, runner)
         if self.drafter is not None:
             self.drafter.allocate(slots)
@@ -84,6 +94,9 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def forget_records(self) -> None:
         self.planning.forget()
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        self.planning.metrics.flush()
 
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk."""
@@ -131,9 +144,7 @@ class SpeculativeWorker(BaseSpecWorker):
         )
         logits = logits_output.next_token_logits
         apply_rules(logits, batch.reqs, batch.sampling_info, context)
-        tokens = self.sampler.draw(
-            logits, batch.sampling_info, uniforms(self.requests.seeds[rows], seq_lens - 1, 1, Purpose.FINAL)[:, 0]
-        )
+        tokens = self.sampler.draw(logits, batch.sampling_info, self.requests.seeds[rows], seq_lens - 1)
         if batch.return_logprob:
             write_logprobs(logits_output, batch, logits, context.request, tokens)
         return tokens
@@ -158,22 +169,17 @@ class SpeculativeWorker(BaseSpecWorker):
         result = self._verify(batch, flat, verify_lens)
         logits_output = result.logits_output
 
-        context = RowContext(
-            request=flat.request,
-            step=flat.step,
-            block=torch.cat([anchors[:, None], draft.tokens], 1),
-            output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
-        )
         logits = logits_output.next_token_logits
-        apply_rules(logits, batch.reqs, batch.sampling_info, context, grammar_barrier)
+        if has_rules(batch.reqs, batch.sampling_info):
+            context = RowContext(
+                request=flat.request,
+                step=flat.step,
+                block=torch.cat([anchors[:, None], draft.tokens], 1),
+                output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
+            )
+            apply_rules(logits, batch.reqs, batch.sampling_info, context, grammar_barrier)
         accept_lens, tokens = self.sampler.accept(
-            logits,
-            batch.sampling_info,
-            draft,
-            verify_lens,
-            flat,
-            uniforms(seeds, seq_lens, self.width - 1, Purpose.ACCEPT),
-            uniforms(seeds, seq_lens, 1, Purpose.FINAL)[:, 0],
+            logits, batch.sampling_info, draft, verify_lens, flat, seeds, seq_lens
         )
         self._commit(flat, accept_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
@@ -184,7 +190,8 @@ class SpeculativeWorker(BaseSpecWorker):
         self.planning.finish(admission, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
-        return GenerationBatchResult(
+        result_type = HostResult if tokens.is_cpu else GenerationBatchResult
+        return result_type(
             logits_output=logits_output,
             next_token_ids=tokens.flatten(),
             accept_lens=accept_lens.to(torch.int32),
@@ -200,13 +207,9 @@ class SpeculativeWorker(BaseSpecWorker):
         """Drafts for every request, and the seconds they took; those that switched speculation off get length 0."""
         gamma = self.width - 1
         if self.drafter is None or not step.drafts:
-            shape = (len(rows), gamma)
-            nothing = Draft(
-                tokens=torch.zeros(shape, dtype=torch.int64, device=self.device),
-                lens=torch.zeros(len(rows), dtype=torch.int64, device=self.device),
-                confidence=torch.zeros(shape, device=self.device),
-            )
-            return nothing, 0.0
+            if len(self._nothing.lens) != len(rows):
+                self._nothing = self._no_draft(len(rows))
+            return self._nothing, 0.0
         began = time.perf_counter()
         draft = self.drafter.propose(
             DraftBatch(
@@ -227,6 +230,14 @@ class SpeculativeWorker(BaseSpecWorker):
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
         return Draft(tokens, lens, draft.confidence, draft.probs, draft.vocab), seconds
 
+    def _no_draft(self, count: int) -> Draft:
+        shape = (count, self.width - 1)
+        return Draft(
+            tokens=torch.zeros(shape, dtype=torch.int64, device=self.device),
+            lens=torch.zeros(count, dtype=torch.int64, device=self.device),
+            confidence=torch.zeros(shape, device=self.device),
+        )
+
     def _verify(self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor) -> GenerationBatchResult:
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = flat.input_ids
@@ -236,9 +247,13 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _commit(self, flat: FlatVerify, accept_lens: torch.Tensor, logits_output: Any) -> None:
         """Show the drafter the tokens that now stand in the cache: the anchor and what was accepted after it."""
-        kept = flat.step < accept_lens[flat.request]
-        hidden = logits_output.hidden_states[kept] if self._captures_hidden else None
-        self._observe(hidden, flat.input_ids[kept], flat.positions[kept], flat.slots[kept])
+        hidden = logits_output.hidden_states if self._captures_hidden else None
+        tokens, positions, slots = flat.input_ids, flat.positions, flat.slots
+        if len(tokens) > len(accept_lens):  # more than anchors, which always stay
+            kept = (flat.step < accept_lens[flat.request]).nonzero()[:, 0]
+            hidden = None if hidden is None else hidden[kept]
+            tokens, positions, slots = tokens[kept], positions[kept], slots[kept]
+        self._observe(hidden, tokens, positions, slots)
         logits_output.hidden_states = None
 
     def _observe(
@@ -265,7 +280,10 @@ class SpeculativeWorker(BaseSpecWorker):
     def _temperatures(self, batch: Any) -> torch.Tensor:
         """[R] float32, 0 for greedy requests."""
         info = batch.sampling_info
-        return torch.where(self.sampler.greedy(info), 0.0, info.temperatures[:, 0])
+        if info.temperatures is not self._temperatures_from:  # other requests
+            self._temperatures_from = info.temperatures
+            self._temperatures_are = torch.where(self.sampler.greedy(info), 0.0, info.temperatures[:, 0])
+        return self._temperatures_are
 
     def _slots_at(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.req_to_token_pool.req_to_token[rows, positions].long()

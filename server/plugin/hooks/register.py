@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from outrider.kernels.ragged import write_page_table
 from outrider.server.plugin import control
-from outrider.server.plugin.hooks import step_profiler
+from outrider.server.plugin.hooks import lean_step, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -26,6 +27,7 @@ def register() -> None:
     _register_gguf_loader()
     if not torch.cuda.is_available():
         _register_cpu_attention()
+        lean_step.register()
         _replace_triton_helpers()
         _register_cpu_kernels()
 
@@ -122,9 +124,4 @@ def _assign_req_to_token_pool(
     batch_size: int,
 ) -> None:
     """Write freshly allocated slots into positions start..end of each request's page table row."""
-    lengths = (end_offset - start_offset).long()
-    ends = lengths.cumsum(0)
-    rows = req_pool_indices.long().repeat_interleave(lengths)
-    offsets = torch.arange(rows.numel(), device=rows.device) - (ends - lengths).repeat_interleave(lengths)
-    columns = start_offset.long().repeat_interleave(lengths) + offsets
-    req_to_token[rows, columns] = out_cache_loc[: rows.numel()].to(req_to_token.dtype)
+    write_page_table(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc)

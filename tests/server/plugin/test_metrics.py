@@ -76,9 +76,11 @@ def test_the_calibration_error_can_be_read_from_the_bins(metrics, value):
 
 def test_predicted_time_is_counted_beside_the_time_taken(metrics, value):
     metrics.observe_time(0.03, None)
+    metrics.flush()
     assert value("outrider_predictable_step_seconds_total") == 0
     metrics.observe_time(0.03, 0.02)
     metrics.observe_time(0.03, 0.04)
+    metrics.flush()
     assert value("outrider_predictable_step_seconds_total") == pytest.approx(0.06)
     assert value("outrider_predicted_step_seconds_total") == pytest.approx(0.06)
     assert value("outrider_step_prediction_error_seconds_total") == pytest.approx(0.02)

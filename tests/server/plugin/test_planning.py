@@ -47,9 +47,24 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def make(registry):
+def metrics(registry):
+    return SpeculationMetrics(GAMMA, "test", registry)
+
+
+@pytest.fixture
+def value(metrics, value):
+    """What a counter stands at, with all that was observed."""
+
+    def read(*args, **labels):
+        metrics.flush()
+        return value(*args, **labels)
+
+    return read
+
+
+@pytest.fixture
+def make(metrics):
     """make(device, cost, calibration): a Planning with the asynchronous planner."""
-    metrics = SpeculationMetrics(GAMMA, "test", registry)
 
     def make(device="cpu", cost=None, calibration=None):
         cost = cost or curve_cost(1, PAYS)

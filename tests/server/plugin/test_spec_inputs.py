@@ -1,10 +1,8 @@
 """Flattening a ragged verify: against a loop over requests and tokens."""
 
-import pytest
 import torch
 
 from outrider.server.plugin.decode.spec_inputs import VerifyInput, flatten
-from outrider.server.plugin.hooks.register import _assign_req_to_token_pool
 
 
 def test_flatten_equals_a_loop_over_requests():
@@ -42,18 +40,3 @@ def test_flashinfer_view_lists_every_slot_of_every_request():
     assert kv_indptr.tolist() == [0, 4, 13]
     assert qo_indptr.tolist() == [0, 1, 5]
     assert mask is None
-
-
-@pytest.mark.parametrize("lens", [[3, 0, 2], [1], [0, 0]])
-def test_page_table_writes(lens):
-    table = torch.full((4, 10), -1, dtype=torch.int32)
-    start = torch.tensor([2, 0, 5][: len(lens)])
-    rows = torch.tensor([3, 1, 0][: len(lens)])
-    slots = torch.arange(100, 100 + sum(lens))
-    _assign_req_to_token_pool(rows, table, start, start + torch.tensor(lens), slots, len(lens))
-    expected = torch.full((4, 10), -1, dtype=torch.int32)
-    done = 0
-    for row, first, count in zip(rows.tolist(), start.tolist(), lens, strict=True):
-        expected[row, first : first + count] = slots[done : done + count].to(torch.int32)
-        done += count
-    assert torch.equal(table, expected)

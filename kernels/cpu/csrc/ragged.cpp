@@ -1,0 +1,154 @@
+// The bookkeeping around a ragged decode step: a few numbers per request, so what counts is the number of calls.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <tuple>
+
+#include "ops.h"
+
+namespace outrider {
+namespace {
+
+// A dense copy where it is not dense already; numbers of another type are an error.
+Tensor dense(const Tensor& x, at::ScalarType type, int64_t dims, const char* name) {
+  TORCH_CHECK(x.scalar_type() == type && x.dim() == dims, name, " must be ", type, " with ", dims, " dimensions");
+  return x.contiguous();
+}
+
+Tensor integers(const Tensor& x, int64_t count, const char* name) {
+  const Tensor out = dense(x, at::kLong, 1, name);
+  TORCH_CHECK(out.numel() == count, name, " must have ", count, " entries, not ", out.numel());
+  return out;
+}
+
+void check_table(const Tensor& page_table) {
+  TORCH_CHECK(page_table.scalar_type() == at::kInt && page_table.dim() == 2 && page_table.stride(1) == 1,
+              "page_table must be int32 [rows, context]");
+}
+
+// SplitMix64's finaliser.
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
+Tensor uniforms(const Tensor& seeds, const Tensor& positions, int64_t count, int64_t purpose) {
+  constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+  const Tensor seed = dense(seeds, at::kLong, 1, "seeds");
+  const int64_t requests = seed.numel();
+  const Tensor position = integers(positions, requests, "positions");
+  Tensor out = at::empty({requests, count}, seeds.options().dtype(at::kFloat));
+  const auto* s = seed.data_ptr<int64_t>();
+  const auto* p = position.data_ptr<int64_t>();
+  float* u = out.data_ptr<float>();
+  for (int64_t r = 0; r < requests; ++r) {
+    const uint64_t stream = mix(uint64_t(s[r]) + GOLDEN * uint64_t(purpose));
+    const uint64_t step = mix(stream + GOLDEN * uint64_t(p[r]));
+    for (int64_t k = 0; k < count; ++k) *u++ = float(mix(step + GOLDEN * uint64_t(k + 1)) >> 40) * 0x1p-24f;
+  }
+  return out;
+}
+
+using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// input_ids, positions, slots [B], qo_indptr [R + 1], request, step [B].
+Six flatten_verify(const Tensor& anchors, const Tensor& drafts, const Tensor& verify_lens, const Tensor& seq_lens,
+                   const Tensor& page_table, const Tensor& rows) {
+  const Tensor draft = dense(drafts, at::kLong, 2, "drafts");
+  const int64_t requests = draft.size(0), gamma = draft.size(1);
+  const Tensor anchor = integers(anchors, requests, "anchors"), lens = integers(verify_lens, requests, "verify_lens"),
+               cached = integers(seq_lens, requests, "seq_lens"), row = integers(rows, requests, "rows");
+  check_table(page_table);
+  Tensor indptr = at::empty({requests + 1}, anchor.options());
+  auto* ends = indptr.data_ptr<int64_t>();
+  ends[0] = 0;
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t len = lens.data_ptr<int64_t>()[r], start = cached.data_ptr<int64_t>()[r];
+    const int64_t at = row.data_ptr<int64_t>()[r];
+    TORCH_CHECK(0 <= len && len <= gamma, "verify_lens must be in 0..", gamma, ", not ", len);
+    TORCH_CHECK(0 <= at && at < page_table.size(0) && 0 <= start && start + len < page_table.size(1), "request ", r,
+                " does not lie in the page table");
+    ends[r + 1] = ends[r] + len + 1;
+  }
+  Tensor out[5];
+  int64_t* to[5];
+  for (int i = 0; i < 5; ++i) {
+    out[i] = at::empty({ends[requests]}, anchor.options());
+    to[i] = out[i].data_ptr<int64_t>();
+  }
+  for (int64_t r = 0; r < requests; ++r) {
+    const int32_t* slots = page_table.data_ptr<int32_t>() + row.data_ptr<int64_t>()[r] * page_table.stride(0);
+    for (int64_t k = 0, b = ends[r]; b < ends[r + 1]; ++k, ++b) {
+      const int64_t position = cached.data_ptr<int64_t>()[r] + k;
+      to[0][b] = k ? draft.data_ptr<int64_t>()[r * gamma + k - 1] : anchor.data_ptr<int64_t>()[r];
+      to[1][b] = position;
+      to[2][b] = slots[position];
+      to[3][b] = r;
+      to[4][b] = k;
+    }
+  }
+  return {out[0], out[1], out[2], indptr, out[3], out[4]};
+}
+
+void write_page_table(Tensor page_table, const Tensor& rows, const Tensor& starts, const Tensor& ends,
+                      const Tensor& slots) {
+  check_table(page_table);
+  const Tensor row = dense(rows, at::kLong, 1, "rows"), slot = dense(slots, at::kLong, 1, "slots");
+  const int64_t requests = row.numel();
+  const Tensor start = integers(starts, requests, "starts"), end = integers(ends, requests, "ends");
+  int64_t done = 0;
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t from = start.data_ptr<int64_t>()[r], to = end.data_ptr<int64_t>()[r], at = row.data_ptr<int64_t>()[r];
+    TORCH_CHECK(0 <= at && at < page_table.size(0) && 0 <= from && from <= to && to <= page_table.size(1) &&
+                    done + to - from <= slot.numel(),
+                "request ", r, " does not lie in the page table, or there are too few slots");
+    int32_t* out = page_table.data_ptr<int32_t>() + at * page_table.stride(0);
+    for (int64_t p = from; p < to; ++p) out[p] = int32_t(slot.data_ptr<int64_t>()[done++]);
+  }
+}
+
+// accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the argmax of the row before its own.
+std::tuple<Tensor, Tensor> accept_greedy(const Tensor& tokens, const Tensor& verify_lens, const Tensor& qo_indptr,
+                                         const Tensor& argmax) {
+  const Tensor token = dense(tokens, at::kLong, 2, "tokens");
+  const int64_t requests = token.size(0), gamma = token.size(1);
+  const Tensor lens = integers(verify_lens, requests, "verify_lens"), best = dense(argmax, at::kLong, 1, "argmax"),
+               indptr = integers(qo_indptr, requests + 1, "qo_indptr");
+  Tensor accept_lens = at::empty({requests}, lens.options());
+  Tensor out = at::empty({requests, gamma + 1}, token.options());
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t len = lens.data_ptr<int64_t>()[r], first = indptr.data_ptr<int64_t>()[r];
+    TORCH_CHECK(0 <= len && len <= gamma && 0 <= first && first + len < best.numel() &&
+                    indptr.data_ptr<int64_t>()[r + 1] == first + len + 1,
+                "qo_indptr must give every request verify_lens + 1 rows");
+    const int64_t* drafted = token.data_ptr<int64_t>() + r * gamma;
+    const int64_t* wanted = best.data_ptr<int64_t>() + first;
+    int64_t* came = out.data_ptr<int64_t>() + r * (gamma + 1);
+    int64_t kept = 0;
+    while (kept < len && drafted[kept] == wanted[kept]) ++kept;
+    for (int64_t k = 0; k <= gamma; ++k) came[k] = k <= kept ? wanted[k] : 0;
+    accept_lens.data_ptr<int64_t>()[r] = kept + 1;
+  }
+  return {accept_lens, out};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(outrider, m) {
+  m.def("uniforms(Tensor seeds, Tensor positions, int count, int purpose) -> Tensor");
+  m.def("flatten_verify(Tensor anchors, Tensor drafts, Tensor verify_lens, Tensor seq_lens, Tensor page_table, "
+        "Tensor rows) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("write_page_table(Tensor(a!) page_table, Tensor rows, Tensor starts, Tensor ends, Tensor slots) -> ()");
+  m.def("accept_greedy(Tensor tokens, Tensor verify_lens, Tensor qo_indptr, Tensor argmax) -> (Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(outrider, CPU, m) {
+  m.impl("uniforms", uniforms);
+  m.impl("flatten_verify", flatten_verify);
+  m.impl("write_page_table", write_page_table);
+  m.impl("accept_greedy", accept_greedy);
+}
+
+}  // namespace outrider

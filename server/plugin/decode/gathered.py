@@ -1,0 +1,65 @@
+"""Counters and histograms that are brought to Prometheus now and then.
+
+Where several processes are measured, prometheus_client writes every increment to a mapped file; a dozen at each decode
+step are a percent of a small model's step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+
+class GatheredCounter:
+    def __init__(self, counter: Counter):
+        self.counter = counter
+        self.amount = 0.0  # not counted yet
+
+    def inc(self, amount: float = 1.0) -> None:
+        self.amount += amount
+
+    def flush(self) -> None:
+        if self.amount:
+            self.counter.inc(self.amount)
+        self.amount = 0.0
+
+
+class GatheredHistogram:
+    def __init__(self, histogram: Histogram):
+        self.histogram = histogram
+        self.bounds = list(histogram._upper_bounds)
+        self.counts = [0] * len(self.bounds)  # by bucket, not counted yet
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def flush(self) -> None:
+        # What Histogram.observe does, several observations at once: it has no public way to do so.
+        if self.sum:
+            self.histogram._sum.inc(self.sum)
+        for bucket, count in zip(self.histogram._buckets, self.counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self.counts, self.sum = [0] * len(self.bounds), 0.0
+
+
+class GatheredTable:
+    """Counters under one label.
+
+    names: of the counters, with what they count. amounts: [counters, values of the label], not counted yet.
+    """
+
+    def __init__(self, names: dict[str, str], label: str, values: list[str], registry: CollectorRegistry):
+        counters = [Counter(name, text, [label], registry=registry) for name, text in names.items()]
+        self.counters = [counter.labels(value) for counter in counters for value in values]
+        self.amounts = np.zeros((len(names), len(values)))
+
+    def flush(self) -> None:
+        for counter, amount in zip(self.counters, self.amounts.ravel().tolist(), strict=True):
+            if amount:
+                counter.inc(amount)
+        self.amounts[:] = 0

@@ -1,0 +1,70 @@
+"""What SGLang does around every decode step, without the parts that change nothing here.
+
+Each costs about a tenth of a millisecond, where a step of a small model on a CPU takes ten.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+OUTPUT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
+
+
+def register() -> None:
+    HookRegistry.register(
+        "sglang.srt.managers.scheduler.Scheduler._forward_isolation", _forward_isolation, HookType.AROUND
+    )
+    HookRegistry.register(f"{OUTPUT}.to_payload", _without_time_stats, HookType.AFTER)
+
+
+def _without_time_stats(payload: Any, *_: Any, **__: Any) -> Any:
+    """Only of requests that end are the times of their stages read; pickled three times on their way to HTTP, they are
+    the better part of a step's output."""
+    if payload is not None and not any(payload.finished_reasons):
+        payload.time_stats = None
+    return payload
+
+
+def _forward_isolation(original: Callable[..., Any], scheduler: Any, batch: Any, *, overlap: bool) -> Any:
+    if overlap or batch.spec_algorithm.is_none():
+        return original(scheduler, batch, overlap=overlap)
+    return _Isolation(batch)
+
+
+class _Isolation:
+    """SGLang's own for a worker that returns when it is done: what the forward changes in the batch is undone.
+
+    The same fields, from the batch's dictionary instead of one by one; the same copy of the sampling info, without
+    going through its constructor.
+    """
+
+    def __init__(self, batch: Any):
+        self.batch = batch
+
+    def __enter__(self) -> None:
+        attributes = self.batch.__dict__
+        self.saved = {name: attributes[name] for name in _fields() if name in attributes}
+        info = self.batch.sampling_info
+        if info is not None:
+            info.update_penalties()
+            self.batch.sampling_info = copy.copy(info)
+            self.batch.sampling_info.penalizer_orchestrator = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.batch.__dict__.update(self.saved)
+
+
+@cache
+def _fields() -> tuple[str, ...]:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    return tuple(field.name for field in dataclasses.fields(ScheduleBatch))

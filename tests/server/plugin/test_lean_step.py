@@ -1,0 +1,77 @@
+"""What we leave out of SGLang's decode step: the rest does what SGLang's own does."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+from outrider.server.plugin.decode.worker import HostResult
+from outrider.server.plugin.hooks import lean_step
+
+
+def make_batch() -> ScheduleBatch:
+    ones = torch.ones(2)
+    info = SamplingBatchInfo(ones, ones, ones, ones, True, True, False, False, False, vocab_size=8, device="cpu")
+    info.penalizer_orchestrator = SimpleNamespace(is_required=False)
+    algorithm = SimpleNamespace(is_none=lambda: False)
+    return ScheduleBatch(
+        reqs=[], sampling_info=info, seq_lens=ones, forward_mode=ForwardMode.DECODE, spec_algorithm=algorithm
+    )
+
+
+def sglangs(batch):
+    return Scheduler._forward_isolation(SimpleNamespace(), batch, overlap=False)
+
+
+def ours(batch):
+    return lean_step._forward_isolation(pytest.fail, None, batch, overlap=False)
+
+
+@pytest.mark.parametrize("isolation", [sglangs, ours])
+def test_what_a_forward_changes_is_undone(isolation):
+    batch = make_batch()
+    before = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+
+    def forward():
+        inside = batch.sampling_info
+        assert inside is not before["sampling_info"]
+        assert inside.penalizer_orchestrator is None
+        assert inside.temperatures is before["sampling_info"].temperatures
+        batch.forward_mode, batch.input_ids, batch.seq_lens = ForwardMode.TARGET_VERIFY, torch.ones(3), None
+        raise RuntimeError("a step that fails")
+
+    with pytest.raises(RuntimeError, match="fails"), isolation(batch):
+        forward()
+    after = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    assert all(after[name] is value for name, value in before.items())
+    assert batch.sampling_info.penalizer_orchestrator is not None
+
+
+@pytest.mark.parametrize(("algorithm", "overlap"), [(True, False), (False, True)])
+def test_other_workers_have_sglangs_own_isolation(algorithm, overlap):
+    batch = make_batch()
+    batch.spec_algorithm = SimpleNamespace(is_none=lambda: algorithm)
+    given = lean_step._forward_isolation(lambda *_, overlap: ("sglang", overlap), None, batch, overlap=overlap)
+    assert given == ("sglang", overlap)
+
+
+@pytest.mark.parametrize(("reasons", "sent"), [([None, None], False), ([None, {"type": "stop"}], True)])
+def test_times_of_stages_are_sent_when_a_request_ends(reasons, sent):
+    payload = SimpleNamespace(finished_reasons=reasons, time_stats=["stats", "stats"])
+    assert (lean_step._without_time_stats(payload).time_stats is not None) == sent
+    assert lean_step._without_time_stats(None) is None
+
+
+def test_a_result_on_the_host_is_not_copied():
+    tokens, recorded = torch.ones(3), []
+    result = HostResult(next_token_ids=tokens, copy_done=SimpleNamespace(record=lambda: recorded.append(True)))
+    result.copy_to_cpu(return_logprob=True)
+    assert result.next_token_ids is tokens
+    assert recorded
