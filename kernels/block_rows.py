@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,7 +28,10 @@ class BlockRows:
     def device(self) -> torch.device:
         return self.raw.device
 
-    def __getitem__(self, rows: torch.Tensor | slice) -> torch.Tensor:
-        """rows: [N] integers, or a slice. Returns [N, depth] bfloat16."""
-        raw = self.raw[rows]
-        return expand(raw, self.kind, raw.shape[0], self.depth)
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows: [N] integers. Returns [N, depth] bfloat16."""
+        return expand(self.raw[rows], self.kind, len(rows), self.depth)
+
+    def first(self, rows: int) -> BlockRows:
+        """The first so many rows, still in blocks."""
+        return replace(self, raw=self.raw[:rows])

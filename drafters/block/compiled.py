@@ -16,6 +16,7 @@ from outrider.kernels.cpu import native
 from outrider.kernels.linear import PackedWeight, pack
 
 from ..base import DraftBatch, Features
+from ..target import Rows
 from .heads import MarkovHead
 from .layers import Rotary
 from .model import BlockModel
@@ -43,13 +44,16 @@ def prepare(weight: torch.Tensor) -> BlockWeight | PackedWeight:
 class CompiledBlock:
     """What the calls need of a model and its target.
 
+    embedding: [V, d]. mask: [1, d], its row of the mask token.
     draft: weights of each layer (q|k|v, out, gate|up, down), the head, W2. observed: fc, keys|values of all layers.
-    draft_norms: of each layer (before attention, queries, keys, before the MLP), the last. observed_norms: hidden, keys.
+    draft_norms: of each layer (before attention, of queries, of keys, before the MLP), and the last.
+    observed_norms: of the context, and of each layer's keys.
     sure: the confidence head's weight of a hidden state [d], and what it adds for each token before [V]; or nothing.
     """
 
     model: BlockModel
-    embedding: torch.Tensor
+    embedding: Rows
+    mask: torch.Tensor
     cos_sin: torch.Tensor
     draft: Weights
     observed: Weights
@@ -62,7 +66,7 @@ class CompiledBlock:
     def observe(self, pools: Pools, features: Features) -> None:
         """Write the state of N > 0 tokens, whose `hidden` is given, into the pools [S, Hkv, D] of every layer."""
         assert features.hidden is not None
-        hidden = features.hidden.to(self.embedding.dtype).contiguous()
+        hidden = features.hidden.to(self.mask.dtype).contiguous()
         weights, eps = self.observed, self.model.config.rms_norm_eps
         torch.ops.outrider.observe_block(
             hidden, features.positions, features.slots, self.cos_sin, *zip(*pools, strict=True),
@@ -74,15 +78,16 @@ class CompiledBlock:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Tokens [R, gamma], probs [R, gamma, V'] (None where all are greedy), confidence [R, gamma]; see `Draft`."""
         config, weights = self.model.config, self.draft
+        embedded = torch.cat([self.embedding[batch.anchors].to(self.mask.dtype), self.mask])
         return torch.ops.outrider.propose_block(
             batch.anchors, batch.seq_lens, batch.rows, batch.page_table, batch.temperatures,
-            batch.uniforms[:, :gamma].contiguous(), self.embedding, self.cos_sin, *zip(*pools, strict=True),
+            batch.uniforms[:, :gamma].contiguous(), embedded, self.cos_sin, *zip(*pools, strict=True),
             weights.packed, weights.kinds, weights.outputs, self.draft_norms, self.w1, self.sure, self.vocab,
-            gamma, config.first_row, config.mask_token_id, config.rms_norm_eps,
+            gamma, config.first_row, config.rms_norm_eps,
         )  # fmt: skip
 
 
-def compile_block(model: BlockModel, embedding: torch.Tensor, head: torch.Tensor) -> CompiledBlock | None:
+def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> CompiledBlock | None:
     """Prepare a model once; None where the compiled kernels are missing or do not know its shape.
 
     embedding: [V, d] of the target. head: [V', d], the target's rows that the model drafts from.
@@ -90,7 +95,7 @@ def compile_block(model: BlockModel, embedding: torch.Tensor, head: torch.Tensor
     config, markov, sure = model.config, model.markov_head, model.confidence_head
     known = (markov is None or type(markov) is MarkovHead) and config.head_dim % 32 == 0
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
-    if not (known and even and native.fits(model.fc.weight, embedding, head) and embedding.is_contiguous()):
+    if not (known and even and native.fits(model.fc.weight, head)):
         return None
     layers, w1, confidence = model.draft_layers, None, []
     products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
@@ -99,9 +104,10 @@ def compile_block(model: BlockModel, embedding: torch.Tensor, head: torch.Tensor
         w1 = markov.w1.weight
         draft.append(pack(markov.w2.weight))
     if sure is not None:
-        of_state, of_token = sure.proj.weight[0].float().split([config.hidden_size, sure.proj.in_features - config.hidden_size])
-        constant = sure.proj.bias.float()
-        each = w1.float() @ of_token + constant if sure.with_markov else constant.repeat(config.vocab_size)
+        of_state, of_token = sure.proj.weight[0].float().tensor_split([config.hidden_size])
+        each = sure.proj.bias.float().repeat(config.vocab_size)
+        if sure.with_markov and w1 is not None:
+            each += w1.float() @ of_token
         confidence = [of_state.contiguous(), each.contiguous()]
     half, table = config.head_dim // 2, Rotary(config.head_dim, config.rope_theta, config.max_positions).table
     norms = [n.weight for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
@@ -109,6 +115,7 @@ def compile_block(model: BlockModel, embedding: torch.Tensor, head: torch.Tensor
     return CompiledBlock(
         model=model,
         embedding=embedding,
+        mask=embedding[torch.tensor([config.mask_token_id])].to(model.fc.weight.dtype),
         cos_sin=torch.cat([table[:, :half], table[:, -half:]], 1),
         draft=Weights(*draft),
         observed=Weights(prepare(model.fc.weight), prepare(keys_values)),

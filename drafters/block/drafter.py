@@ -46,8 +46,10 @@ class BlockDrafter(Drafter):
         self.dtype, self.device = model.fc.weight.dtype, model.fc.weight.device
         self.embedding = embedding
         self.vocab = model.vocab if config.draft_vocab_size else None
-        rows = head if self.vocab is None else head[self.vocab.to(head.device)]
-        self.head = rows[: config.logit_size].to(self.dtype)
+        if isinstance(head, torch.Tensor) and self.vocab is None:
+            self.head = head[: config.logit_size].to(self.dtype)
+        else:
+            self.head = head[model.vocab.to(head.device)].to(self.dtype)
         self.compiled = compile_block(self.model, embedding, self.head)
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -125,9 +127,7 @@ class BlockDrafter(Drafter):
         hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
         logits = hidden @ self.head.T
         if self.model.markov_head is None:
-            return sample_parallel(
-                logits, temperatures=batch.temperatures, uniforms=batch.uniforms, vocab=self.vocab
-            )
+            return sample_parallel(logits, temperatures=batch.temperatures, uniforms=batch.uniforms, vocab=self.vocab)
         return sample_block(
             logits,
             hidden,

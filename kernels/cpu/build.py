@@ -94,10 +94,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
         del tiles["amx"]
     include = ["-isystem", str(torch_root / "include"), "-fopenmp", *(["-DWITH_AMX"] if "amx" in tiles else [])]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        jobs = {
-            f"{folder}/{name}.o": [*base, *include, "-c", str(SOURCES / f"{name}.cpp")]
-            for name in OPERATIONS
-        }
+        jobs = {f"{folder}/{name}.o": [*base, *include, "-c", str(SOURCES / f"{name}.cpp")] for name in OPERATIONS}
         for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
             for name, flags in sets.items():
                 jobs[f"{folder}/{name}.o"] = [*base, *flags, f"-DISA={name}", "-c", str(SOURCES / source)]

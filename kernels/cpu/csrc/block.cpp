@@ -109,15 +109,15 @@ void gather(const Tensor& table, const int64_t* rows, int64_t stride, const Tens
 }
 
 // Normed hidden states [R, queries, d] of each request's anchor and the masks behind it.
-// weights of a layer: q|k|v, out, gate|up, down. Its norms: before attention, of queries, of keys, before the MLP.
-Tensor block_states(const Tensor& anchors, int64_t mask, const Places& places, const Tensor& rows,
-                    const Tensor& page_table, const Tensor& embedding, const Tensor& cos_sin, at::TensorList keys,
-                    at::TensorList values, const Weights& weights, at::TensorList norms, double eps) {
-  const int64_t tokens = places.slots.numel(), queries = tokens / std::max<int64_t>(1, anchors.numel());
-  std::vector<int64_t> ids(tokens, mask);
-  for (int64_t r = 0; r < anchors.numel(); ++r) ids[r * queries] = anchors.data_ptr<int64_t>()[r];
-  const Tensor residual = at::empty({tokens, embedding.size(1)}, embedding.options());
-  gather(embedding, ids.data(), 1, residual);
+// embedded: [R + 1, d], of the anchors and of the mask. weights of a layer: q|k|v, out, gate|up, down. Its norms: before attention, of queries, of keys, before the MLP.
+Tensor block_states(const Tensor& embedded, const Places& places, const Tensor& rows, const Tensor& page_table,
+                    const Tensor& cos_sin, at::TensorList keys, at::TensorList values, const Weights& weights,
+                    at::TensorList norms, double eps) {
+  const int64_t requests = rows.numel(), tokens = places.slots.numel(), queries = tokens / std::max<int64_t>(1, requests);
+  std::vector<int64_t> each(tokens, requests);
+  for (int64_t r = 0; r < requests; ++r) each[r * queries] = r;
+  const Tensor residual = at::empty({tokens, embedded.size(1)}, embedded.options());
+  gather(embedded, each.data(), 1, residual);
   Tensor x;
   for (int64_t layer = 0; layer < int64_t(keys.size()); ++layer) {
     const int64_t heads = keys[layer].size(1), width = keys[layer].size(2), first = 4 * layer;
@@ -137,7 +137,7 @@ Tensor block_states(const Tensor& anchors, int64_t mask, const Places& places, c
     const Tensor normed = rms_norm(attended, residual, norms[first + 3], eps);
     x = weights.multiply(silu_mul(weights.multiply(normed, first + 2)), first + 3);
   }
-  return rms_norm(x, residual, norms[4 * keys.size()], eps).view({anchors.numel(), queries, embedding.size(1)});
+  return rms_norm(x, residual, norms[4 * keys.size()], eps).view({requests, queries, embedded.size(1)});
 }
 
 void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, const char* name) {
@@ -147,31 +147,31 @@ void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, co
 
 // A draft of gamma tokens for each of R requests: tokens [R, gamma] and confidence [R, gamma], and the distribution each
 // token was drawn from, [R, gamma, V'], where a request is not greedy; rows of greedy ones are not written.
-// weights: four a layer, the head and, with a Markov head, W2. norms: four a layer and the last one.
+// embedded: [R + 1, d], of the anchors and of the mask. weights: four a layer, the head and, with a Markov head, W2. norms: four a layer and the last one.
 // w1: [V, r], none without a Markov head. sure: [d] and [V] float32, the confidence head's weight of a hidden state and
 // what it adds for the token before; empty without one. vocab: [V'], none for the identity.
 std::tuple<Tensor, std::optional<Tensor>, Tensor> propose_block(
     const Tensor& anchors, const Tensor& seq_lens, const Tensor& rows, const Tensor& page_table,
-    const Tensor& temperatures, const Tensor& uniforms, const Tensor& embedding, const Tensor& cos_sin,
+    const Tensor& temperatures, const Tensor& uniforms, const Tensor& embedded, const Tensor& cos_sin,
     at::TensorList keys, at::TensorList values, at::TensorList packed, at::IntArrayRef kinds, at::IntArrayRef outputs,
     at::TensorList norms, const std::optional<Tensor>& w1, at::TensorList sure, const std::optional<Tensor>& vocab,
-    int64_t gamma, int64_t first_row, int64_t mask, double eps) {
+    int64_t gamma, int64_t first_row, double eps) {
   const int64_t requests = anchors.numel(), layers = keys.size(), columns = outputs[4 * layers];
   const Weights weights(packed, kinds, outputs, 4 * layers + (w1 ? 2 : 1));
-  const int type = type_of(embedding, "embedding");
-  TORCH_CHECK(embedding.is_contiguous() && embedding.dim() == 2, "embedding must be dense [V, d]");
+  const int type = type_of(embedded, "embedded");
+  check_dense(embedded, embedded.scalar_type(), {requests + 1, embedded.size(-1)}, "embedded");
   check_dense(anchors, at::kLong, {requests}, "anchors");
   check_dense(temperatures, at::kFloat, {requests}, "temperatures");
   check_dense(uniforms, at::kFloat, {requests, gamma}, "uniforms");
-  if (w1) check_dense(*w1, embedding.scalar_type(), {embedding.size(0), w1->size(-1)}, "w1");
+  if (w1) check_dense(*w1, embedded.scalar_type(), {w1->size(0), w1->size(-1)}, "w1");
   if (vocab) check_dense(*vocab, at::kLong, {columns}, "vocab");
   if (!sure.empty()) {
-    check_dense(sure[0], at::kFloat, {embedding.size(1)}, "the confidence's weight");
-    check_dense(sure[1], at::kFloat, {embedding.size(0)}, "the confidence of tokens");
+    check_dense(sure[0], at::kFloat, {embedded.size(1)}, "the confidence's weight");
+    check_dense(sure[1], at::kFloat, {w1 ? w1->size(0) : sure[1].numel()}, "the confidence of tokens");
   }
   const Places places(seq_lens, rows, page_table, gamma + first_row);
   const Tensor states =
-      block_states(anchors, mask, places, rows, page_table, embedding, cos_sin, keys, values, weights, norms, eps)
+      block_states(embedded, places, rows, page_table, cos_sin, keys, values, weights, norms, eps)
           .narrow(1, first_row, gamma).contiguous();
   const Tensor logits = weights.multiply(states, 4 * layers);
   const float* heat = temperatures.data_ptr<float>();
@@ -224,9 +224,9 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("observe_block(Tensor features, Tensor positions, Tensor slots, Tensor cos_sin, Tensor(a!)[] keys, "
         "Tensor(b!)[] values, Tensor[] packed, int[] kinds, int[] outputs, Tensor[] norms, float eps) -> ()");
   m.def("propose_block(Tensor anchors, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures, "
-        "Tensor uniforms, Tensor embedding, Tensor cos_sin, Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] packed, "
+        "Tensor uniforms, Tensor embedded, Tensor cos_sin, Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] packed, "
         "int[] kinds, int[] outputs, Tensor[] norms, Tensor? w1, Tensor[] sure, Tensor? vocab, int gamma, "
-        "int first_row, int mask, float eps) -> (Tensor, Tensor?, Tensor)");
+        "int first_row, float eps) -> (Tensor, Tensor?, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {

@@ -32,8 +32,7 @@ def loaded_target(runner: Any) -> Target:
     model, config = runner.model, runner.model_config.hf_text_config
 
     def weights() -> tuple[Rows, Rows]:
-        embedding, head = (_rows(layer) for layer in (model.model.embed_tokens, model.lm_head))
-        return embedding[: config.vocab_size], head[: config.vocab_size]
+        return _rows(model.model.embed_tokens, config.vocab_size), _rows(model.lm_head, config.vocab_size)
 
     return Target(
         config=config,
@@ -44,6 +43,6 @@ def loaded_target(runner: Any) -> Target:
     )
 
 
-def _rows(layer: Any) -> Rows:
-    """The weight of an embedding or a head, or what reads its rows where it is kept in blocks."""
-    return layer.rows if hasattr(layer, "rows") else layer.weight
+def _rows(layer: Any, count: int) -> Rows:
+    """The weight of an embedding or a head without its padding, or what reads its rows where it is kept in blocks."""
+    return layer.rows.first(count) if hasattr(layer, "rows") else layer.weight[:count]
