@@ -2,7 +2,7 @@
 
 The verification is a decode step of the target on the kernels alone, gamma + 1 tokens a request: an engine around it
 takes longer, so that a draft's share there is smaller than here. Drafting, and observing what a step commits, are timed
-with the compiled kernels and in plain torch. All take turns, round by round; the quartiles of a share follow its median.
+with the compiled kernels and in plain torch. All take turns, round by round; quartiles follow the median of a share.
 The parts are those of the compiled draft: what its operations took, and the rest. With one thread times are its
 processor time, which a busy machine disturbs least, otherwise wall-clock time.
 
