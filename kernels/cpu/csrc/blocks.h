@@ -147,9 +147,10 @@ inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
 inline Vec spread(Vec x, int64_t stream) {
 #if defined(__AVX512BF16__)
   return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(iota() / 2 + int32_t(stream * W / 2)), x);
-#else
-  return x;
 #endif
+  Vec out = x;
+  for (int64_t lane = 0; HAS_PAIRS && lane < W; ++lane) out[lane] = x[stream * W / 2 + lane / 2];
+  return out;
 }
 
 // What makes weights of the codes of a strip: their scale, and what is added.
@@ -186,13 +187,34 @@ inline Vec rounded_to_bf16(Vec x) {  // finite
   return reinterpret_cast<Vec>((bits + 0x7fff + ((bits >> 16) & 1)) & int32_t(0xffff0000));  // to nearest even
 }
 
+// Both streams' numbers as bf16, in the order of the product's pairs.
+inline Vec rounded_pairs(Vec first, Vec second) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first));
+#endif
+  const IntVec low = reinterpret_cast<IntVec>(rounded_to_bf16(first)), high = reinterpret_cast<IntVec>(rounded_to_bf16(second));
+  IntVec out;
+  for (int64_t lane = 0; lane < W; ++lane) {
+    const IntVec& from = lane < W / 2 ? low : high;
+    const int64_t at = lane % (W / 2) * 2;
+    out[lane] = int32_t((uint32_t(from[at]) >> 16) | uint32_t(from[at + 1]));
+  }
+  return reinterpret_cast<Vec>(out);
+}
+
 // Number 2 * n + o of all W outputs, o = 0 and 1, from the two streams.
 inline void store_halves(float* even, float* odd, Vec first, Vec second) {
 #if defined(__AVX512BF16__)
   const auto from = reinterpret_cast<__m512i>(iota() * 2);
   store(even, _mm512_permutex2var_ps(first, from, second));
   store(odd, _mm512_permutex2var_ps(first, reinterpret_cast<__m512i>(iota() * 2 + 1), second));
+  return;
 #endif
+  for (int64_t c = 0; c < W; ++c) {
+    const Vec& from = c < W / 2 ? first : second;
+    even[c] = from[c % (W / 2) * 2];
+    odd[c] = from[c % (W / 2) * 2 + 1];
+  }
 }
 
 // BLOCKS neighbouring strips of block `k`, into rows of PANEL numbers or pairs.
@@ -207,15 +229,11 @@ __attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to)
     };
 #pragma GCC unroll 32
     for (int n = 0; n < int(STREAM); ++n) {
-#if defined(__AVX512BF16__)
-      if constexpr (PAIRS) {
-        store(to + n * PANEL, reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(weights(1, n), weights(0, n))));
-      } else {
-        store_halves(to + 2 * n * PANEL, to + (2 * n + 1) * PANEL, rounded_to_bf16(weights(0, n)), rounded_to_bf16(weights(1, n)));
-      }
-#else
-      store(to + n * PANEL, rounded_to_bf16(weights(0, n)));
-#endif
+      if constexpr (PAIRS) store(to + n * PANEL, rounded_pairs(weights(0, n), weights(1, n)));
+      else if constexpr (HAS_PAIRS)
+        store_halves(to + 2 * n * PANEL, to + (2 * n + 1) * PANEL, rounded_to_bf16(weights(0, n)),
+                     rounded_to_bf16(weights(1, n)));
+      else store(to + n * PANEL, rounded_to_bf16(weights(0, n)));
     }
   }
 }

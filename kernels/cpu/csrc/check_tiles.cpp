@@ -64,12 +64,14 @@ bool check(int64_t rows, int64_t depth, int64_t outputs) {
   const LinearArgs a{x, packed, rows % 2 ? bias : nullptr, nullptr, depth, rows, 96, depth, outputs, panels};
   Function<const LinearArgs&, int64_t, int64_t> linear[] = {amx::kernels.linear, amx_emulated::kernels.linear};
   bool fine = same(a, linear);
-  for (int kind = 0; kind < BLOCK_KINDS && depth % BLOCK == 0; ++kind) {
-    const int64_t bytes = block_bytes(BlockKind(kind));
-    std::vector<uint8_t> raw(outputs * depth / BLOCK * bytes);
+  for (int kind = 0; kind < BLOCK_KINDS; ++kind) {
+    const BlockFormat& format = FORMATS[kind];
+    const int64_t spans = depth / (BLOCK * format.span);
+    if (depth % (BLOCK * format.span)) continue;
+    std::vector<uint8_t> raw(outputs * spans * format.file);
     for (uint8_t& byte : raw) byte = 0x10 + generator() % 0x20;  // a small number wherever a scale may be
     LinearArgs blocks = a;
-    blocks.packed = packed = before_a_guard(panels * PANEL * depth / BLOCK * bytes);
+    blocks.packed = packed = before_a_guard(panels * PANEL * spans * format.bytes());
     amx_emulated::kernels.pack_blocks[kind](raw.data(), packed, outputs, depth, 0, panels);
     Function<const LinearArgs&, int64_t, int64_t> both[] = {amx::kernels.block_linear[1][kind],
                                                             amx_emulated::kernels.block_linear[1][kind]};

@@ -77,29 +77,30 @@ class ExpandedBlocks {
  public:
   explicit ExpandedBlocks(const LinearArgs& a)
       : blocks_(a.depth / BLOCK),
+        size_(PANEL * (blocks_ / F.span) * F.bytes()),
         packed_(static_cast<const uint8_t*>(a.packed)),
-        end_(packed_ + a.panels * blocks_ * BYTES),
+        end_(packed_ + a.panels * size_),
         mask_(a.rows > unit::HEIGHT ? -1 : 1) {
     static thread_local std::vector<float> room;
     buffer_ = aligned(room, (mask_ < 0 ? blocks_ : 2) * PAIRS_OF_BLOCK);
   }
   void go_to(int64_t panel) {
-    panel_ = packed_ + panel * blocks_ * BYTES;
+    panel_ = packed_ + panel * size_;
     expand_block(0);
   }
   const float* first(int64_t k) const {
-    fetch(panel_ + (k + BLOCKS_AHEAD) * BYTES, BYTES, end_);
+    constexpr int64_t BYTES = PANEL * F.bytes() / F.span;  // of a K-block
+    fetch(span(k) + strips_of(F, k) + BLOCKS_AHEAD * BYTES, BYTES, end_);
     if (k + 1 < blocks_) expand_block(k + 1);
     return again(k);
   }
   const float* again(int64_t k) const { return buffer_ + (k & mask_) * PAIRS_OF_BLOCK; }
 
  private:
-  static constexpr int64_t BYTES = PANEL * block_bytes(KIND);
-  void expand_block(int64_t k) const {
-    expand<KIND, true>(panel_ + k * BYTES, buffer_ + (k & mask_) * PAIRS_OF_BLOCK);  // strips of a K-block lie together
-  }
-  const int64_t blocks_;
+  static constexpr BlockFormat F = FORMATS[KIND];
+  const uint8_t* span(int64_t k) const { return panel_ + span_of(F, 0, k, blocks_); }  // strips of a K-block lie together
+  void expand_block(int64_t k) const { expand<KIND, true>(span(k), k, buffer_ + (k & mask_) * PAIRS_OF_BLOCK); }
+  const int64_t blocks_, size_;
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
   const int64_t mask_;  // which K-blocks are kept apart
   float* buffer_;
