@@ -27,11 +27,9 @@ class TileWorker {
     s.values.resize(CHUNK * a.value_dim);
   }
 
-  // ahead: of how many KV heads, this one and those after it, memory is asked for.
-  void begin(const Tile& tile, int64_t head, int64_t heads_ahead = 1) {
+  void begin(const Tile& tile, int64_t head) {
     t = &tile;
     kv_head = head;
-    ahead = heads_ahead;
     rows = tile.queries * group;
     s.queries.resize(rows * a.head_dim);
     s.weights.resize(rows * CHUNK);
@@ -44,11 +42,20 @@ class TileWorker {
     }
   }
 
-  // The partial softmax of one chunk, [rows][state_stride].
-  void partial(int64_t chunk, float* out) {
-    const int64_t start = chunk * CHUNK, keys = std::min(CHUNK, t->end - start);
-    const int32_t* slots = a.page_table + a.rows[t->request] * a.page_stride + start;
-    const int64_t width = (keys + W - 1) / W * W;
+  // While the chunks from now on are worked on, memory is asked for the keys and values of this one, of each head what
+  // the same head's work gives time for. tile null: of none.
+  void ask_for(const Tile* tile, int64_t chunk) {
+    asked = std::min(soon_keys, reached);
+    soon_keys = tile ? keys_of(*tile, chunk) : 0;
+    soon_slots = tile ? slots_of(*tile, chunk) : nullptr;
+  }
+
+  // The partial softmax of one chunk, [rows][state_stride]. soon_head: whose part of the chunk of ask_for is asked for.
+  void partial(int64_t chunk, float* out, int64_t head_asked_for = 0) {
+    soon_head = head_asked_for;
+    const int64_t start = chunk * CHUNK, keys = keys_of(*t, chunk);
+    const int32_t* slots = slots_of(*t, chunk);
+    const int64_t width = reached = (keys + W - 1) / W * W;
     float* weights = s.weights.data();
     for (int64_t j = 0; j < keys; j += STEP) {
       const int64_t some = std::min(STEP, width - j);
@@ -66,10 +73,10 @@ class TileWorker {
     }
     const int64_t dim = a.value_dim;
     const auto packed = [this, dim](int64_t i, int64_t c) { return load(s.values.data() + i * dim + c); };
-    const auto one = [this, slots](int64_t i, int64_t c) { return load(value(slots[i]) + c); };
+    const auto one = [this, slots](int64_t i, int64_t c) { return load(value(slots[i], kv_head) + c); };
     // The values of two neighbours side by side in each lane; an odd last one beside itself, weighted 0.
     const auto two = [this, slots, keys](int64_t i, int64_t c) {
-      return interleave(value(slots[2 * i]) + c, value(slots[std::min(2 * i + 1, keys - 1)]) + c);
+      return interleave(value(slots[2 * i], kv_head) + c, value(slots[std::min(2 * i + 1, keys - 1)], kv_head) + c);
     };
     const bool once = rows <= ROWS;  // each value is used once: not worth a copy
     const int64_t count = pairs ? (keys + 1) / 2 : keys;
@@ -109,9 +116,15 @@ class TileWorker {
   int64_t rows = 0;
 
  private:
-  const T* key(int32_t slot) const { return static_cast<const T*>(a.k_pool) + slot * a.k_stride + kv_head * a.head_dim; }
-  const T* value(int32_t slot) const {
-    return static_cast<const T*>(a.v_pool) + slot * a.v_stride + kv_head * a.value_dim;
+  int64_t keys_of(const Tile& tile, int64_t chunk) const { return std::min(CHUNK, tile.end - chunk * CHUNK); }
+  const int32_t* slots_of(const Tile& tile, int64_t chunk) const {
+    return a.page_table + a.rows[tile.request] * a.page_stride + chunk * CHUNK;
+  }
+  const T* key(int32_t slot, int64_t head) const {
+    return static_cast<const T*>(a.k_pool) + slot * a.k_stride + head * a.head_dim;
+  }
+  const T* value(int32_t slot, int64_t head) const {
+    return static_cast<const T*>(a.v_pool) + slot * a.v_stride + head * a.value_dim;
   }
 
   // Slots are scattered over the pool: what is needed soon is asked for early.
@@ -126,9 +139,12 @@ class TileWorker {
       const T* from[W];
       for (int64_t i = 0; i < W; ++i) {
         const int64_t at = std::min(j + i, keys - 1);  // lanes beyond the last key repeat it, and are masked later
-        from[i] = key(slots[at]);
-        prefetch(value(slots[at]), ahead * a.value_dim);
-        if (at + 2 * W < keys) prefetch(key(slots[at + 2 * W]), ahead * a.head_dim);
+        from[i] = key(slots[at], kv_head);
+        if (at >= asked) prefetch(value(slots[at], kv_head), a.value_dim);
+        if (at + 2 * W >= asked && at + 2 * W < keys) prefetch(key(slots[at + 2 * W], kv_head), a.head_dim);
+        if (j + i >= soon_keys) continue;
+        prefetch(key(soon_slots[j + i], soon_head), a.head_dim);
+        prefetch(value(soon_slots[j + i], soon_head), a.value_dim);
       }
       for (int64_t d = 0; d < depth; d += W) {
         Vec block[W];
@@ -172,7 +188,9 @@ class TileWorker {
   const bool pairs;
   const int64_t depth;
   const Tile* t = nullptr;
-  int64_t kv_head = 0, ahead = 1;
+  int64_t kv_head = 0;
+  int64_t asked = 0, soon_keys = 0, soon_head = 0, reached = 0;  // keys that memory was asked for: of this chunk, the next
+  const int32_t* soon_slots = nullptr;
 };
 
 inline Scratch& scratch() {
@@ -196,22 +214,28 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
     }
     return;
   }
-  // Items are (tile, heads), late tiles, the long ones, first. A chunk's heads lie side by side in memory: the first one
-  // asks for all of an item.
-  const int64_t heads = a.heads_of_item, parts = a.kv_heads / heads;
-  for (int64_t item; (item = next++) < tiles * parts;) {
-    const Tile& tile = a.tiles[tiles - 1 - item / parts];
+  // Items are (tile, heads), late tiles, the long ones, first. The next item is taken early, to ask memory for it.
+  const int64_t heads = a.heads_of_item, parts = a.kv_heads / heads, items = tiles * parts;
+  const auto tile_of = [&](int64_t item) { return &a.tiles[tiles - 1 - item / parts]; };
+  for (int64_t item = next++, upcoming; item < items; item = upcoming) {
+    upcoming = next++;
+    const Tile& tile = *tile_of(item);
     const int64_t first = item % parts * heads, size = tile.queries * (a.q_heads / a.kv_heads) * stride;
     s.state.resize(heads * size);
     s.chunk.resize(size);
-    for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk)
+    for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk) {
+      const bool last = chunk == chunks_of(tile) - 1;
+      if (!last) worker.ask_for(&tile, chunk + 1);
+      else worker.ask_for(upcoming < items ? tile_of(upcoming) : nullptr, 0);
       for (int64_t h = 0; h < heads; ++h) {
-        worker.begin(tile, first + h, h ? 0 : heads);
-        if (chunk == 0) worker.reset(s.state.data() + h * size);
-        worker.partial(chunk, s.chunk.data());
-        worker.merge(s.state.data() + h * size, s.chunk.data());
-        if (chunk == chunks_of(tile) - 1) worker.finish(s.state.data() + h * size);
+        float* state = s.state.data() + h * size;
+        worker.begin(tile, first + h);
+        if (chunk == 0) worker.reset(state);
+        worker.partial(chunk, s.chunk.data(), (last ? upcoming % parts * heads : first) + h);
+        worker.merge(state, s.chunk.data());
+        if (last) worker.finish(state);
       }
+    }
   }
 }
 
