@@ -57,8 +57,10 @@ class Placement:
 
 
 def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str, str] = os.environ) -> Placement:
-    """bind: to a core each, but only where a core is left and no quota takes them all away at times; a bound thread
-    cannot go elsewhere when something else takes its core.
+    """How so many threads run there.
+
+    bind: to a core each, but only where a core is left and no quota takes them all away at times: a bound thread cannot
+    go elsewhere when something else takes its core.
     """
     found = {"OMP_NUM_THREADS": str(threads)}
     if not any(name in environ for name in _WAITING):

@@ -64,16 +64,22 @@ def _load_one_tokenizer() -> None:
     """A scheduler's process loads its tokenizer twice, for the scheduler and for its worker, over a second each."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    loaded: dict[str, Any] = {}
-
-    def get_tokenizer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        key = repr((args, sorted(kwargs.items())))
-        if key not in loaded:
-            loaded[key] = original(*args, **kwargs)
-        return loaded[key]
-
+    load = Once()
     for module in ("scheduler", "tp_worker"):
-        HookRegistry.register(f"sglang.srt.managers.{module}.get_tokenizer", get_tokenizer, HookType.AROUND)
+        HookRegistry.register(f"sglang.srt.managers.{module}.get_tokenizer", load, HookType.AROUND)
+
+
+class Once:
+    """Around a function: what it returned for the same arguments before."""
+
+    def __init__(self) -> None:
+        self._returned: dict[str, Any] = {}
+
+    def __call__(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        key = repr((args, sorted(kwargs.items())))
+        if key not in self._returned:
+            self._returned[key] = original(*args, **kwargs)
+        return self._returned[key]
 
 
 def _register_gguf_loader() -> None:

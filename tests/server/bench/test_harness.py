@@ -9,7 +9,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
+from running import wait_until
 
 from outrider.server.bench import harness
 from outrider.server.errors import UserError
@@ -98,3 +100,11 @@ def test_ratios_are_of_the_same_round() -> None:
     assert found == (2, 1, 3)
     assert found.cell == "2.00 (1.00 to 3.00)"
     assert found.spread == "1.00 to 3.00"
+
+
+def test_busy_processes_compute_and_are_gone_afterwards() -> None:
+    with harness.busy_processes(2):
+        children = psutil.Process().children()
+        assert len(children) == 2
+        wait_until(lambda: all(child.cpu_times().user > 0.1 for child in children), seconds=20)
+    assert not any(child.is_running() for child in children)
