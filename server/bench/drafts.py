@@ -1,8 +1,8 @@
 """Time of a draft beside the verification that it is for, by requests in a batch; no server.
 
 The verification is a decode step of the target on the kernels alone, gamma + 1 tokens a request: an engine around it
-takes longer, so that a draft's share there is smaller than here. Drafting, and observing the tokens that a step commits,
-are timed with the compiled kernels and in plain torch. All take turns, round by round; the quartiles of a share follow
+takes longer, so that a draft's share there is smaller than here. Drafting, and observing what a step commits, are timed
+with the compiled kernels and in plain torch. All take turns, round by round; the quartiles of a share follow
 its median. The parts are those of the compiled draft: what its operations took, and the rest. With one thread times are
 its processor time, which a busy machine disturbs least, otherwise wall-clock time.
 
@@ -68,8 +68,10 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(str(error)) from None
         target = _target(drafter.model.config, args.weights)
         print(f"\n{folder.name:>9}{'':>9}{'propose':>9}{'':9}{'observe':>9}{'':9}   share of verification")
-        print(f"{'requests':>9}{'verify':>9}{'torch':>9}{'ours':>9}{'torch':>9}{'ours':>9}   "
-              f"{'torch':25}{'ours':25}parts of ours")
+        print(
+            f"{'requests':>9}{'verify':>9}{'torch':>9}{'ours':>9}{'torch':>9}{'ours':>9}   "
+            f"{'torch':25}{'ours':25}parts of ours"
+        )
         for requests in counts:
             times, parts = measure(_arms(drafter, target, requests, args), args.rounds, clock)
             results[f"{folder.name}, {requests}"] = {"times": times, "parts": parts}

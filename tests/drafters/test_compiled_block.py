@@ -27,7 +27,9 @@ EACH = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 LENGTHS = torch.tensor([40, 1, 23, 17])
 
 
-def drafts(config: BlockConfig, dtype: torch.dtype, temperatures: list[float]) -> tuple[list[Draft], list[torch.Tensor]]:
+def drafts(
+    config: BlockConfig, dtype: torch.dtype, temperatures: list[float]
+) -> tuple[list[Draft], list[torch.Tensor]]:
     """The compiled and the plain draft of four requests with the same state, and the pools of both."""
     model = make_model(config).to(dtype)
     shared = (torch.randn(config.vocab_size, config.hidden_size) * 0.3).to(dtype)
@@ -78,7 +80,7 @@ def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(config: BlockCon
     error = (states[0] - states[1]).float().norm() / states[1].float().norm()
     assert error < 0.02
     assert (ours.confidence[:, 0] - plain.confidence[:, 0]).abs().max() < 0.05
-    distance = (ours.probs[1:, 0] - plain.probs[1:, 0]).abs().sum(-1) / 2  # the positions after depend on what was drawn
+    distance = (ours.probs[1:, 0] - plain.probs[1:, 0]).abs().sum(-1) / 2  # later ones depend on the draws
     assert distance.max() < 0.1
 
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from batches import ragged_attention
 
-from outrider.kernels.blocks import BLOCK, KINDS, block_linear, expand, pack_blocks, reference_block_linear
+from outrider.kernels.blocks import (
+    BLOCK,
+    KINDS,
+    block_linear,
+    expand,
+    pack_blocks,
+    quantise_q8_0,
+    reference_block_linear,
+)
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import multiply, pack_int8
 from outrider.kernels.layer import DecoderLayer, decoder_layer, reference_decoder_layer
@@ -77,6 +85,20 @@ def test_expands_as_gguf_does(kind, size):
     raw = random_blocks(kind, 24, 320, size)
     numbers = gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind])
     assert same_bits(expand(raw, kind, 24, 320), torch.from_numpy(np.ascontiguousarray(numbers)).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_quantised_rows_are_half_a_step_away_at_most(dtype):
+    weight = (torch.randn(24, 320, generator=torch.Generator().manual_seed(5)) * torch.logspace(-6, 3, 24)[:, None]).to(
+        dtype
+    )
+    weight[3, 32:64] = 0
+    raw = quantise_q8_0(weight)
+    scales = raw.view(24, -1, KINDS["Q8_0"])[..., :2].contiguous().view(torch.float16).float()
+    error = (expand(raw, "Q8_0", 24, 320).float() - weight.float()).abs().view(24, -1, BLOCK)
+    rounding = weight.float().abs().view(24, -1, BLOCK) * 2**-8  # expanded weights are bfloat16
+    assert (error <= scales * 0.5005 + rounding + 2**-25 * 127).all()
+    assert not error[3, 1].any()
 
 
 @COMPILED
