@@ -92,23 +92,17 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
 
     embedding: [V, d] of the target. head: [V', d], the target's rows that the model drafts from.
     """
-    config, markov, sure = model.config, model.markov_head, model.confidence_head
+    config, markov = model.config, model.markov_head
     known = (markov is None or type(markov) is MarkovHead) and config.head_dim % 32 == 0
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
     if not (known and even and native.fits(model.fc.weight, head)):
         return None
-    layers, w1, confidence = model.draft_layers, None, []
+    layers, w1 = model.draft_layers, None
     products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
     draft = [prepare(weight) for weight in (*products, head)]
     if markov is not None:
         w1 = markov.w1.weight
         draft.append(pack(markov.w2.weight))
-    if sure is not None:
-        of_state, of_token = sure.proj.weight[0].float().tensor_split([config.hidden_size])
-        each = sure.proj.bias.float().repeat(config.vocab_size)
-        if sure.with_markov and w1 is not None:
-            each += w1.float() @ of_token
-        confidence = [of_state.contiguous(), each.contiguous()]
     half, table = config.head_dim // 2, Rotary(config.head_dim, config.rope_theta, config.max_positions).table
     norms = [n.weight for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
     keys_values = torch.cat([layer.qkv.weight[layer.heads * layer.dim :] for layer in layers])
@@ -122,6 +116,17 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
         draft_norms=[*norms, model.norm.weight],
         observed_norms=[model.hidden_norm.weight, *(layer.k_norm.weight for layer in layers)],
         w1=w1,
-        sure=confidence,
+        sure=confidence_weights(model),
         vocab=model.vocab if config.draft_vocab_size else None,
     )
+
+
+def confidence_weights(model: BlockModel) -> list[torch.Tensor]:
+    """The confidence head's weight of a hidden state [d] and what it adds for each token before [V]; or nothing."""
+    head, markov, size = model.confidence_head, model.markov_head, model.config.hidden_size
+    if head is None:
+        return []
+    weight, constant = head.proj.weight[0].float(), head.proj.bias.float()
+    if markov is None or not head.with_markov:
+        return [weight[:size].contiguous(), constant.repeat(model.config.vocab_size)]
+    return [weight[:size].contiguous(), markov.w1.weight.float() @ weight[size:] + constant]

@@ -80,9 +80,7 @@ def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(config: BlockCon
     error = (states[0] - states[1]).float().norm() / states[1].float().norm()
     assert error < 0.02
     assert (ours.confidence[:, 0] - plain.confidence[:, 0]).abs().max() < 0.05
-    distance = (ours.probs[1:, 0] - plain.probs[1:, 0]).abs().sum(
-        -1
-    ) / 2  # the positions after depend on what was drawn
+    distance = (ours.probs[1:, 0] - plain.probs[1:, 0]).abs().sum(-1) / 2  # later ones depend on the draws
     assert distance.max() < 0.1
 
 

@@ -7,12 +7,14 @@ from batches import ragged_attention
 from instruction_sets import EACH_SET, before_a_guard
 
 from outrider.kernels.blocks import (
+    BLOCK,
     KINDS,
     block_depth,
     block_linear,
     expand,
     group_blocks,
     pack_blocks,
+    quantise_q8_0,
     reference_block_linear,
 )
 from outrider.kernels.cpu import native
@@ -94,6 +96,20 @@ def test_groups_are_what_they_say(group, dtype):
     raw, kind = group_blocks(codes, zeros, scales)
     expected = (codes.double().view(40, -1, group) - zeros[..., None]) * scales.double()[..., None]
     assert torch.equal(expand(raw, kind, 40, 256), expected.view(40, 256).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_quantised_rows_are_half_a_step_away_at_most(dtype):
+    weight = (torch.randn(24, 320, generator=torch.Generator().manual_seed(5)) * torch.logspace(-6, 3, 24)[:, None]).to(
+        dtype
+    )
+    weight[3, 32:64] = 0
+    raw = quantise_q8_0(weight)
+    scales = raw.view(24, -1, KINDS["Q8_0"])[..., :2].contiguous().view(torch.float16).float()
+    error = (expand(raw, "Q8_0", 24, 320).float() - weight.float()).abs().view(24, -1, BLOCK)
+    rounding = weight.float().abs().view(24, -1, BLOCK) * 2**-8  # expanded weights are bfloat16
+    assert (error <= scales * 0.5005 + rounding + 2**-25 * 127).all()
+    assert not error[3, 1].any()
 
 
 @COMPILED

@@ -48,7 +48,7 @@ void norm_heads(const Tensor& x, const Tensor& weight, double eps) {
   });
 }
 
-// Writes the keys and values of target features [N, m * d] at `slots` of every layer's pools; these skip the input norm.
+// Writes keys and values of target features [N, m * d] at `slots` of every layer's pools; these skip the input norm.
 // weights: fc and, stacked over the layers, the projections of keys and values. norms: hidden, each layer's keys.
 void observe_block(const Tensor& features, const Tensor& positions, const Tensor& slots, const Tensor& cos_sin,
                    at::TensorList keys, at::TensorList values, at::TensorList packed, at::IntArrayRef kinds,
@@ -104,7 +104,8 @@ void gather(const Tensor& table, const int64_t* rows, int64_t stride, const Tens
   for (int64_t i = 0; i < out.size(0); ++i) {
     const int64_t row = rows[i * stride];
     TORCH_CHECK(0 <= row && row < table.size(0), "token ", row, " is outside the vocabulary of ", table.size(0));
-    std::memcpy(static_cast<char*>(out.data_ptr()) + i * bytes, static_cast<char*>(table.data_ptr()) + row * bytes, bytes);
+    const char* from = static_cast<const char*>(table.data_ptr()) + row * bytes;
+    std::memcpy(static_cast<char*>(out.data_ptr()) + i * bytes, from, bytes);
   }
 }
 
@@ -124,8 +125,8 @@ Tensor block_states(const Tensor& embedded, const Places& places, const Tensor& 
     const int64_t query_heads = weights.outputs[first] / width - 2 * heads;
     TORCH_CHECK(query_heads > 0 && weights.outputs[first] == (query_heads + 2 * heads) * width,
                 "outputs of q|k|v are ", weights.outputs[first], ", which the pool's heads do not fit");
-    const Tensor& before = norms[first];
-    const Tensor qkv = weights.multiply(layer ? rms_norm(x, residual, before, eps) : rms_norm(residual, {}, before, eps), first);
+    const Tensor input = layer ? rms_norm(x, residual, norms[first], eps) : rms_norm(residual, {}, norms[first], eps);
+    const Tensor qkv = weights.multiply(input, first);
     const Tensor q = heads_at(qkv, 0, query_heads, width), k = heads_at(qkv, query_heads * width, heads, width);
     norm_heads(q, norms[first + 1], eps);
     norm_heads(k, norms[first + 2], eps);
@@ -145,9 +146,67 @@ void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, co
               sizes, ", got ", x.scalar_type(), " ", x.sizes());
 }
 
-// A draft of gamma tokens for each of R requests: tokens [R, gamma] and confidence [R, gamma], and the distribution each
-// token was drawn from, [R, gamma, V'], where a request is not greedy; rows of greedy ones are not written.
-// embedded: [R + 1, d], of the anchors and of the mask. weights: four a layer, the head and, with a Markov head, W2. norms: four a layer and the last one.
+// Draws the tokens of a draft from its logits, [R * gamma, V'] of hidden states [R, gamma, d].
+class Drawing {
+ public:
+  Drawing(const Tensor& states, const Tensor& logits, const Tensor& temperatures, const Tensor& uniforms,
+          at::TensorList sure, const std::optional<Tensor>& vocab)
+      : logits_(logits), states_(states), type_(type_of(logits, "logits")) {
+    const int64_t requests = states.size(0), gamma = states.size(1);
+    a_.columns = logits.size(-1);
+    a_.width = states.size(2);
+    check_dense(temperatures, at::kFloat, {requests}, "temperatures");
+    check_dense(uniforms, at::kFloat, {requests, gamma}, "uniforms");
+    if (vocab) check_dense(*vocab, at::kLong, {a_.columns}, "vocab");
+    a_.temperatures = temperatures.data_ptr<float>();
+    a_.uniforms = uniforms.data_ptr<float>();
+    a_.vocab = vocab ? vocab->data_ptr<int64_t>() : nullptr;
+    if (!sure.empty()) {
+      check_dense(sure[0], at::kFloat, {a_.width}, "the confidence's weight");
+      a_.state_weight = sure[0].data_ptr<float>();
+      a_.token_weight = sure[1].data_ptr<float>();
+    }
+    if (std::any_of(a_.temperatures, a_.temperatures + requests, [](float t) { return t > 0; }))
+      probs = at::empty({requests, gamma, a_.columns}, temperatures.options());
+    tokens = at::empty({requests, gamma}, temperatures.options().dtype(at::kLong));
+    confidence = at::empty({requests, gamma}, temperatures.options());
+  }
+
+  // Of every request's positions step, step + apart, ... bias: [R, V'], added to one position's logits.
+  // previous: the token before it, previous_stride apart.
+  void draw(int64_t step, int64_t apart, const Tensor& bias, const int64_t* previous, int64_t previous_stride) {
+    const Timed timed(SAMPLING);
+    const int64_t size = logits_.element_size();
+    ChooseArgs a = a_;
+    a.logits = static_cast<const char*>(logits_.data_ptr()) + step * a.columns * size;
+    a.states = static_cast<const char*>(states_.data_ptr()) + step * a.width * size;
+    a.bias = bias.defined() ? bias.data_ptr() : nullptr;
+    a.uniforms += step;
+    a.probs = probs ? probs->data_ptr<float>() + step * a.columns : nullptr;
+    a.tokens = tokens.data_ptr<int64_t>() + step;
+    a.confidence = confidence.data_ptr<float>() + step;
+    a.previous = previous;
+    a.previous_stride = previous_stride;
+    a.stride = apart;
+    a.rows = tokens.numel() / apart;
+    a.rows_per_request = tokens.size(1) / apart;
+    std::atomic<int64_t> next{0};
+    on_every_thread(a.rows, [&] { kernels().choose[type_](a, next); }, a.rows * a.columns * (probs ? 32 : 4));
+  }
+
+  std::optional<Tensor> probs;
+  Tensor tokens, confidence;
+
+ private:
+  const Tensor logits_, states_;
+  const int type_;
+  ChooseArgs a_{};
+};
+
+// A draft of gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, where a request is not
+// greedy, the distribution each token was drawn from, [R, gamma, V']; rows of greedy requests are not written there.
+// embedded: [R + 1, d], of the anchors and of the mask. weights: four a layer, the head and, with a Markov head, W2.
+// norms: four a layer and the last one.
 // w1: [V, r], none without a Markov head. sure: [d] and [V] float32, the confidence head's weight of a hidden state and
 // what it adds for the token before; empty without one. vocab: [V'], none for the identity.
 std::tuple<Tensor, std::optional<Tensor>, Tensor> propose_block(
@@ -156,66 +215,29 @@ std::tuple<Tensor, std::optional<Tensor>, Tensor> propose_block(
     at::TensorList keys, at::TensorList values, at::TensorList packed, at::IntArrayRef kinds, at::IntArrayRef outputs,
     at::TensorList norms, const std::optional<Tensor>& w1, at::TensorList sure, const std::optional<Tensor>& vocab,
     int64_t gamma, int64_t first_row, double eps) {
-  const int64_t requests = anchors.numel(), layers = keys.size(), columns = outputs[4 * layers];
+  const int64_t requests = rows.numel(), layers = keys.size();
   const Weights weights(packed, kinds, outputs, 4 * layers + (w1 ? 2 : 1));
-  const int type = type_of(embedded, "embedded");
   check_dense(embedded, embedded.scalar_type(), {requests + 1, embedded.size(-1)}, "embedded");
   check_dense(anchors, at::kLong, {requests}, "anchors");
-  check_dense(temperatures, at::kFloat, {requests}, "temperatures");
-  check_dense(uniforms, at::kFloat, {requests, gamma}, "uniforms");
+  TORCH_CHECK(sure.empty() || (w1 && sure.size() == 2), "a confidence head needs two weights and a Markov head");
   if (w1) check_dense(*w1, embedded.scalar_type(), {w1->size(0), w1->size(-1)}, "w1");
-  if (vocab) check_dense(*vocab, at::kLong, {columns}, "vocab");
-  if (!sure.empty()) {
-    check_dense(sure[0], at::kFloat, {embedded.size(1)}, "the confidence's weight");
-    check_dense(sure[1], at::kFloat, {w1 ? w1->size(0) : sure[1].numel()}, "the confidence of tokens");
-  }
+  if (!sure.empty()) check_dense(sure[1], at::kFloat, {w1->size(0)}, "the confidence of tokens");
   const Places places(seq_lens, rows, page_table, gamma + first_row);
   const Tensor states =
       block_states(embedded, places, rows, page_table, cos_sin, keys, values, weights, norms, eps)
           .narrow(1, first_row, gamma).contiguous();
-  const Tensor logits = weights.multiply(states, 4 * layers);
-  const float* heat = temperatures.data_ptr<float>();
-  std::optional<Tensor> probs;
-  if (std::any_of(heat, heat + requests, [](float t) { return t > 0; }))
-    probs = at::empty({requests, gamma, columns}, temperatures.options());
-  const Tensor tokens = at::empty({requests, gamma}, anchors.options());
-  const Tensor confidence = at::empty({requests, gamma}, temperatures.options());
-  const auto bytes = logits.element_size();
-  ChooseArgs a{};
-  a.temperatures = heat;
-  a.vocab = vocab ? vocab->data_ptr<int64_t>() : nullptr;
-  a.state_weight = sure.empty() ? nullptr : sure[0].data_ptr<float>();
-  a.token_weight = sure.empty() ? nullptr : sure[1].data_ptr<float>();
-  a.columns = columns;
-  a.width = states.size(2);
-  const auto choose = [&](int64_t step, int64_t stride, const Tensor& bias, const int64_t* previous, int64_t apart) {
-    const Timed timed(SAMPLING);
-    a.logits = static_cast<char*>(logits.data_ptr()) + step * columns * bytes;
-    a.states = static_cast<char*>(states.data_ptr()) + step * a.width * bytes;
-    a.bias = bias.defined() ? bias.data_ptr() : nullptr;
-    a.uniforms = uniforms.data_ptr<float>() + step;
-    a.probs = probs ? probs->data_ptr<float>() + step * columns : nullptr;
-    a.tokens = tokens.data_ptr<int64_t>() + step;
-    a.confidence = confidence.data_ptr<float>() + step;
-    a.previous = previous;
-    a.previous_stride = apart;
-    a.stride = stride;
-    a.rows = requests * gamma / stride;
-    a.rows_per_request = gamma / stride;
-    std::atomic<int64_t> next{0};
-    on_every_thread(a.rows, [&] { kernels().choose[type](a, next); }, a.rows * columns * (probs ? 32 : 4));
-  };
+  Drawing drawing(states, weights.multiply(states, 4 * layers), temperatures, uniforms, sure, vocab);
   if (!w1) {
-    choose(0, 1, {}, nullptr, 0);
-    return {tokens, probs, confidence};
+    drawing.draw(0, 1, {}, nullptr, 0);
+  } else {
+    const Tensor latents = at::empty({requests, w1->size(1)}, w1->options());
+    for (int64_t step = 0; step < gamma; ++step) {
+      const int64_t* previous = step ? drawing.tokens.data_ptr<int64_t>() + step - 1 : anchors.data_ptr<int64_t>();
+      gather(*w1, previous, step ? gamma : 1, latents);
+      drawing.draw(step, gamma, weights.multiply(latents, 4 * layers + 1), previous, step ? gamma : 1);
+    }
   }
-  const Tensor latents = at::empty({requests, w1->size(1)}, w1->options());
-  for (int64_t step = 0; step < gamma; ++step) {
-    const int64_t* previous = step ? tokens.data_ptr<int64_t>() + step - 1 : anchors.data_ptr<int64_t>();
-    gather(*w1, previous, step ? gamma : 1, latents);
-    choose(step, gamma, weights.multiply(latents, 4 * layers + 1), previous, step ? gamma : 1);
-  }
-  return {tokens, probs, confidence};
+  return {drawing.tokens, drawing.probs, drawing.confidence};
 }
 
 }  // namespace

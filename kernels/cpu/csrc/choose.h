@@ -35,14 +35,14 @@ void choose(const ChooseArgs& a, std::atomic<int64_t>& next) {
     const float top = largest(sums.data(), a.columns);
     if (a.state_weight) {
       const T* state = static_cast<const T*>(a.states) + row * a.width;
-      const float logit =
-          weighted(state, a.state_weight, a.width) + a.token_weight[a.previous[i * a.previous_stride]];
+      const float logit = weighted(state, a.state_weight, a.width) + a.token_weight[a.previous[i * a.previous_stride]];
       a.confidence[row] = 1.f / (1.f + std::exp(-logit));
     }
     int64_t column = std::find(sums.begin(), sums.end(), top) - sums.begin();
     if (temperature > 0 || !a.state_weight) {
       float* probs = temperature > 0 ? a.probs + row * a.columns : weights.data();
-      const float share = float(1 / exponentials(sums.data(), temperature > 0 ? temperature : 1.f, top, probs, a.columns));
+      const float heat = temperature > 0 ? temperature : 1.f;
+      const float share = float(1 / exponentials(sums.data(), heat, top, probs, a.columns));
       if (!a.state_weight) a.confidence[row] = share;  // the largest weight is 1
       if (temperature > 0) {
         for (int64_t c = 0; c < a.columns; ++c) probs[c] *= share;

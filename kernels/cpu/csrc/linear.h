@@ -83,7 +83,7 @@ void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t
     const auto again = [&weights](int64_t i, int64_t c) { return weights.again(i, c); };
     const bool fresh = item == begin || row == 0;
     if (fresh) weights.go_to(column / PANEL);
-    const int64_t few = fresh ? rows_at_once(rows) : 0;
+    const int64_t few = fresh ? std::min<int64_t>(ROWS, rows) : 0;
     product<PAIRS<T>>(few, x, x_stride, first, depth, padded, bias, out, out_stride);
     product<PAIRS<T>>(rows - few, x + few * x_stride, x_stride, again, depth, padded, bias, out + few * out_stride,
                       out_stride);

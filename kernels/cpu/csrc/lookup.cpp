@@ -10,9 +10,9 @@
 namespace outrider {
 namespace {
 
-// R texts by slot, each with its anchor [R] behind seq_lens [R] tokens -> for each of them gamma tokens from where the
-// latest of the longest matches was followed [R, gamma], and its length, how many matches of at least min_match tokens
-// were followed by the first of these tokens and how many by another one [R, 3]. Without a match the anchor, repeated.
+// For each of R texts, seq_lens [R] tokens by slot and an anchor [R] behind them: the gamma tokens that followed the
+// latest of the longest matches of its end [R, gamma], without a match the anchor, repeated; and [R, 3] that match's
+// length, how many matches of at least min_match tokens went on with the first of these tokens, how many with another.
 std::tuple<Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows,
                                   const Tensor& seq_lens, const Tensor& anchors, int64_t gamma, int64_t min_match,
                                   int64_t max_match) {
@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_
                 ": row ", row, " with ", length, " tokens is not in the page table ", page_table.sizes());
     const int32_t* places = page_table.data_ptr<int32_t>() + row * page_table.stride(0);
     for (int64_t i = 0; i < length; ++i)
-      TORCH_CHECK(0 <= places[i] && places[i] < slots, "request ", r, ": slot ", places[i], " is outside 0 .. ", slots - 1);
+      TORCH_CHECK(0 <= places[i] && places[i] < slots, "request ", r, ": slot ", places[i], " of ", slots);
     work += length * 16;
   }
   const auto one = [&](int64_t r) {

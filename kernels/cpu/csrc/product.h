@@ -44,21 +44,14 @@ inline void strip(const float* x, int64_t x_stride, const F& right, int64_t dept
   for (; c < width; c += W) tile<R, 1, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
 }
 
-// Rows of a register tile where `rows` are shared out evenly: one row alone would wait for its own sums.
-inline int64_t rows_at_once(int64_t rows) {
-  const int64_t passes = (rows + ROWS - 1) / ROWS;
-  return passes ? (rows + passes - 1) / passes : 0;
-}
-
 // right(i, c): the W numbers of the right-hand side from row i, column c on.
 template <bool PAIRS, typename F, typename O>
 inline void product(int64_t rows, const float* x, int64_t x_stride, const F& right, int64_t depth, int64_t width,
                     const float* bias, O* out, int64_t out_stride) {
-  const int64_t each = rows_at_once(rows);
-  for (int64_t r = 0; r < rows; r += each) {
+  for (int64_t r = 0; r < rows; r += ROWS) {
     const float* from = x + r * x_stride;
     O* to = out + r * out_stride;
-    switch (std::min(each, rows - r)) {
+    switch (std::min<int64_t>(ROWS, rows - r)) {
       case 1: strip<1, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
       case 2: strip<2, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
       case 3: strip<3, PAIRS>(from, x_stride, right, depth, width, bias, to, out_stride); break;
