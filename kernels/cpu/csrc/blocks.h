@@ -41,10 +41,10 @@ constexpr Place place_of_code(int64_t stream, int64_t n) {
 // STEP outputs of a span lie together: what their blocks share [BLOCKS][shared bytes][W], then for one block after the
 // other [BLOCKS] strips: codes, own scales. A panel has the spans of its first STEP outputs, then those of the next.
 inline int64_t span_of(const BlockFormat& f, int64_t column, int64_t block, int64_t blocks) {
-  return (column / STEP * (blocks / f.span) + block / f.span) * STEP * f.bytes();
+  return (column / STEP * f.spans(blocks) + f.spans(block)) * STEP * f.bytes();
 }
 constexpr int64_t strips_of(const BlockFormat& f, int64_t block) {  // in its span
-  return STEP * (f.shared + block % f.span * f.block());
+  return STEP * (f.shared + (block & (f.span - 1)) * f.block());
 }
 
 // A span as the checkpoint has it.
@@ -74,11 +74,11 @@ struct Span {
 template <BlockKind KIND>
 void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
   constexpr BlockFormat F = FORMATS[KIND];
-  const int64_t blocks = depth / BLOCK, size = PANEL * (blocks / F.span) * F.bytes();
+  const int64_t blocks = depth / BLOCK, size = PANEL * F.spans(blocks) * F.bytes();
   std::memset(panels + begin * size, 0, (end - begin) * size);
   for (int64_t c = begin * PANEL; c < std::min(end * PANEL, outputs); ++c)
     for (int64_t block = 0; block < blocks; ++block) {
-      const Span<KIND> span{raw + (c * (blocks / F.span) + block / F.span) * F.file};
+      const Span<KIND> span{raw + (c * F.spans(blocks) + F.spans(block)) * F.file};
       const int64_t k = block % F.span, strip = c % STEP / W, lane = c % W;
       uint8_t* to = panels + c / PANEL * size + span_of(F, c % PANEL, block, blocks);
       constexpr int64_t UNIT = GROUPED<KIND> ? 4 : 2;  // bytes of one of the shared numbers
@@ -247,7 +247,8 @@ class BlockPanels {
       : format_(format),
         expand_(expand),
         blocks_(a.depth / BLOCK),
-        size_(PANEL * (blocks_ / format.span) * format.bytes()),
+        each_(format.spans(STEP * format.bytes())),
+        size_(PANEL * format.spans(blocks_) * format.bytes()),
         packed_(static_cast<const uint8_t*>(a.packed)),
         last_(packed_ + a.panels * size_ - 1),
         mask_(a.rows > ROWS ? -1 : EACH - 1) {
@@ -256,25 +257,21 @@ class BlockPanels {
     buffer_ = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
   }
   void go_to(int64_t panel) { panel_ = packed_ + panel * size_; }
-  Vec first(int64_t i, int64_t c) const {
-    float* at = buffer_ + (i & mask_) * PANEL + c;
-    if (i % EACH == 0 && c % STEP == 0) {
-      const int64_t k = i / EACH;
-      const uint8_t* span = panel_ + span_of(format_, c, k, blocks_);
-      const uint8_t* next = span + strips_of(format_, k) + AHEAD;
-      for (int64_t byte = 0; byte < STEP * format_.bytes() / format_.span; byte += 64)
-        __builtin_prefetch(std::min(next + byte, last_));
-      expand_(span, k, at);
-    }
-    return load(at);
+  void enter(int64_t i, int64_t c, int64_t) const {
+    if (i % EACH) return;
+    const int64_t k = i / EACH;
+    const uint8_t* span = panel_ + span_of(format_, c, k, blocks_);
+    const uint8_t* next = span + strips_of(format_, k) + AHEAD;
+    for (int64_t byte = 0; byte < each_; byte += 64) __builtin_prefetch(std::min(next + byte, last_));
+    expand_(span, k, buffer_ + (i & mask_) * PANEL + c);
   }
-  Vec again(int64_t i, int64_t c) const { return load(buffer_ + i * PANEL + c); }
+  Vec at(int64_t i, int64_t c) const { return load(buffer_ + (i & mask_) * PANEL + c); }
 
  private:
   static constexpr int64_t EACH = PAIRS<T> ? BLOCK / 2 : BLOCK;
   const BlockFormat format_;
   const Function<const uint8_t*, int64_t, float*> expand_;
-  const int64_t blocks_, size_;
+  const int64_t blocks_, each_, size_;  // each_: bytes of a block of STEP columns, about
   const uint8_t *const packed_, *const last_, *panel_ = nullptr;
   const int64_t mask_;  // which of the depth are kept apart
   float* buffer_;

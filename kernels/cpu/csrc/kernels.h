@@ -1,6 +1,7 @@
 // What ops.cpp calls: one table of functions per instruction set, chosen once at load time.
 #pragma once
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -49,7 +50,7 @@ struct LinearArgs {
 };
 
 // How a checkpoint keeps a weight: BLOCK neighbours in depth have codes and perhaps scales of their own; `span` such
-// blocks share a scale (and a minimum or zero point). In the order of blocks.py.
+// blocks, a power of two, share a scale (and a minimum or zero point). In the order of blocks.py.
 enum BlockKind { Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, GROUPS_32, GROUPS_64, GROUPS_128, BLOCK_KINDS };
 constexpr int64_t BLOCK = 32;
 
@@ -59,6 +60,7 @@ struct BlockFormat {
   int64_t file;         // bytes of a span in the checkpoint
   constexpr int64_t block() const { return bits * BLOCK / 8 + own; }  // bytes once packed, per output
   constexpr int64_t bytes() const { return shared + span * block(); }
+  constexpr int64_t spans(int64_t blocks) const { return blocks >> std::countr_zero(uint64_t(span)); }
 };
 constexpr BlockFormat FORMATS[BLOCK_KINDS] = {
     {4, 1, 2, 0, 18},  {4, 1, 4, 0, 20}, {8, 1, 2, 0, 34}, {4, 8, 4, 2, 144}, {5, 8, 4, 2, 176},

@@ -10,7 +10,7 @@ namespace ISA {
 constexpr int64_t STEP = W * BLOCKS;  // columns of a register tile
 
 // out[r][c] = bias[c] + sum_i x[r][i] * right(i, c) for R rows and `width` columns, a multiple of W.
-// PAIRS: x and right hold two bf16 per lane, neighbours in depth.
+// PAIRS: x and right hold two bf16 per lane, neighbours in depth. right.enter(), if there is one, hears what comes.
 template <int R, int B, bool PAIRS, typename F, typename O>
 inline void tile(const float* x, int64_t x_stride, const F& right, int64_t column, int64_t depth, const float* bias,
                  O* out, int64_t out_stride) {
@@ -20,6 +20,7 @@ inline void tile(const float* x, int64_t x_stride, const F& right, int64_t colum
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + column + b * W) : Vec{};
   for (int64_t i = 0; i < depth; ++i) {
+    if constexpr (requires { right.enter(i, column, B * W); }) right.enter(i, column, B * W);
     Vec packed[B];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) packed[b] = right(i, column + b * W);
