@@ -1,7 +1,7 @@
 // Weights as the blocks of a checkpoint: codes q of 4 to 8 bits, and what a few neighbours in depth share to make
-// weights of them: d * q, d * q + m, d * q - m or (q - z) * d. They are expanded on the way to the product into the bf16
-// numbers of the unpacked model: less is read from memory, and the bits are those of linear(). Products are exact in
-// float32 (d, with the scale of a sub-block, has at most 18 bits): the sum rounds once, fused or not, then the bf16.
+// weights of them: d * q, d * q + m, d * q - m or (q - z) * d. They are expanded on the way to the product into the
+// bf16 numbers of the unpacked model: less is read from memory, and the bits are those of linear(). Products are exact
+// in float32 (d, with the scale of a sub-block, has at most 18 bits): the sum rounds once, fused or not, then the bf16.
 #pragma once
 #include <array>
 
@@ -56,8 +56,10 @@ struct Span {
   int code(int64_t k, int64_t i) const {
     if constexpr (KIND == Q4_K) return from[16 + k / 2 * 32 + i] >> k % 2 * 4 & 15;
     if constexpr (KIND == Q5_K) return (from[48 + k / 2 * 32 + i] >> k % 2 * 4 & 15) | (from[16 + i] >> k & 1) << 4;
-    if constexpr (KIND == Q6_K)
-      return (from[k / 4 * 64 + k % 2 * 32 + i] >> k / 2 % 2 * 4 & 15) | (from[128 + k / 4 * 32 + i] >> k % 4 * 2 & 3) << 4;
+    if constexpr (KIND == Q6_K) {
+      const int high = from[128 + k / 4 * 32 + i] >> k % 4 * 2 & 3;
+      return (from[k / 4 * 64 + k % 2 * 32 + i] >> k / 2 % 2 * 4 & 15) | high << 4;
+    }
     if constexpr (KIND == Q8_0) return from[2 + i];
     return from[FORMATS[KIND].shared + k * 16 + i % 16] >> i / 16 * 4 & 15;
   }
