@@ -252,7 +252,7 @@ class BlockPanels {
         each_(format.spans(STEP * format.bytes())),
         size_(PANEL * format.spans(blocks_) * format.bytes()),
         packed_(static_cast<const uint8_t*>(a.packed)),
-        last_(packed_ + a.panels * size_ - 1),
+        end_(packed_ + a.panels * size_),
         mask_(a.rows > ROWS ? -1 : EACH - 1) {
     static thread_local std::vector<float> room;
     room.resize((a.rows > ROWS ? blocks_ * EACH : EACH) * PANEL + 16);
@@ -264,7 +264,8 @@ class BlockPanels {
     const int64_t k = i / EACH;
     const uint8_t* span = panel_ + span_of(format_, c, k, blocks_);
     const uint8_t* next = span + strips_of(format_, k) + AHEAD;
-    for (int64_t byte = 0; byte < each_; byte += 64) __builtin_prefetch(std::min(next + byte, last_));
+    if (next + each_ <= end_)  // all of it or nothing: what lies past the end would be slow to ask for
+      for (int64_t byte = 0; byte < each_; byte += 64) __builtin_prefetch(next + byte);
     expand_(span, k, buffer_ + (i & mask_) * PANEL + c);
   }
   Vec at(int64_t i, int64_t c) const { return load(buffer_ + (i & mask_) * PANEL + c); }
@@ -274,7 +275,7 @@ class BlockPanels {
   const BlockFormat format_;
   const Function<const uint8_t*, int64_t, float*> expand_;
   const int64_t blocks_, each_, size_;  // each_: bytes of a block of STEP columns, about
-  const uint8_t *const packed_, *const last_, *panel_ = nullptr;
+  const uint8_t *const packed_, *const end_, *panel_ = nullptr;
   const int64_t mask_;  // which of the depth are kept apart
   float* buffer_;
 };
