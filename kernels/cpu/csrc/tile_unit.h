@@ -101,7 +101,7 @@ inline void store(void* to, int64_t stride) {
     std::memcpy(static_cast<uint8_t*>(to) + r * stride, from.bytes[r], state.shapes.row_bytes[T]);
 }
 
-// One fused sum of the products of the lower halves of the pairs and one of the upper, from 0; both together to the sum.
+// One fused sum of the products of the lower halves of the pairs and one of the upper, from 0; both together are added.
 __attribute__((noinline)) inline void add_row(const uint32_t* a, const uint32_t (*b)[16], int pairs, float* sums) {
   const auto number = [](uint32_t bits) { return __builtin_bit_cast(float, bits); };
   float lower[16] = {}, upper[16] = {};

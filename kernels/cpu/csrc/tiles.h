@@ -1,5 +1,5 @@
-// y = x W^T + bias by the tile unit, on the panels of pack() and pack_blocks() for pairs of bf16. A row's sums never mix
-// with another's, and go through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
+// y = x W^T + bias by the tile unit, on the panels of pack() and pack_blocks() for pairs of bf16. A row's sums never
+// mix with another's, and go through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
 #pragma once
 #include "blocks.h"
 #include "tile_unit.h"
@@ -70,8 +70,8 @@ class PanelBlocks {
   alignas(64) uint8_t last_[BYTES] = {};  // what 32 does not divide, then zeros
 };
 
-// The same of pack_blocks(), expanded one K-block ahead: the vectors work on it while the unit has the one before. Where
-// one pass of rows is not all, everything is kept for the others.
+// The same of pack_blocks(), expanded one K-block ahead: the vectors work on it while the unit has the one before.
+// Where one pass of rows is not all, everything is kept for the others.
 template <BlockKind KIND>
 class ExpandedBlocks {
  public:
@@ -98,7 +98,8 @@ class ExpandedBlocks {
 
  private:
   static constexpr BlockFormat F = FORMATS[KIND];
-  const uint8_t* span(int64_t k) const { return panel_ + span_of(F, 0, k, blocks_); }  // strips of a K-block lie together
+  // Strips of a K-block lie together.
+  const uint8_t* span(int64_t k) const { return panel_ + span_of(F, 0, k, blocks_); }
   void expand_block(int64_t k) const { expand<KIND, true>(span(k), k, buffer_ + (k & mask_) * PAIRS_OF_BLOCK); }
   const int64_t blocks_, size_;
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
