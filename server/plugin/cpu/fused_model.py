@@ -40,6 +40,7 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         backend = get_attn_backend()
         plain = input_embeds is None and pp_proxy_tensors is None and positions.ndim == 1
+        plain = plain and 0 not in self.layers_to_capture
         decoder = _decoder_of(self, backend) if plain else None
         if decoder is None:
             return original(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
@@ -66,7 +67,7 @@ def _prepare(model: Any, backend: Any) -> Decoder | None:
         return None
     layers = [fused_layer.prepared(module, backend) for module in model.layers]
     ropes = [module.self_attn.rotary_emb.cos_sin_cache for module in model.layers]
-    if 0 in model.layers_to_capture or any(layer is None for layer in layers):
+    if any(layer is None for layer in layers):
         return None
     if any(rope.data_ptr() != ropes[0].data_ptr() for rope in ropes):
         return None
