@@ -40,6 +40,7 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         backend = get_attn_backend()
         plain = input_embeds is None and pp_proxy_tensors is None and positions.ndim == 1
+        plain = plain and 0 not in self.layers_to_capture
         decoder = _decoder_of(self, backend) if plain else None
         if decoder is None:
             return original(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
@@ -55,8 +56,11 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
 def _decoder_of(model: Any, backend: Any) -> Decoder | None:
     """Made at the first step, when weights and cache are in place; None where SGLang's own loop stays."""
     pool = getattr(backend, "token_to_kv_pool", None)
-    if model.outrider_decoder is None or model.outrider_decoder[0] is not pool:
-        model.outrider_decoder = pool, _prepare(model, backend)
+    angles = getattr(getattr(model.layers[0], "self_attn", None), "rotary_emb", None)
+    key = pool, getattr(angles, "cos_sin_cache", None)  # SGLang may make either of them anew
+    known = model.outrider_decoder
+    if known is None or known[0][0] is not key[0] or known[0][1] is not key[1]:
+        model.outrider_decoder = key, _prepare(model, backend)
     return model.outrider_decoder[1]
 
 
@@ -64,20 +68,16 @@ def _prepare(model: Any, backend: Any) -> Decoder | None:
     group = model.pp_group
     if not (group.is_first_rank and group.is_last_rank and fused_layer.is_plain_norm(model.norm)):
         return None
-    layers = [fused_layer.prepared(module, backend) for module in model.layers]
-    ropes = [module.self_attn.rotary_emb.cos_sin_cache for module in model.layers]
-    if 0 in model.layers_to_capture or any(layer is None for layer in layers):
+    layers = [layer for module in model.layers if (layer := fused_layer.prepared(module, backend)) is not None]
+    if len(layers) < len(model.layers) or model.norm.variance_epsilon != layers[0].eps:
         return None
-    if any(rope.data_ptr() != ropes[0].data_ptr() for rope in ropes):
+    angles = [module.self_attn.rotary_emb.cos_sin_cache for module in model.layers]
+    if any(table.data_ptr() != angles[0].data_ptr() for table in angles):
         return None
     pool, ids = backend.token_to_kv_pool, [module.self_attn.attn.layer_id for module in model.layers]
+    pools = [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in ids]
     try:
-        return Decoder(
-            [layer for layer in layers if layer is not None],
-            [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in ids],
-            model.norm.weight.data,
-            ropes[0],
-        )
+        return Decoder(layers, pools, model.norm.weight.data, angles[0])
     except (ValueError, RuntimeError) as error:  # layers of several shapes
         logger.info("the model's layers do not run in one call: %s", error)
         return None
