@@ -259,7 +259,7 @@ class BlockPanels {
     buffer_ = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
   }
   void go_to(int64_t panel) { panel_ = packed_ + panel * size_; }
-  void enter(int64_t i, int64_t c, int64_t) const {
+  void enter(int64_t i, int64_t c) const {
     if (i % EACH) return;
     const int64_t k = i / EACH;
     const uint8_t* span = panel_ + span_of(format_, c, k, blocks_);
@@ -268,7 +268,8 @@ class BlockPanels {
       for (int64_t byte = 0; byte < each_; byte += 64) __builtin_prefetch(next + byte);
     expand_(span, k, buffer_ + (i & mask_) * PANEL + c);
   }
-  Vec at(int64_t i, int64_t c) const { return load(buffer_ + (i & mask_) * PANEL + c); }
+  Vec first(int64_t i, int64_t c) const { return load(buffer_ + (i & mask_) * PANEL + c); }
+  Vec again(int64_t i, int64_t c) const { return load(buffer_ + i * PANEL + c); }
 
  private:
   static constexpr int64_t EACH = PAIRS<T> ? BLOCK / 2 : BLOCK;

@@ -25,7 +25,7 @@ void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int6
 
 constexpr int64_t AHEAD = 8192;  // bytes between a weight that is read and the one that is asked for
 
-// A panel of pack().
+// A panel of pack(). Its first rows wait for memory, the others do not.
 template <typename T>
 class Panels {
  public:
@@ -35,13 +35,13 @@ class Panels {
         packed_(static_cast<const char*>(a.packed)),
         last_(packed_ + a.panels * size_ - 1) {}
   void go_to(int64_t panel) { panel_ = reinterpret_cast<const Number<T>*>(packed_ + panel * size_); }
-  void enter(int64_t i, int64_t c, int64_t width) const {
-    if (c * sizeof(Number<T>) % 64) return;
-    const char* from = reinterpret_cast<const char*>(panel_ + i * PANEL + c) + AHEAD;
-    for (int64_t byte = 0; byte < width * int64_t(sizeof(Number<T>)); byte += 64)
-      __builtin_prefetch(std::min(from + byte, last_));
+  Vec first(int64_t i, int64_t c) const {
+    const Number<T>* from = panel_ + i * PANEL + c;
+    if (c * sizeof(*from) % 64 == 0)
+      __builtin_prefetch(std::min(reinterpret_cast<const char*>(from) + AHEAD, last_));
+    return load(from);
   }
-  Vec at(int64_t i, int64_t c) const { return load(panel_ + i * PANEL + c); }
+  Vec again(int64_t i, int64_t c) const { return load(panel_ + i * PANEL + c); }
 
  private:
   const int64_t size_;
@@ -49,19 +49,23 @@ class Panels {
   const Number<T>* panel_ = nullptr;
 };
 
-// A panel for the rows that are not the first ones there: nothing of it is far away.
+// A panel for the rows that are first there, and for those after them.
 template <typename Weights>
-struct Near {
+struct First {
   const Weights& weights;
-  Vec operator()(int64_t i, int64_t c) const { return weights.at(i, c); }
+  void enter(int64_t i, int64_t c) const {
+    if constexpr (requires { weights.enter(i, c); }) weights.enter(i, c);
+  }
+  Vec operator()(int64_t i, int64_t c) const { return weights.first(i, c); }
 };
 template <typename Weights>
-struct First : Near<Weights> {
-  void enter(int64_t i, int64_t c, int64_t width) const { this->weights.enter(i, c, width); }
+struct Again {
+  const Weights& weights;
+  Vec operator()(int64_t i, int64_t c) const { return weights.again(i, c); }
 };
 
 // Items are pairs of a panel and a group of rows. A thread gets neighbouring ones: it reads on where it stopped.
-// weights.at(i, c) gives its numbers; the rows that are first at a panel call weights.enter(i, c, width) before.
+// weights.first(i, c) gives the numbers to the rows that are first at a panel, again(i, c) to those after them.
 template <typename T, typename Weights>
 void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
   static thread_local std::vector<float> widened;
@@ -90,8 +94,8 @@ void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t
       out_stride = PANEL;
     }
     const float* bias = a.bias ? a.bias + column : nullptr;
-    const First<Weights> first{{weights}};
-    const Near<Weights> again{weights};
+    const First<Weights> first{weights};
+    const Again<Weights> again{weights};
     const bool fresh = item == begin || row == 0;
     if (fresh) weights.go_to(column / PANEL);
     const int64_t few = fresh ? std::min<int64_t>(ROWS, rows) : 0;

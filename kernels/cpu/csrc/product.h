@@ -20,7 +20,7 @@ inline void tile(const float* x, int64_t x_stride, const F& right, int64_t colum
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + column + b * W) : Vec{};
   for (int64_t i = 0; i < depth; ++i) {
-    if constexpr (requires { right.enter(i, column, B * W); }) right.enter(i, column, B * W);
+    if constexpr (requires { right.enter(i, column); }) right.enter(i, column);
     Vec packed[B];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) packed[b] = right(i, column + b * W);
