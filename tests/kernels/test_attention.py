@@ -59,6 +59,17 @@ def test_float32_result_does_not_depend_on_the_batch(heads, dim, threads, attent
 
 
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [-1, 100])
+def test_compiled_result_of_a_prompt_does_not_depend_on_its_pieces(dtype, window):
+    q, k, v, batch = ragged_attention([300], [541], dtype=dtype)
+    together = flat_attention(q, k, v, batch, scale=0.125, window=window)
+    for token in range(300):
+        one = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125, window=window)
+        assert torch.equal(one[0], together[token]), f"token {token}"
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 def test_compiled_result_does_not_depend_on_the_threads(set_threads):
     q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700])
     results = []

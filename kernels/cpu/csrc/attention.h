@@ -8,34 +8,50 @@
 namespace ISA {
 
 constexpr float MASKED = -1e30f;
+constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
 constexpr const float* NONE = nullptr;
+
+// Room that begins with a cache line, so that no vector lies across two.
+class Room {
+ public:
+  float* of(int64_t numbers) {
+    if (int64_t(lines_.size()) * 16 < numbers) lines_.resize((numbers + 15) / 16);
+    return lines_[0].numbers;
+  }
+
+ private:
+  struct alignas(64) Line {
+    float numbers[16];
+  };
+  std::vector<Line> lines_;
+};
 
 // What one thread works with.
 struct Scratch {
-  std::vector<float> queries, keys, values, weights, chunk, state;
+  Room queries, keys, values, weights, chunk, state;
 };
 
-// The state of a row: `value_dim` weighted values, then the largest score, then the sum of the weights.
+// The state of a row: `value_dim` weighted values, then the largest score, then the sum of the weights. Weights are powers
+// of 2, and the largest score is in that unit.
 template <typename T>
 class TileWorker {
  public:
   TileWorker(const AttentionArgs& args, Scratch& scratch)
       : a(args), s(scratch), group(args.q_heads / args.kv_heads), state_stride(args.value_dim + 2),
         pairs(HAS_PAIRS && sizeof(T) == 2 && args.head_dim % (2 * W) == 0),
-        depth(pairs ? args.head_dim / 2 : args.head_dim) {
-    s.keys.resize(a.head_dim * STEP);
-    s.values.resize(CHUNK * a.value_dim);
-  }
+        depth(pairs ? args.head_dim / 2 : args.head_dim),
+        unit(1.44269504f * (args.logit_cap > 0 ? 1.f : args.scale)),
+        key_panels(scratch.keys.of(CHUNK * depth)), packed_values(scratch.values.of(CHUNK * args.value_dim)),
+        weights(scratch.weights.of(STRIP * CHUNK)) {}
 
   void begin(const Tile& tile, int64_t head) {
     t = &tile;
     kv_head = head;
     rows = tile.queries * group;
-    s.queries.resize(rows * a.head_dim);
-    s.weights.resize(rows * CHUNK);
+    queries = s.queries.of(rows * a.head_dim);
     for (int64_t i = 0; i < tile.queries; ++i) {
       const T* from = static_cast<const T*>(a.q) + (tile.first_query + i) * a.q_stride + head * group * a.head_dim;
-      float* to = s.queries.data() + i * group * depth;
+      float* to = queries + i * group * depth;
       if (pairs) std::memcpy(to, from, group * a.head_dim * sizeof(T));
       else
         for (int64_t d = 0; d < group * a.head_dim; d += W) store(to + d, load(from + d));
@@ -55,37 +71,11 @@ class TileWorker {
     soon_head = head_asked_for;
     const int64_t start = chunk * CHUNK, keys = keys_of(*t, chunk);
     const int32_t* slots = slots_of(*t, chunk);
-    const int64_t width = reached = (keys + W - 1) / W * W;
-    float* weights = s.weights.data();
-    for (int64_t j = 0; j < keys; j += STEP) {
-      const int64_t some = std::min(STEP, width - j);
-      pack_keys(slots, j, keys);
-      const float* queries = s.queries.data();
-      const auto packed = [this](int64_t i, int64_t c) { return load(s.keys.data() + i * STEP + c); };
-      if (pairs) product<true>(rows, queries, depth, packed, depth, some, NONE, weights + j, CHUNK);
-      else product<false>(rows, queries, depth, packed, depth, some, NONE, weights + j, CHUNK);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t position = t->first_position + r / group;
-      const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
-      const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
-      soften(weights + r * CHUNK, low, high, width, out + r * state_stride + a.value_dim);
-    }
-    const int64_t dim = a.value_dim;
-    const auto packed = [this, dim](int64_t i, int64_t c) { return load(s.values.data() + i * dim + c); };
-    const auto one = [this, slots](int64_t i, int64_t c) { return load(value(slots[i], kv_head) + c); };
-    // The values of two neighbours side by side in each lane; an odd last one beside itself, weighted 0.
-    const auto two = [this, slots, keys](int64_t i, int64_t c) {
-      return interleave(value(slots[2 * i], kv_head) + c, value(slots[std::min(2 * i + 1, keys - 1)], kv_head) + c);
-    };
+    reached = (keys + W - 1) / W * W;
+    packed_keys = 0;
     const bool once = rows <= ROWS;  // each value is used once: not worth a copy
-    const int64_t count = pairs ? (keys + 1) / 2 : keys;
-    for (int64_t i = 0; !once && i < count; ++i)
-      for (int64_t c = 0; c < dim; c += W) store(s.values.data() + i * dim + c, pairs ? two(i, c) : one(i, c));
-    if (pairs && once) product<true>(rows, weights, CHUNK, two, count, dim, NONE, out, state_stride);
-    else if (pairs) product<true>(rows, weights, CHUNK, packed, count, dim, NONE, out, state_stride);
-    else if (once) product<false>(rows, weights, CHUNK, one, count, dim, NONE, out, state_stride);
-    else product<false>(rows, weights, CHUNK, packed, count, dim, NONE, out, state_stride);
+    if (!once) pack_values(slots, keys);
+    for (int64_t r = 0; r < rows; r += STRIP) strip_of(r, std::min(STRIP, rows - r), start, keys, once, slots, out);
   }
 
   void reset(float* state) const {
@@ -97,9 +87,9 @@ class TileWorker {
     for (int64_t r = 0; r < rows; ++r, state += state_stride, part += state_stride) {
       float &top = state[a.value_dim], &mass = state[a.value_dim + 1];
       const float peak = std::max(top, part[a.value_dim]);
-      const float old = std::exp(top - peak), fresh = std::exp(part[a.value_dim] - peak);
+      const Vec old = exp2(splat(top - peak)), fresh = exp2(splat(part[a.value_dim] - peak));
       for (int64_t d = 0; d < a.value_dim; d += W) store(state + d, load(state + d) * old + load(part + d) * fresh);
-      mass = mass * old + part[a.value_dim + 1] * fresh;
+      mass = mass * old[0] + part[a.value_dim + 1] * fresh[0];
       top = peak;
     }
   }
@@ -133,8 +123,56 @@ class TileWorker {
     for (int64_t byte = 0; byte < int64_t(numbers * sizeof(T)); byte += 64) __builtin_prefetch(line + byte, 0, 2);
   }
 
+  // Rows [first, first + some) of a partial, from packed keys and values; what their last one does not see is left out.
+  void strip_of(int64_t first, int64_t some, int64_t start, int64_t chunk_keys, bool once, const int32_t* slots,
+                float* out) {
+    const int64_t last = t->first_position + (first + some - 1) / group + 1 - start;
+    const int64_t keys = a.causal ? std::max<int64_t>(0, std::min(chunk_keys, last)) : chunk_keys;
+    const int64_t width = (keys + W - 1) / W * W, dim = a.value_dim;
+    out += first * state_stride;
+    for (int64_t j = 0; j < width; j += STEP) {
+      float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for the strips to come
+      if (j >= packed_keys) pack_keys(panel, slots, j, chunk_keys);
+      const auto packed = [panel](int64_t i, int64_t c) { return load(panel + i * STEP + c); };
+      multiply(some, queries + first * depth, depth, packed, depth, std::min(STEP, width - j), weights + j, CHUNK);
+    }
+    for (int64_t r = 0; r < some; ++r) {
+      const int64_t position = t->first_position + (first + r) / group;
+      const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
+      const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
+      soften(weights + r * CHUNK, low, high, width, out + r * state_stride + dim);
+    }
+    const int64_t count = pairs ? (keys + 1) / 2 : keys;
+    const auto packed = [this, dim](int64_t i, int64_t c) { return load(packed_values + i * dim + c); };
+    const auto one = [this, slots](int64_t i, int64_t c) { return load(value(slots[i], kv_head) + c); };
+    const auto two = [this, slots, keys](int64_t i, int64_t c) { return pair(slots, i, c, keys); };
+    if (!once) multiply(some, weights, CHUNK, packed, count, dim, out, state_stride);
+    else if (pairs) multiply(some, weights, CHUNK, two, count, dim, out, state_stride);
+    else multiply(some, weights, CHUNK, one, count, dim, out, state_stride);
+  }
+
+  template <typename F>
+  void multiply(int64_t some, const float* x, int64_t x_stride, const F& right, int64_t deep, int64_t width, float* out,
+                int64_t out_stride) const {
+    if (pairs) product<true>(some, x, x_stride, right, deep, width, NONE, out, out_stride);
+    else product<false>(some, x, x_stride, right, deep, width, NONE, out, out_stride);
+  }
+
+  // The values of two neighbours side by side in each lane; an odd last one beside itself, weighted 0.
+  Vec pair(const int32_t* slots, int64_t i, int64_t c, int64_t keys) const {
+    return interleave(value(slots[2 * i], kv_head) + c, value(slots[std::min(2 * i + 1, keys - 1)], kv_head) + c);
+  }
+
+  void pack_values(const int32_t* slots, int64_t keys) {
+    const int64_t dim = a.value_dim;
+    for (int64_t i = 0; i < (pairs ? (keys + 1) / 2 : keys); ++i)
+      for (int64_t c = 0; c < dim; c += W)
+        store(packed_values + i * dim + c, pairs ? pair(slots, i, c, keys) : load(value(slots[i], kv_head) + c));
+  }
+
   // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those.
-  void pack_keys(const int32_t* slots, int64_t first, int64_t keys) {
+  void pack_keys(float* panel, const int32_t* slots, int64_t first, int64_t keys) {
+    packed_keys = first + STEP;
     for (int64_t j = first; j < std::min(keys, first + STEP); j += W) {
       const T* from[W];
       for (int64_t i = 0; i < W; ++i) {
@@ -153,32 +191,32 @@ class TileWorker {
           block[i] = pairs ? load(reinterpret_cast<const float*>(from[i]) + d) : load(from[i] + d);
         transpose(block);
 #pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) store(s.keys.data() + (d + i) * STEP + j - first, block[i]);
+        for (int i = 0; i < W; ++i) store(panel + (d + i) * STEP + j - first, block[i]);
       }
     }
   }
 
   // Scores of one row to weights; positions outside [low, high) get 0. Writes the largest score and the sum.
   __attribute__((noinline)) void soften(float* x, int64_t low, int64_t high, int64_t width, float* peak_and_mass) const {
+    if (a.logit_cap > 0)
+      for (int64_t j = 0; j < width; j += W) store(x + j, a.logit_cap * tanh(load(x + j) * a.scale / a.logit_cap));
     const IntVec lanes = iota();
-    Vec top = splat(MASKED), mass{};
     for (int64_t j = 0; j < width; j += W) {
-      Vec score = load(x + j) * a.scale;
-      if (a.logit_cap > 0) score = a.logit_cap * tanh(score / a.logit_cap);
+      if (low <= j && j + W <= high) continue;
       const IntVec seen = (lanes + int32_t(j) >= int32_t(low)) & (lanes + int32_t(j) < int32_t(high));
-      score = seen ? score : splat(MASKED);
-      top = max(top, score);
-      store(x + j, score);
+      store(x + j, seen ? load(x + j) : splat(MASKED));
     }
+    Vec top = splat(MASKED), mass{};
+    for (int64_t j = 0; j < width; j += W) top = max(top, load(x + j));
     const float peak = highest(top);
+    const float shift = peak > MASKED ? peak * unit : 0.f;  // where nothing is seen, MASKED stays far below
     for (int64_t j = 0; j < width; j += W) {
-      const Vec score = load(x + j);
-      const Vec weight = score > MASKED ? exp(score - peak) : Vec{};
+      const Vec weight = exp2(load(x + j) * unit - shift);
       mass += weight;
       if (pairs) store(reinterpret_cast<bf16*>(x) + j, weight);  // never ahead of what is still to be read
       else store(x + j, weight);
     }
-    peak_and_mass[0] = peak;
+    peak_and_mass[0] = peak > MASKED ? shift : MASKED;
     peak_and_mass[1] = sum(mass);
   }
 
@@ -187,8 +225,11 @@ class TileWorker {
   const int64_t group, state_stride;
   const bool pairs;
   const int64_t depth;
+  const float unit;  // of a score, in powers of 2
+  float *const key_panels, *const packed_values, *const weights;
+  float* queries = nullptr;
   const Tile* t = nullptr;
-  int64_t kv_head = 0;
+  int64_t kv_head = 0, packed_keys = 0;
   int64_t asked = 0, soon_keys = 0, soon_head = 0, reached = 0;  // keys that memory was asked for: of this chunk, the next
   const int32_t* soon_slots = nullptr;
 };
@@ -221,18 +262,17 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
     upcoming = next++;
     const Tile& tile = *tile_of(item);
     const int64_t first = item % parts * heads, size = tile.queries * (a.q_heads / a.kv_heads) * stride;
-    s.state.resize(heads * size);
-    s.chunk.resize(size);
+    float *states = s.state.of(heads * size), *part = s.chunk.of(size);
     for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk) {
       const bool last = chunk == chunks_of(tile) - 1;
       if (!last) worker.ask_for(&tile, chunk + 1);
       else worker.ask_for(upcoming < items ? tile_of(upcoming) : nullptr, 0);
       for (int64_t h = 0; h < heads; ++h) {
-        float* state = s.state.data() + h * size;
+        float* state = states + h * size;
         worker.begin(tile, first + h);
         if (chunk == 0) worker.reset(state);
-        worker.partial(chunk, s.chunk.data(), (last ? upcoming % parts * heads : first) + h);
-        worker.merge(state, s.chunk.data());
+        worker.partial(chunk, part, (last ? upcoming % parts * heads : first) + h);
+        worker.merge(state, part);
         if (last) worker.finish(state);
       }
     }
@@ -247,11 +287,11 @@ void merge(const AttentionArgs& a, std::atomic<int64_t>& next, const float* part
   for (int64_t item; (item = next++) < tiles * a.kv_heads;) {
     const int64_t tile = item / a.kv_heads, head = item % a.kv_heads, chunks = chunks_of(a.tiles[tile]);
     worker.begin(a.tiles[tile], head);
-    s.state.resize(worker.rows * stride);
-    worker.reset(s.state.data());
+    float* state = s.state.of(worker.rows * stride);
+    worker.reset(state);
     for (int64_t chunk = 0; chunk < chunks; ++chunk)
-      worker.merge(s.state.data(), partials + (offsets[tile] + head * chunks + chunk) * a.tile_rows * stride);
-    worker.finish(s.state.data());
+      worker.merge(state, partials + (offsets[tile] + head * chunks + chunk) * a.tile_rows * stride);
+    worker.finish(state);
   }
 }
 

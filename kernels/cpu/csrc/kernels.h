@@ -26,7 +26,7 @@ struct AttentionArgs {
 };
 
 constexpr int64_t CHUNK = 256;  // positions of one partial softmax; fixed, since the order of the sums depends on it
-constexpr int64_t TILE_ROWS = 48;  // queries x heads of a group, where a group is not larger by itself
+constexpr int64_t TILE_ROWS = 96;  // queries x heads of a group, where a group is not larger by itself
 inline int64_t chunks_of(const Tile& tile) { return (tile.end + CHUNK - 1) / CHUNK; }
 
 struct RopeArgs {

@@ -68,15 +68,22 @@ inline float scalar(bf16 x) {
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
+// Lane i of the result is lane i + H of x, round and round.
+template <std::size_t H, std::size_t... I>
+inline Vec turned(Vec x, std::index_sequence<I...>) {
+  return __builtin_shufflevector(x, x, int((I + H) % W)...);
+}
+// All lanes by `f`, first those half a vector apart: the same order everywhere.
+template <std::size_t H = W / 2, typename F>
+inline float fold(Vec x, const F& f) {
+  if constexpr (H == 0) return x[0];
+  else return fold<H / 2>(f(x, turned<H>(x, std::make_index_sequence<W>())), f);
+}
 inline float sum(Vec x) {
-  float total = 0;
-  for (int i = 0; i < W; ++i) total += x[i];
-  return total;
+  return fold(x, [](Vec a, Vec b) { return a + b; });
 }
 inline float highest(Vec x) {
-  float best = x[0];
-  for (int i = 1; i < W; ++i) best = x[i] > best ? x[i] : best;
-  return best;
+  return fold(x, [](Vec a, Vec b) { return max(a, b); });
 }
 inline IntVec iota() {
   IntVec x;
@@ -101,6 +108,28 @@ inline Vec exp(Vec x) {
   y *= reinterpret_cast<Vec>(power);
   y = x < -87.f ? Vec{} : y;
   return x > 88.3f ? splat(INFINITY) : y;
+}
+
+// 2^x to 1e-7 relative for x in [-126, 1], and 0 below (from -150 on with AVX-512). Minimax polynomial on [-1/2, 1/2].
+inline Vec exp2(Vec x) {
+#if defined(__AVX512F__)
+  const Vec clipped = x, n = _mm512_roundscale_ps(x, 0);
+#else
+  const Vec clipped = max(x, splat(-126.f)), n = clipped + 12582912.f - 12582912.f;  // rounds to the nearest integer
+#endif
+  const Vec r = clipped - n;
+  Vec y = splat(1.326472640e-3f);
+  y = y * r + 9.671512697e-3f;
+  y = y * r + 5.550733746e-2f;
+  y = y * r + 2.402224208e-1f;
+  y = y * r + 6.931469776e-1f;
+  y = y * r + 1.f;
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(y, n);
+#else
+  y *= reinterpret_cast<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23);
+  return x < -126.f ? Vec{} : y;
+#endif
 }
 
 inline Vec tanh(Vec x) { return 1.f - 2.f / (exp(x + x) + 1.f); }
