@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.distributed import get_tensor_model_parallel_world_size
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -46,7 +45,7 @@ class GgufLoader(DefaultModelLoader):
 
 
 def _can_keep_blocks(device: torch.device) -> bool:
-    plain = PluginConfig.from_env().quantization == "none" and get_tensor_model_parallel_world_size() == 1
+    plain = PluginConfig.from_env().quantization == "none" and torch.distributed.get_world_size() == 1
     return plain and device.type == "cpu" and native.available()
 
 

@@ -1,0 +1,77 @@
+"""SGLang's layers with weights from a GGUF file's blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_gguf
+import torch
+
+from outrider.kernels.cpu import native
+from outrider.kernels.linear import pack, packed_linear
+from outrider.server.engine import gguf_model
+from outrider.server.plugin import activate
+from outrider.server.plugin.loading.gguf_weights import GgufWeights
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="blocks are kept by the compiled kernels")
+OUT = "model.layers.0.self_attn.o_proj"
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GgufWeights:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return GgufWeights(gguf_model.prepare(tiny_gguf.write(tmp_path / "tiny.gguf", kind="Q8_0"), "tiny"))
+
+
+@pytest.fixture
+def config(weights: GgufWeights) -> Any:
+    activate()
+    from outrider.server.plugin.loading.gguf_loader import BlocksConfig
+
+    return BlocksConfig(weights)
+
+
+def linear(config: Any, inputs: int) -> Any:
+    from sglang.srt.layers.linear import ReplicatedLinear
+
+    return ReplicatedLinear(
+        inputs, tiny_gguf.WIDTH, bias=False, params_dtype=torch.bfloat16, quant_config=config, prefix=OUT
+    )
+
+
+def test_a_linear_layer(config: Any, weights: GgufWeights) -> None:
+    layer = linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
+    assert not list(layer.parameters())  # nothing is allocated for the expanded weight
+    layer.quant_method.process_weights_after_loading(layer)
+    x = torch.randn(3, tiny_gguf.HEADS * tiny_gguf.HEAD, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert torch.equal(layer(x)[0], packed_linear(x, pack(weights.expanded(f"{OUT}.weight"))))
+
+
+def test_an_embedding_that_is_the_head_as_well(config: Any, weights: GgufWeights) -> None:
+    from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    vocabulary, prefix = len(tiny_gguf.tokens()), "model.embed_tokens"
+    layer = VocabParallelEmbedding(
+        vocabulary, tiny_gguf.WIDTH, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, enable_tp=False
+    )
+    assert not list(layer.parameters())
+    layer.quant_method.process_weights_after_loading(layer)
+    expanded = weights.expanded(f"{prefix}.weight")
+    ids = torch.tensor([5, 1, 260])
+    assert torch.equal(layer.quant_method.embedding(layer, ids), expanded[ids])
+    x = torch.randn(2, tiny_gguf.WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert torch.equal(layer.quant_method.apply(layer, x), packed_linear(x, pack(expanded)))
+
+
+def test_what_no_layer_takes_goes_through_sglang(config: Any) -> None:
+    linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
+    left = dict(config.not_taken())
+    assert f"{OUT}.weight" not in left
+    assert {"model.norm.weight", "model.layers.0.input_layernorm.weight"} <= left.keys()
+
+
+def test_a_shape_that_is_not_the_configs(config: Any) -> None:
+    with pytest.raises(ValueError, match=r"o_proj.weight is \[64, 128\] in the file, \[64, 96\] by config.json"):
+        linear(config, 96)
