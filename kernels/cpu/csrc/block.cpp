@@ -110,7 +110,8 @@ void gather(const Tensor& table, const int64_t* rows, int64_t stride, const Tens
 }
 
 // Normed hidden states [R, queries, d] of each request's anchor and the masks behind it.
-// embedded: [R + 1, d], of the anchors and of the mask. weights of a layer: q|k|v, out, gate|up, down. Its norms: before attention, of queries, of keys, before the MLP.
+// embedded: [R + 1, d], of the anchors and of the mask. weights of a layer: q|k|v, out, gate|up, down. Its norms: before
+// attention, of queries, of keys, before the MLP.
 Tensor block_states(const Tensor& embedded, const Places& places, const Tensor& rows, const Tensor& page_table,
                     const Tensor& cos_sin, at::TensorList keys, at::TensorList values, const Weights& weights,
                     at::TensorList norms, double eps) {
