@@ -13,7 +13,7 @@ from typing import Any
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Weights of a model that is a folder with config.json."""
 SAMPLE_BYTES = 1 << 20
-STEP_REVISION = 1
+STEP_REVISION = 2
 """Raise it when a change to kernels or worker makes an engine's steps take another time: profiles measured before are
 then refused, and measured anew. A release that leaves steps alone keeps it, and with it everybody's profiles."""
 
@@ -24,8 +24,8 @@ class Fingerprint:
 
     device: its name, see `cpu_name`; for a GPU as its driver calls it. cores: the process may run on; threads: torch
     computes with (both 0 on a GPU, where they hardly matter). target: the served model, see `folder_digest`.
-    drafter: its name; drafter_checkpoint: digest of its folder, "" without one. kernels: compiled ones are in use.
-    step_revision: of what Outrider does in a step, see `STEP_REVISION`.
+    drafter: its name; drafter_checkpoint: digest of its folder, "" without one. instruction_set: of the compiled CPU
+    kernels, "none" without them, "" on a GPU. step_revision: of what Outrider does in a step, see `STEP_REVISION`.
     """
 
     device: str
@@ -37,7 +37,7 @@ class Fingerprint:
     drafter_checkpoint: str
     dtype: str
     attention_backend: str
-    kernels: bool
+    instruction_set: str
     sglang: str
     step_revision: int
 
@@ -54,8 +54,6 @@ class Fingerprint:
         """Raises ValueError naming the fields that are missing, unknown or of another type."""
         if not isinstance(data, dict):
             raise ValueError(f"a fingerprint is an object, not {type(data).__name__}")
-        if data.get("outrider") == "0.1.0":  # from before there were revisions: this one is the first
-            data = {name: value for name, value in data.items() if name != "outrider"} | {"step_revision": 1}
         names = {field.name: field.type for field in fields(cls)}
         wrong = [f"lacks {name}" for name in names if name not in data]
         wrong += [f"has an unknown {name}" for name in data if name not in names]

@@ -9,7 +9,7 @@ from pathlib import Path
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.cost.step_times import Point
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class PartialMeasurement:

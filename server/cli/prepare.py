@@ -21,6 +21,6 @@ def run(args: argparse.Namespace) -> int:
 
     folder = target.plain_folder(args.model) if args.unpack else target.find(args.model).path
     if not hardware.has_gpu():
-        hardware.has_kernels()  # compiles them
+        hardware.instruction_set()  # compiles them
     print(folder)
     return 0

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     resolved = resolve(settings, _say)
     on_cpu = resolved.settings.resolved_device == "cpu"
     if on_cpu:
-        hardware.has_kernels()  # ready before the engine needs them, which would otherwise be in its first request
+        hardware.instruction_set()  # ready before the engine needs them, which would otherwise be in its first request
     engine = engines.start(resolved)
 
     async def before_first() -> None:

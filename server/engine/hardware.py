@@ -30,8 +30,8 @@ def has_gpu() -> bool:
     return answer.returncode == 0 and "GPU" in answer.stdout
 
 
-def has_kernels() -> bool:
-    """Whether the compiled CPU kernels run here; builds them the first time, half a minute.
+def instruction_set() -> str:
+    """Of the compiled CPU kernels, "none" without them; builds them the first time, a minute.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def has_kernels() -> bool:
     from outrider.kernels.cpu import native
 
     try:
-        return native.available()
+        return native.instruction_set()
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -49,7 +49,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
         drafter_checkpoint=folder_digest(settings.drafter_path) if settings.drafter_path else "",
         dtype=dtype,
         attention_backend=" ".join(["flat" if on_cpu else "default", *settings.sglang_flags]),
-        kernels=on_cpu and hardware.has_kernels(),
+        instruction_set=hardware.instruction_set() if on_cpu else "",
         sglang=package_version("sglang"),
         step_revision=STEP_REVISION,
     )

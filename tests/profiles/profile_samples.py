@@ -16,7 +16,7 @@ HERE = Fingerprint(
     drafter_checkpoint="fedcba9876543210",
     dtype="bfloat16",
     attention_backend="outrider",
-    kernels=True,
+    instruction_set="avx512bf16",
     sglang="0.5.21",
     step_revision=1,
 )

@@ -64,13 +64,6 @@ def test_a_damaged_line_in_the_middle_costs_that_point_only(tmp_path: Path) -> N
     assert PartialMeasurement(path, HERE).points == [POINTS[0], *POINTS[2:5]]
 
 
-def test_a_measurement_from_before_there_were_revisions_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "partial.jsonl"
-    measured(path)
-    path.write_text(path.read_text().replace('"step_revision": 1', '"outrider": "0.1.0"'))
-    assert PartialMeasurement(path, HERE).points == list(POINTS[:5])
-
-
 def test_a_measurement_of_another_engine_starts_anew_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "partial.jsonl"
     measured(path)

@@ -7,7 +7,7 @@ from outrider.scheduler.calibration.model import Calibration
 from outrider.server.engine import checkpoints, profile_lookup, target
 from outrider.server.engine.settings import Settings
 
-OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "kernels"}
+OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
 
 
 def test_shipped_profiles_fit_the_default_engine() -> None:
