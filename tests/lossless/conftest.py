@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from asking import MODEL
 from running import Server
 
 from outrider.profiles import store
@@ -21,8 +22,8 @@ EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3
 @pytest.fixture(scope="session")
 def exact_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded model's weights in bfloat16, loaded as any folder's are; the other servers keep them in blocks."""
-    model = target.plain_folder(None)
-    yield from _serve(tmp_path_factory.mktemp("exact") / "log", "--model", model, "--drafter", "ngram")
+    model = ("--model", target.plain_folder(None), "--served-model-name", MODEL)
+    yield from _serve(tmp_path_factory.mktemp("exact") / "log", *model, "--drafter", "ngram")
 
 
 @pytest.fixture(scope="session")
