@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from outrider.drafters.base import DraftBatch, Features
-from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError, load
+from outrider.drafters.block import BlockConfig, BlockDrafter, load
 from outrider.kernels.blocks import KINDS
 from outrider.kernels.cpu import native
 from outrider.server.bench import harness
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
     for folder in args.drafters:
         try:
             drafter = _drafter(folder, max(counts), args.context)
-        except CheckpointError as error:
+            target = _target(drafter.model.config, args.weights)
+        except ValueError as error:  # a CheckpointError, or a kind whose blocks do not fit the target's shape
             raise UserError(str(error)) from None
-        target = _target(drafter.model.config, args.weights)
         print(f"\n{folder.name:>9}{'':>9}{'propose':>9}{'':9}{'observe':>9}{'':9}   share of verification")
         print(
             f"{'requests':>9}{'verify':>9}{'torch':>9}{'ours':>9}{'torch':>9}{'ours':>9}   "
