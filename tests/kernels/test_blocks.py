@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from batches import ragged_attention
+from batches import assert_same_layer
 from instruction_sets import EACH_SET, before_a_guard
 
 from outrider.kernels.blocks import (
@@ -19,7 +19,7 @@ from outrider.kernels.blocks import (
 )
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import multiply, pack_int8
-from outrider.kernels.layer import DecoderLayer, decoder_layer, reference_decoder_layer
+from outrider.kernels.layer import DecoderLayer
 from outrider.kernels.linear import pack, packed_linear
 
 COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -172,18 +172,7 @@ def test_a_layer_has_the_bits_of_its_operations(dtype, first):
     weights = [pack_blocks(random_blocks(k, *s), k, *s) for s, k in zip(shapes, kinds, strict=True) if k]
     weights.append(pack((rows_of(*shapes[3], torch.float32) / 8).to(dtype)))
     layer = DecoderLayer(weights, [torch.ones(hidden).to(dtype)] * 2, eps=1e-5, scale=width**-0.5)
-    q, k_pool, v_pool, batch = ragged_attention([1, 5, 3], [60, 9, 130], heads=(heads, kv_heads), dims=(width, width))
-    slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
-    cos_sin = torch.randn(200, width, generator=torch.Generator().manual_seed(1))
-    rows = torch.randn(2, len(q), hidden, generator=torch.Generator().manual_seed(2)).to(dtype)
-    found = []
-    for run in (decoder_layer, reference_decoder_layer):
-        x, residual = rows.clone()
-        pools = k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)
-        out = run(None if first else x, residual, layer, batch.positions, cos_sin, *pools, slots, batch)
-        found.append((out, residual, *pools))
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)  # slots nobody owns hold NaN
+    assert_same_layer(layer, dtype, heads=(heads, kv_heads), width=width, hidden=hidden, first=first)
     with pytest.raises(ValueError, match="prepared alike"):
         DecoderLayer([*weights[:3], pack_int8(torch.zeros(hidden, mlp))], layer.norms, eps=1e-5, scale=1.0)
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from batches import ragged_attention
+from batches import assert_same_layer
 
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import pack_int8
-from outrider.kernels.layer import DecoderLayer, decoder_layer, reference_decoder_layer
+from outrider.kernels.layer import DecoderLayer
 from outrider.kernels.linear import pack
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -27,20 +27,7 @@ def make_layer(prepare, dtype: torch.dtype) -> DecoderLayer:
 @pytest.mark.parametrize("first", [True, False])
 def test_same_bits_as_the_single_operations(prepare, dtype, first):
     layer = make_layer(prepare, dtype)
-    q, k_pool, v_pool, batch = ragged_attention([1, 5, 3], [60, 9, 130], heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
-    slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
-    cos_sin = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(1))
-    rows = torch.randn(2, len(q), HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
-    found = []
-    for run in (decoder_layer, reference_decoder_layer):
-        x, residual = rows.clone()
-        pools = k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)
-        out = run(None if first else x, residual, layer, batch.positions, cos_sin, *pools, slots, batch)
-        found.append((out, residual, *pools))
-    assert found[0][0].dtype == dtype
-    assert (found[0][2] != k_pool.to(dtype))[slots].any()  # keys were written
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)  # slots nobody owns hold NaN
+    assert_same_layer(layer, dtype, heads=(HEADS, KV_HEADS), width=WIDTH, hidden=HIDDEN, first=first)
 
 
 def test_what_does_not_fit_is_explained():
