@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
     capacity = parser.add_argument_group("capacity")
+    capacity.add_argument(
+        "--engines",
+        type=int,
+        metavar="N",
+        help="that share the machine's cores, or GPUs, behind one address (default: one per NUMA node of a CPU)",
+    )
     capacity.add_argument("--max-running-requests", type=int, metavar="N", help="decoded at the same time")
     capacity.add_argument("--max-total-tokens", type=int, metavar="N", help="size of the KV cache in tokens")
     capacity.add_argument(
@@ -104,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     on_cpu = resolved.settings.resolved_device == "cpu"
     if on_cpu:
         hardware.instruction_set()  # ready before the engine needs them, which would otherwise be in its first request
-    engine = engines.start(resolved)
+    engine = engines.start(resolved, settings.resolved_engines)
 
     async def before_first() -> None:
         if resolved.unmeasured and settings.tune:
@@ -142,9 +148,11 @@ def _announce(settings: Settings, engine: Engine) -> None:
         host = "127.0.0.1"
     url = f"http://{host}:{settings.port}"
     key = "  -H 'Authorization: Bearer '\"$OUTRIDER_API_KEY\" \\\n" if settings.api_key else ""
+    several = f"{settings.resolved_engines} engines, each with " if settings.resolved_engines > 1 else ""
+    capacity = f"{several}context {engine.context_length} tokens, KV cache {engine.max_total_tokens}"
     speculation = "speculation off" if settings.drafter == "off" else f"{settings.drafter} drafts of {settings.gamma}"
     _say(
-        f"Ready: {url}  (context {engine.context_length} tokens, KV cache {engine.max_total_tokens}, {speculation})\n\n"
+        f"Ready: {url}  ({capacity}, {speculation})\n\n"
         f"Try it:\n\n"
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f'  -d \'{{"model": "{manager.served_model_name}", "max_tokens": 64, '

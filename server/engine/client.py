@@ -6,12 +6,16 @@ from typing import Any
 
 
 async def generate(manager: Any, prompt: str | list[int], **sampling: Any) -> dict[str, Any]:
-    """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`."""
+    """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
+
+    Of several engines the first one's, whose records `control.read` returns.
+    """
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     key = "text" if isinstance(prompt, str) else "input_ids"
+    request = GenerateReqInput(**{key: prompt}, sampling_params=sampling, routed_dp_rank=0)
     answer: dict[str, Any] = {}
-    async for piece in manager.generate_request(GenerateReqInput(**{key: prompt}, sampling_params=sampling)):
+    async for piece in manager.generate_request(request):
         answer = piece
     return answer
 

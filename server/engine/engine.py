@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from multiprocessing.process import BaseProcess
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from outrider.server.engine import model_modules, threads, topology
+from outrider.server.engine import model_modules, several, threads, topology
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
@@ -44,7 +45,10 @@ class EngineDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine: SGLang's tokenizer manager here, its scheduler and detokenizer in processes of their own."""
+    """A running engine: SGLang's tokenizer manager here, its scheduler and detokenizer in processes of their own.
+
+    Where there are several engines: all of them. max_total_tokens is then that of each.
+    """
 
     tokenizer_manager: TokenizerManager
     template_manager: TemplateManager
@@ -111,10 +115,11 @@ class Engine:
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
-def start(resolved: Resolved) -> Engine:
+def start(resolved: Resolved, engines: int = 1) -> Engine:
     """Load the model and start the processes; returns when requests can be sent.
 
-    Raises UserError with the reason in one line when the engine cannot start.
+    engines: how many of the settings' engines; they share this process and the detokenizer. Raises UserError with the
+    reason in one line when one cannot start.
     """
     settings = resolved.settings
     run_dir = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
@@ -124,16 +129,19 @@ def start(resolved: Resolved) -> Engine:
         report = StartupReport(run_dir / "failure")
         # On a GPU, or with flags of SGLang's own, there may be several, of which SGLang knows more.
         alone = settings.resolved_device == "cpu" and not settings.sglang_flags
-        placement = Placement()
+        placements, waiting = [Placement()] * engines, None
+        environment: dict[str, str] = {}
         if settings.resolved_device == "cpu":
-            placement = threads.place(settings.resolved_threads, topology.here(), bind=alone)
-        environment, waiting = dict(placement.environment), None
+            parts = topology.here().split(settings.resolved_engines)[:engines]
+            placements = [threads.place(settings.resolved_threads, part, bind=alone) for part in parts]
+            environment = {**placements[0].environment} if engines == 1 else several.environment(parts)
         if alone:
             environment |= model_modules.environment(resolved.model.config.get("architectures") or ())
+        if alone and engines == 1:
             with threads.for_started_processes(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
         _load_plugin()
-        return _launch(resolved, run_dir, report, placement, environment, waiting)
+        return _launch(resolved, run_dir, report, placements, environment, waiting)
     except BaseException:
         _kill_children()
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -144,7 +152,7 @@ def _launch(
     resolved: Resolved,
     run_dir: Path,
     report: StartupReport,
-    placement: Placement,
+    placements: Sequence[Placement],
     environment: dict[str, str],
     waiting: WaitingScheduler | None,
 ) -> Engine:
@@ -154,16 +162,18 @@ def _launch(
     from outrider.server.engine.launcher import Launcher
 
     settings = resolved.settings
-    Launcher.waiting, Launcher.environment = waiting, environment
-    arguments = sglang_args.build(settings, resolved.model, resolved.memory)
-    arguments.custom_sigquit_handler = _on_sigquit
     verbose = settings.log_level == "debug"
+    ours = (report, placements, os.getpid(), verbose)
+    Launcher.waiting, Launcher.environment = waiting, environment
+    Launcher.controller = functools.partial(several.run_controller, *ours)
+    arguments = sglang_args.build(settings, resolved.model, resolved.memory, len(placements))
+    arguments.custom_sigquit_handler = _on_sigquit
     tempfile.tempdir = str(run_dir)  # where SGLang puts the sockets between its processes
     try:
         manager, templates, _, scheduler, watchdog, *_ = Launcher._launch_subprocesses(
             arguments,
             init_tokenizer_manager,
-            functools.partial(run_scheduler, report, placement, os.getpid(), verbose),
+            functools.partial(run_scheduler, *ours),
             functools.partial(run_detokenizer, report, os.getpid(), verbose),
         )
     except Exception as error:

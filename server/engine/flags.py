@@ -38,7 +38,7 @@ def add_target_flags(flags: Flags) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="that compute on a CPU (default: one per physical core, less one where there are more than 4)",
+        help="of an engine on a CPU (default: one per physical core, less one where there are more than 4)",
     )
 
 

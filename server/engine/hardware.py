@@ -18,16 +18,21 @@ _CGROUP_LIMITS = (
 
 
 @functools.cache
-def has_gpu() -> bool:
-    """Whether an NVIDIA driver answers. Asked without importing torch, which takes seconds."""
+def gpu_count() -> int:
+    """GPUs that an NVIDIA driver answers for. Asked without importing torch, which takes seconds."""
     command = shutil.which("nvidia-smi")
     if command is None:
-        return False
+        return 0
     try:
         answer = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return answer.returncode == 0 and "GPU" in answer.stdout
+        return 0
+    return sum(line.startswith("GPU") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
+
+
+def has_gpu() -> bool:
+    """Whether there is one."""
+    return gpu_count() > 0
 
 
 def instruction_set() -> str:

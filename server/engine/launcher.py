@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from sglang.srt.entrypoints import engine
@@ -15,22 +15,25 @@ from outrider.server.engine.process import signals_blocked
 class Launcher(engine.Engine):
     """Starts processes that leave signals to us, and uses the scheduler that is already waiting, if there is one.
 
-    environment: of the scheduler's process, beyond this one's.
+    environment: of the scheduler's process, beyond this one's. controller: target of the process that starts schedulers
+    where there are several engines.
     """
 
     waiting: ClassVar[WaitingScheduler | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
+    controller: ClassVar[Callable[..., None]]
 
     @classmethod
     def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
-        multiprocessing = engine.mp
+        multiprocessing, controller = engine.mp, engine.run_data_parallel_controller_process
         try:
+            engine.run_data_parallel_controller_process = cls.controller
             if cls.waiting is not None:
                 engine.mp = cls.waiting  # see prestart.py
             with signals_blocked(), threads.for_started_processes(cls.environment):
                 return super()._launch_scheduler_processes(*args, **kwargs)
         finally:
-            engine.mp = multiprocessing
+            engine.mp, engine.run_data_parallel_controller_process = multiprocessing, controller
 
     @classmethod
     def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ MAX_KV_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """max_total_tokens: size of the KV cache in tokens; None leaves it to SGLang (on a GPU it profiles)."""
+    """max_total_tokens: size of each engine's KV cache in tokens; None leaves it to SGLang (on a GPU it profiles)."""
 
     max_total_tokens: int | None
 
@@ -44,7 +44,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
     if settings.resolved_device == "cuda":
         return _plan_gpu(settings, model)
     float_size = 4 if settings.resolved_dtype == "float32" else 2
-    free = hardware.available_memory()
+    free = hardware.available_memory() // settings.resolved_engines
     weights = target.weight_bytes(model, float_size, in_blocks=settings.quantization == "none" and native.available())
     per_token = kv_bytes_per_token(model.config, float_size)
     room = free - weights - PROCESS_BYTES

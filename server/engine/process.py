@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -63,13 +63,18 @@ class StartupReport:
 
 
 def run_scheduler(
-    report: StartupReport, placement: Placement, parent: int, verbose: bool, *args: Any, **kwargs: Any
+    report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, *args: Any, **kwargs: Any
 ) -> None:
-    """Target of the scheduler process."""
-    placement.enter()
+    """Target of a scheduler process; placements: one per engine."""
+    placements[engine_of(args)].enter()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     _run(run_scheduler_process, "sglang.srt.managers.scheduler", report, parent, verbose, *args, **kwargs)
+
+
+def engine_of(scheduler_args: tuple[Any, ...]) -> int:
+    """The number of the engine that SGLang starts a scheduler of, its data-parallel rank; 0 where there is but one."""
+    return scheduler_args[5] or 0
 
 
 def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:

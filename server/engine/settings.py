@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
 from outrider.server.engine import hardware, threads, topology
+from outrider.server.engine.topology import Topology
 from outrider.server.errors import UserError
 from outrider.server.plugin.config import PluginConfig
 
@@ -38,7 +39,8 @@ class Settings:
     profile: folder or name of measured step costs and calibration; None finds the one that fits.
     tune: without a profile that fits, measure a quick one at start.
     max_total_tokens: tokens of the KV cache, all requests together.
-    threads: that the engine computes with, on a CPU.
+    engines: that share the machine and one HTTP process; None is one per NUMA node of a CPU.
+    threads: that an engine computes with, on a CPU.
     max_choices: largest `n` that one request may ask for.
     max_body_bytes: largest request body.
     drain_seconds: how long running requests may go on after SIGTERM.
@@ -66,6 +68,7 @@ class Settings:
     max_total_tokens: int | None = None
     chunked_prefill_size: int | None = None
     disable_radix_cache: bool = False
+    engines: int | None = None
     threads: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -94,8 +97,11 @@ class Settings:
                 self._require_between(name, least, 1 << 40)
         if self.chunked_prefill_size is not None and self.chunked_prefill_size != -1:
             self._require_between("chunked_prefill_size", 1, 1 << 40)
-        if self.threads is not None:
-            self._require_between("threads", 1, len(topology.here().cpus))
+        if self.engines is not None:
+            most = hardware.gpu_count() if self.resolved_device == "cuda" else len(topology.here().cores)
+            self._require_between("engines", 1, most)
+        if self.threads is not None and self.resolved_device == "cpu":
+            self._require_between("threads", 1, min(len(part.cpus) for part in self._parts))
         if self.api_key is not None and not self.api_key.strip():
             raise UserError("--api-key is empty; leave it out to serve without a key")
         if self.model is not None and not self.model.strip():
@@ -133,11 +139,22 @@ class Settings:
         return "bfloat16" if hardware.cpu_has_fast_bfloat16() else "float32"
 
     @property
+    def resolved_engines(self) -> int:
+        """With flags of SGLang's own, which may spread one engine over the nodes, only as many as are asked for."""
+        if self.engines is not None:
+            return self.engines
+        return 1 if self.resolved_device == "cuda" or self.sglang_flags else topology.here().nodes
+
+    @property
+    def _parts(self) -> tuple[Topology, ...]:
+        return topology.here().split(self.resolved_engines)
+
+    @property
     def resolved_threads(self) -> int:
-        """That the engine computes with; 0 on a GPU."""
+        """That an engine computes with; 0 on a GPU."""
         if self.resolved_device == "cuda":
             return 0
-        return self.threads or threads.default(topology.here())
+        return self.threads or min(threads.default(part) for part in self._parts)
 
     @property
     def plugin_config(self) -> PluginConfig:

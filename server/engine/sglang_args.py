@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider.server.engine import bundled_model
+from outrider.server.engine import bundled_model, several
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
@@ -34,6 +34,8 @@ OURS = {
     "reasoning_parser": "--reasoning-parser",
     "chat_template": "--chat-template",
     "log_level": "--log-level",
+    "dp_size": "--engines",
+    "load_balance_method": "--engines",
     "speculative_algorithm": "--drafter",
     "speculative_num_draft_tokens": "--gamma",
 }
@@ -42,7 +44,6 @@ NOT_HERE = {
     "tokenizer_worker_num": "one tokenizer process",
     "nnodes": "one machine",
     "node_rank": "one machine",
-    "dp_size": "one engine a server; start several servers behind a load balancer",
     "grpc_port": "HTTP only",
     "grpc_mode": "HTTP only",
     "smg_grpc_mode": "HTTP only",
@@ -61,7 +62,7 @@ NOT_HERE = {
 }
 
 
-def build(settings: Settings, model: Model, memory: MemoryPlan) -> ServerArgs:
+def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) -> ServerArgs:
     """Translate. Plugins must be loaded before, since they add choices to SGLang's flags."""
     from sglang.srt.server_args import ServerArgs
 
@@ -81,6 +82,8 @@ def build(settings: Settings, model: Model, memory: MemoryPlan) -> ServerArgs:
         "disable_radix_cache": settings.disable_radix_cache,
         # SGLang warns of much that is meant so here (no GPU, no CUDA graphs); info and debug show it.
         "log_level": "error" if settings.log_level == "warning" else settings.log_level,
+        "dp_size": engines,
+        "load_balance_method": several.BALANCE,
         "enable_metrics": True,
         "enable_cache_report": True,
     }

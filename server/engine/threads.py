@@ -40,7 +40,8 @@ def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
 class Placement:
     """What a scheduler's process is started with.
 
-    environment: variables. main: processors of its main thread, and of those threads that do not compute; empty: any.
+    environment: variables. main: processors of its main thread, and of those threads that are not bound to one; empty:
+    as the user's own variables say.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Placement:
 
 
 def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str, str] = os.environ) -> Placement:
-    """How so many threads run there.
+    """How so many threads run there, and nowhere else.
 
     bind: to a core each, but only where a core is left and no quota takes them all away at times: a bound thread cannot
     go elsewhere when something else takes its core.
@@ -66,8 +67,10 @@ def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str,
     if not any(name in environ for name in _WAITING):
         found["GOMP_SPINCOUNT"] = str(SPINS)
     roomy = topology.quota is None and threads < len(topology.cores)
-    if not bind or not roomy or any(name in environ for name in _BINDING):
+    if any(name in environ for name in _BINDING):
         return Placement(found)
+    if not bind or not roomy:
+        return Placement(found, frozenset(topology.cpus))
     bound = topology.cores[:threads]
     found |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core.cpus[0]}}}" for core in bound)}
     return Placement(found, frozenset(topology.cpus) - {cpu for core in bound[1:] for cpu in core.cpus})

@@ -7,6 +7,7 @@ cgroup's cpuset narrows, and the bandwidth limit of its cgroups (cpu.max in vers
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -37,6 +38,24 @@ class Topology:
     def usable_cores(self) -> int:
         """Cores that can be kept busy: a quota of 1.5 processors keeps one busy. At least one."""
         return len(self.cores) if self.quota is None else max(1, min(len(self.cores), int(self.quota)))
+
+    @property
+    def nodes(self) -> int:
+        """NUMA nodes that have cores here."""
+        return len({core.node for core in self.cores})
+
+    def split(self, parts: int) -> tuple[Topology, ...]:
+        """Into `parts` of neighbouring cores, each with its share of the quota: the nodes if there are as many, else
+        even ones. Raises ValueError where there are fewer cores."""
+        if not 1 <= parts <= len(self.cores):
+            raise ValueError(f"{len(self.cores)} cores cannot be split into {parts} parts")
+        quota = None if self.quota is None else self.quota / parts
+        if parts == self.nodes:
+            groups = [tuple(group) for _, group in itertools.groupby(self.cores, key=lambda core: core.node)]
+        else:
+            ends = [len(self.cores) * part // parts for part in range(parts + 1)]
+            groups = [self.cores[start:end] for start, end in itertools.pairwise(ends)]
+        return tuple(Topology(group, quota) for group in groups)
 
 
 @functools.cache

@@ -36,14 +36,14 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
 
 
 async def read(manager: Any) -> dict[str, Any]:
-    """The worker's records and its description; `manager` is SGLang's tokenizer manager."""
+    """What the worker recorded, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
     states = await manager.get_internal_state()
     state: dict[str, Any] = states[0]["outrider"]
     return state
 
 
 async def command(manager: Any, name: str) -> None:
-    """Have the worker do RELOAD or FORGET; returns when it is done."""
+    """Have every engine's worker do RELOAD or FORGET; returns when it is done."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     await manager.set_internal_state(SetInternalStateReq(server_args={name: 1}))

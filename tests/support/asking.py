@@ -38,7 +38,9 @@ def accepted_tokens(server: Server) -> float:
     return counter(server, "outrider_accepted_tokens_total")
 
 
-def counter(server: Server, name: str) -> float:
-    """A counter of the server's, over all its labels."""
+def counter(server: Server, name: str, **labels: str) -> float:
+    """A counter of the server's, over all labels that are not given."""
     lines = httpx.get(f"{server.url}/metrics", timeout=10).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.split()[-1]) for line in found if all(label in line for label in wanted))

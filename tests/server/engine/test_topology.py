@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from outrider.server.engine import topology
-from outrider.server.engine.topology import Core
+from outrider.server.engine.settings import Settings
+from outrider.server.engine.topology import Core, Topology
+from outrider.server.errors import UserError
 
 CPU = "sys/devices/system/cpu/cpu{}/topology/{}"
 NODE = "sys/devices/system/node/node{}/cpulist"
@@ -121,3 +123,31 @@ def test_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: floa
 
 def test_without_sys_every_processor_is_a_core(tmp_path: Path) -> None:
     assert topology.read(tmp_path, {0, 3}).cores == (Core(0, (0,)), Core(0, (3,)))
+
+
+def test_engines_get_a_node_each_or_even_parts() -> None:
+    def cpus(parts: tuple[Topology, ...]) -> list[tuple[int, ...]]:
+        return [part.cpus for part in parts]
+
+    two_nodes = Topology((Core(0, (0,)), Core(0, (1,)), Core(0, (2,)), Core(1, (3,))), quota=3.0)
+    assert two_nodes.nodes == 2
+    assert cpus(two_nodes.split(2)) == [(0, 1, 2), (3,)]
+    assert [part.quota for part in two_nodes.split(2)] == [1.5, 1.5]
+    assert cpus(two_nodes.split(1)) == [(0, 1, 2, 3)]
+    assert cpus(two_nodes.split(3)) == [(0,), (1,), (2, 3)]
+    assert cpus(Topology(tuple(Core(0, (i, i + 4)) for i in range(4))).split(2)) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    for wrong in (0, 5):
+        with pytest.raises(ValueError, match=f"4 cores cannot be split into {wrong} parts"):
+            two_nodes.split(wrong)
+
+
+def test_engines_and_their_threads_are_checked() -> None:
+    cores = len(topology.here().cores)
+    with pytest.raises(UserError, match=f"--engines is a number from 1 to {cores}, not {cores + 1}"):
+        Settings(device="cpu", engines=cores + 1)
+    each = Settings(device="cpu", engines=cores)
+    assert each.resolved_engines == cores
+    with pytest.raises(UserError, match="--threads is a number from 1 to"):
+        Settings(device="cpu", engines=cores, threads=len(topology.here().cpus) + 1)
+    assert Settings(device="cpu").resolved_engines == topology.here().nodes
+    assert Settings(device="cpu", sglang_flags=("--tp-size", "2")).resolved_engines == 1
