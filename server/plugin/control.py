@@ -19,7 +19,10 @@ def register() -> None:
 def _get(original: Any, scheduler: Any, request: Any) -> Any:
     output = original(scheduler, request)
     if hasattr(scheduler.draft_worker, "outrider_state"):
+        from sglang.srt.runtime_context import get_parallel
+
         output.internal_state["outrider"] = scheduler.draft_worker.outrider_state()
+        output.internal_state["outrider_engine"] = get_parallel().dp_rank or 0
     return output
 
 
@@ -37,8 +40,8 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
 
 async def read(manager: Any) -> dict[str, Any]:
     """What the worker recorded, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
-    states = await manager.get_internal_state()
-    state: dict[str, Any] = states[0]["outrider"]
+    states = await manager.get_internal_state()  # in the order in which they were received
+    state: dict[str, Any] = min(states, key=lambda state: state["outrider_engine"])["outrider"]
     return state
 
 
