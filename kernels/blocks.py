@@ -76,7 +76,7 @@ def pack_blocks(
         An unknown kind, a depth that is no multiple of the block's, bytes that do not fit the shape, a scale that is
         not finite.
     """
-    rows = _rows_of_blocks(raw, kind, outputs, depth)
+    rows = rows_of_blocks(raw, kind, outputs, depth)
     if bias is not None and bias.shape != (outputs,):
         raise ValueError(f"expected a bias [{outputs}], got {tuple(bias.shape)}")
     index = list(KINDS).index(kind)
@@ -136,7 +136,7 @@ def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tens
 
     Each line rounds once in float32 at most: scales have up to 18 bits, times a code up to 23.
     """
-    blocks = _rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
+    blocks = rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
     if kind.startswith("GROUPS_"):
         shared = blocks[..., :4].contiguous().view(torch.int32)
         scales, zeros = (shared & ~HIGHEST_ZERO).view(torch.float32), shared & HIGHEST_ZERO
@@ -192,8 +192,8 @@ def reference_block_linear(
     return reference_linear(x, expand(raw, kind, outputs, x.shape[-1]), bias)
 
 
-def _rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:
-    """raw as [outputs, bytes of a row], checked."""
+def rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:
+    """raw as [outputs, bytes of a row], checked as by `pack_blocks`."""
     if kind not in KINDS:
         raise ValueError(f"blocks of kind {kind} are not known, only {', '.join(KINDS)}")
     if depth % block_depth(kind):

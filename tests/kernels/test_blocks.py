@@ -6,6 +6,7 @@ import torch
 from batches import assert_same_layer
 from instruction_sets import EACH_SET, before_a_guard
 
+from outrider.kernels.block_rows import BlockRows
 from outrider.kernels.blocks import (
     BLOCK,
     KINDS,
@@ -85,6 +86,26 @@ def test_expands_as_gguf_does(kind, size):
     raw = random_blocks(kind, 24, 1280, size)
     numbers = gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind])
     assert same_bits(expand(raw, kind, 24, 1280), torch.from_numpy(np.ascontiguousarray(numbers)).bfloat16())
+
+
+@COMPILED
+@EACH_SET
+@EACH_KIND
+@pytest.mark.parametrize("size", [None, 3e-7], ids=["usual", "subnormal"])
+def test_rows_have_the_bits_of_the_expanded_weight(instruction_set, kind, size):
+    depth = 3 * block_depth(kind)
+    raw = before_a_guard(random_blocks(kind, 24, depth, size))
+    rows = torch.tensor([23, 0, 7, 23], dtype=torch.int32)
+    assert same_bits(BlockRows(raw, kind, depth)[rows], expand(raw, kind, 24, depth)[rows])
+
+
+def test_rows_are_checked_once_and_must_be_there():
+    raw = random_blocks("Q8_0", 4, 64)
+    with pytest.raises(RuntimeError if native.available() else IndexError, match="4"):
+        BlockRows(raw, "Q8_0", 64)[torch.tensor([0, 4])]
+    with_scales(raw.view(4, 2, -1), "Q8_0", torch.full((4, 2, 2), torch.inf).half())
+    with pytest.raises(ValueError, match="not finite"):
+        BlockRows(raw, "Q8_0", 64)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from batches import ragged_attention
-from instruction_sets import EACH_SET
+from instruction_sets import EACH_SET, before_a_guard
 
 from outrider.kernels import fused
-from outrider.kernels.attention import flat_attention, reference_attention
+from outrider.kernels.attention import FlatBatch, flat_attention, reference_attention
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear
 from outrider.kernels.linear import pack, packed_linear, reference_linear
@@ -33,6 +33,20 @@ def test_attention(dtype, tolerance):
     for options in ({}, {"logit_cap": 3.0}, {"causal": False, "window": 20}):
         got, expected = (f(q, k, v, batch, scale=0.2, **options) for f in (flat_attention, reference_attention))
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (48, 80)], ids=str)
+def test_decoding_many_requests_has_the_bits_of_their_prompts(dtype, dims):
+    """A token's few rows meet the cache as it lies, heads together; a prompt's many rows meet a packed one."""
+    q, k, v, batch = ragged_attention([7, 9, 25, 40], [7, 270, 33, 530], heads=(6, 2), dims=dims, dtype=dtype)
+    q, k, v = (before_a_guard(x) for x in (q, k, v))
+    tokens = torch.arange(batch.tokens)
+    rows, lens = batch.rows[batch.requests_of_tokens], (batch.positions + 1).int()
+    decode = FlatBatch(torch.arange(batch.tokens + 1).int(), lens, rows, before_a_guard(batch.page_table))
+    for window in (-1, 20):
+        together, one_by_one = (flat_attention(q, k, v, b, scale=0.2, window=window) for b in (batch, decode))
+        assert torch.equal(together, one_by_one), f"tokens {tokens[(together != one_by_one).flatten(1).any(1)].tolist()}"
 
 
 @TYPES

@@ -1,9 +1,8 @@
-// Flat paged attention. A tile's rows (queries x heads of a group) meet the positions of one KV head in chunks of CHUNK.
+// Flat paged attention. A tile's rows (queries x heads of a group) meet the positions of a KV head in chunks of CHUNK.
 // Every chunk gives a partial softmax; partials are merged in the order of the positions, whoever computed them, and
 // a row's sums never mix with another's: the result of a query depends neither on its batch nor on the threads.
 #pragma once
-#include "kernels.h"
-#include "product.h"
+#include "few_rows.h"
 
 namespace ISA {
 
@@ -31,6 +30,12 @@ struct Scratch {
   Room queries, keys, values, weights, chunk, state;
 };
 
+// The positions of a chunk of a tile, by the slots of their keys and values.
+struct Positions {
+  const int32_t* slots = nullptr;
+  int64_t count = 0, first_head = 0;  // first_head: from which KV head on they are wanted
+};
+
 // The state of a row: `value_dim` weighted values, then the largest score, then the sum of the weights. Weights are powers
 // of 2, and the largest score is in that unit.
 template <typename T>
@@ -42,49 +47,59 @@ class TileWorker {
         depth(pairs ? args.head_dim / 2 : args.head_dim),
         unit(1.44269504f * (args.logit_cap > 0 ? 1.f : args.scale)),
         key_panels(scratch.keys.of(CHUNK * depth)), packed_values(scratch.values.of(CHUNK * args.value_dim)),
-        weights(scratch.weights.of(STRIP * CHUNK)) {}
+        weights(scratch.weights.of(std::max(STRIP, args.kv_heads * ROWS) * CHUNK)) {}
 
-  void begin(const Tile& tile, int64_t head) {
+  // How many of the heads of an item are worked on together.
+  int64_t heads_at_once(const Tile& tile) const { return tile.queries * group <= ROWS ? a.heads_of_item : 1; }
+
+  // Some queries of a request and KV heads from `head` on.
+  void begin(const Tile& tile, int64_t head, int64_t some_heads = 1) {
     t = &tile;
     kv_head = head;
+    heads = some_heads;
     rows = tile.queries * group;
-    queries = s.queries.of(rows * a.head_dim);
-    for (int64_t i = 0; i < tile.queries; ++i) {
-      const T* from = static_cast<const T*>(a.q) + (tile.first_query + i) * a.q_stride + head * group * a.head_dim;
-      float* to = queries + i * group * depth;
-      if (pairs) std::memcpy(to, from, group * a.head_dim * sizeof(T));
-      else
-        for (int64_t d = 0; d < group * a.head_dim; d += W) store(to + d, load(from + d));
+    queries = s.queries.of(heads * rows * a.head_dim);
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < tile.queries; ++i) {
+        const int64_t query = (tile.first_query + i) * a.q_stride + (head + h) * group * a.head_dim;
+        const T* from = static_cast<const T*>(a.q) + query;
+        float* to = queries + (h * rows + i * group) * depth;
+        if (pairs) std::memcpy(to, from, group * a.head_dim * sizeof(T));
+        else
+          for (int64_t d = 0; d < group * a.head_dim; d += W) store(to + d, load(from + d));
+      }
+  }
+
+  // The partial softmax of one chunk, [heads][rows][state_stride]. While it is worked on, memory is asked for the keys
+  // and values of `next`, which comes after it.
+  void partial(int64_t chunk, float* out, const Positions& next = {}) {
+    const int64_t start = chunk * CHUNK;
+    const Positions now = positions(*t, chunk, kv_head);
+    soon = next;
+    if (rows <= ROWS) {
+      with_rows(rows, [&](auto r) {
+        if (pairs) few_rows<r, true>(now, start, out);
+        else few_rows<r, false>(now, start, out);
+      });
+      return;
     }
-  }
-
-  // While the chunks from now on are worked on, memory is asked for the keys and values of this one, of each head what
-  // the same head's work gives time for. tile null: of none.
-  void ask_for(const Tile* tile, int64_t chunk) {
-    asked = std::min(soon_keys, reached);
-    soon_keys = tile ? keys_of(*tile, chunk) : 0;
-    soon_slots = tile ? slots_of(*tile, chunk) : nullptr;
-  }
-
-  // The partial softmax of one chunk, [rows][state_stride]. soon_head: whose part of the chunk of ask_for is asked for.
-  void partial(int64_t chunk, float* out, int64_t head_asked_for = 0) {
-    soon_head = head_asked_for;
-    const int64_t start = chunk * CHUNK, keys = keys_of(*t, chunk);
-    const int32_t* slots = slots_of(*t, chunk);
-    reached = (keys + W - 1) / W * W;
     packed_keys = 0;
-    const bool once = rows <= ROWS;  // each value is used once: not worth a copy
-    if (!once) pack_values(slots, keys);
-    for (int64_t r = 0; r < rows; r += STRIP) strip_of(r, std::min(STRIP, rows - r), start, keys, once, slots, out);
+    pack_values(now.slots, now.count);
+    for (int64_t r = 0; r < rows; r += STRIP) strip_of(r, std::min(STRIP, rows - r), start, now, out);
+  }
+
+  Positions positions(const Tile& tile, int64_t chunk, int64_t head) const {
+    const int32_t* slots = a.page_table + a.rows[tile.request] * a.page_stride + chunk * CHUNK;
+    return {slots, std::min(CHUNK, tile.end - chunk * CHUNK), head};
   }
 
   void reset(float* state) const {
-    std::fill(state, state + rows * state_stride, 0.f);
-    for (int64_t r = 0; r < rows; ++r) state[r * state_stride + a.value_dim] = MASKED;
+    std::fill(state, state + heads * rows * state_stride, 0.f);
+    for (int64_t r = 0; r < heads * rows; ++r) state[r * state_stride + a.value_dim] = MASKED;
   }
 
   __attribute__((noinline)) void merge(float* state, const float* part) const {
-    for (int64_t r = 0; r < rows; ++r, state += state_stride, part += state_stride) {
+    for (int64_t r = 0; r < heads * rows; ++r, state += state_stride, part += state_stride) {
       float &top = state[a.value_dim], &mass = state[a.value_dim + 1];
       const float peak = std::max(top, part[a.value_dim]);
       const Vec old = exp2(splat(top - peak)), fresh = exp2(splat(part[a.value_dim] - peak));
@@ -95,21 +110,17 @@ class TileWorker {
   }
 
   void finish(const float* state) const {
-    for (int64_t r = 0; r < rows; ++r, state += state_stride) {
-      const int64_t token = t->first_query + r / group, head = kv_head * group + r % group;
+    for (int64_t r = 0; r < heads * rows; ++r, state += state_stride) {
+      const int64_t token = t->first_query + r % rows / group, head = (kv_head + r / rows) * group + r % group;
       T* to = static_cast<T*>(a.out) + (token * a.q_heads + head) * a.value_dim;
       const float share = 1.f / state[a.value_dim + 1];
       for (int64_t d = 0; d < a.value_dim; d += W) store(to + d, load(state + d) * share);
     }
   }
 
-  int64_t rows = 0;
+  int64_t rows = 0;  // of a head
 
  private:
-  int64_t keys_of(const Tile& tile, int64_t chunk) const { return std::min(CHUNK, tile.end - chunk * CHUNK); }
-  const int32_t* slots_of(const Tile& tile, int64_t chunk) const {
-    return a.page_table + a.rows[tile.request] * a.page_stride + chunk * CHUNK;
-  }
   const T* key(int32_t slot, int64_t head) const {
     return static_cast<const T*>(a.k_pool) + slot * a.k_stride + head * a.head_dim;
   }
@@ -123,32 +134,66 @@ class TileWorker {
     for (int64_t byte = 0; byte < int64_t(numbers * sizeof(T)); byte += 64) __builtin_prefetch(line + byte, 0, 2);
   }
 
-  // Rows [first, first + some) of a partial, from packed keys and values; what their last one does not see is left out.
-  void strip_of(int64_t first, int64_t some, int64_t start, int64_t chunk_keys, bool once, const int32_t* slots,
-                float* out) {
+  // What rows [first, first + some) see of a chunk's positions from `start` on.
+  int64_t keys_of(int64_t first, int64_t some, int64_t start, int64_t count) const {
     const int64_t last = t->first_position + (first + some - 1) / group + 1 - start;
-    const int64_t keys = a.causal ? std::max<int64_t>(0, std::min(chunk_keys, last)) : chunk_keys;
-    const int64_t width = (keys + W - 1) / W * W, dim = a.value_dim;
-    out += first * state_stride;
-    for (int64_t j = 0; j < width; j += STEP) {
-      float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for the strips to come
-      if (j >= packed_keys) pack_keys(panel, slots, j, chunk_keys);
-      const auto packed = [panel](int64_t i, int64_t c) { return load(panel + i * STEP + c); };
-      multiply(some, queries + first * depth, depth, packed, depth, std::min(STEP, width - j), weights + j, CHUNK);
-    }
+    return a.causal ? std::max<int64_t>(0, std::min(count, last)) : count;
+  }
+
+  // Scores become weights, [some][CHUNK]; into out the largest score and the sum.
+  void soften_all(float* x, int64_t first, int64_t some, int64_t start, int64_t keys, float* out) const {
     for (int64_t r = 0; r < some; ++r) {
       const int64_t position = t->first_position + (first + r) / group;
       const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
       const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
-      soften(weights + r * CHUNK, low, high, width, out + r * state_stride + dim);
+      soften(x + r * CHUNK, low, high, (keys + W - 1) / W * W, out + r * state_stride + a.value_dim);
     }
-    const int64_t count = pairs ? (keys + 1) / 2 : keys;
+  }
+
+  float* weights_of(int64_t row) const { return weights + row * CHUNK; }
+
+  // The partial of all rows of all heads, where they are few.
+  template <int R, bool PAIRS>
+  void few_rows(const Positions& now, int64_t start, float* out) {
+    const int64_t keys = keys_of(0, R, start, now.count), dim = a.value_dim;
+    key_rows.read(a.k_pool, a.k_stride, kv_head * a.head_dim, now.slots, now.count);
+    key_rows.then(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
+    for (int64_t j = 0; j < keys; j += W)
+      for (int64_t h = 0; h < heads; ++h)
+        scores<R, PAIRS>(queries + h * R * depth, depth, key_rows.at(j), h * a.head_dim, weights_of(h * R) + j, CHUNK);
+    for (int64_t h = 0; h < heads; ++h) soften_all(weights_of(h * R), 0, R, start, keys, out + h * R * state_stride);
+    value_rows.read(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
+    value_rows.then(a.k_pool, a.k_stride, soon.first_head * a.head_dim, soon.slots, soon.count);
+    for (int64_t r = 0; r < heads * R; ++r) std::fill_n(out + r * state_stride, dim, 0.f);
+    for (int64_t i = 0; i < keys; i += ROWS_AHEAD) {
+      const int64_t some = std::min(ROWS_AHEAD, keys - i);
+      for (int64_t h = 0; h < heads; ++h) {
+        const float* left = weights_of(h * R) + i / (1 + PAIRS);
+        const T* const* values = value_rows.at(i);
+        float* to = out + h * R * state_stride;
+        int64_t c = 0;
+        for (; c + STEP <= dim; c += STEP)
+          add_values<R, BLOCKS, PAIRS>(left, CHUNK, values, h * dim + c, some, keys - i, to + c, state_stride);
+        for (; c < dim; c += W)
+          add_values<R, 1, PAIRS>(left, CHUNK, values, h * dim + c, some, keys - i, to + c, state_stride);
+      }
+    }
+  }
+
+  // Rows [first, first + some) of a partial, from packed keys and values; what their last one does not see is left out.
+  void strip_of(int64_t first, int64_t some, int64_t start, const Positions& now, float* out) {
+    const int64_t keys = keys_of(first, some, start, now.count);
+    const int64_t width = (keys + W - 1) / W * W, dim = a.value_dim;
+    out += first * state_stride;
+    for (int64_t j = 0; j < width; j += STEP) {
+      float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for the strips to come
+      if (j >= packed_keys) pack_keys(panel, now, j);
+      const auto packed = [panel](int64_t i, int64_t c) { return load(panel + i * STEP + c); };
+      multiply(some, queries + first * depth, depth, packed, depth, std::min(STEP, width - j), weights + j, CHUNK);
+    }
+    soften_all(weights, first, some, start, keys, out);
     const auto packed = [this, dim](int64_t i, int64_t c) { return load(packed_values + i * dim + c); };
-    const auto one = [this, slots](int64_t i, int64_t c) { return load(value(slots[i], kv_head) + c); };
-    const auto two = [this, slots, keys](int64_t i, int64_t c) { return pair(slots, i, c, keys); };
-    if (!once) multiply(some, weights, CHUNK, packed, count, dim, out, state_stride);
-    else if (pairs) multiply(some, weights, CHUNK, two, count, dim, out, state_stride);
-    else multiply(some, weights, CHUNK, one, count, dim, out, state_stride);
+    multiply(some, weights, CHUNK, packed, pairs ? (keys + 1) / 2 : keys, dim, out, state_stride);
   }
 
   template <typename F>
@@ -170,19 +215,17 @@ class TileWorker {
         store(packed_values + i * dim + c, pairs ? pair(slots, i, c, keys) : load(value(slots[i], kv_head) + c));
   }
 
-  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those.
-  void pack_keys(float* panel, const int32_t* slots, int64_t first, int64_t keys) {
+  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those. Memory is asked for as
+  // much of what comes next.
+  void pack_keys(float* panel, const Positions& now, int64_t first) {
     packed_keys = first + STEP;
-    for (int64_t j = first; j < std::min(keys, first + STEP); j += W) {
+    for (int64_t j = first; j < std::min(now.count, first + STEP); j += W) {
       const T* from[W];
       for (int64_t i = 0; i < W; ++i) {
-        const int64_t at = std::min(j + i, keys - 1);  // lanes beyond the last key repeat it, and are masked later
-        from[i] = key(slots[at], kv_head);
-        if (at >= asked) prefetch(value(slots[at], kv_head), a.value_dim);
-        if (at + 2 * W >= asked && at + 2 * W < keys) prefetch(key(slots[at + 2 * W], kv_head), a.head_dim);
-        if (j + i >= soon_keys) continue;
-        prefetch(key(soon_slots[j + i], soon_head), a.head_dim);
-        prefetch(value(soon_slots[j + i], soon_head), a.value_dim);
+        from[i] = key(now.slots[std::min(j + i, now.count - 1)], kv_head);  // beyond the last key: masked later
+        if (j + i >= soon.count) continue;
+        prefetch(key(soon.slots[j + i], soon.first_head), a.head_dim);
+        prefetch(value(soon.slots[j + i], soon.first_head), a.value_dim);
       }
       for (int64_t d = 0; d < depth; d += W) {
         Vec block[W];
@@ -229,9 +272,9 @@ class TileWorker {
   float *const key_panels, *const packed_values, *const weights;
   float* queries = nullptr;
   const Tile* t = nullptr;
-  int64_t kv_head = 0, packed_keys = 0;
-  int64_t asked = 0, soon_keys = 0, soon_head = 0, reached = 0;  // keys that memory was asked for: of this chunk, the next
-  const int32_t* soon_slots = nullptr;
+  int64_t kv_head = 0, heads = 0, packed_keys = 0;
+  Positions soon;
+  PoolRows<T> key_rows, value_rows;
 };
 
 inline Scratch& scratch() {
@@ -261,17 +304,19 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
   for (int64_t item = next++, upcoming; item < items; item = upcoming) {
     upcoming = next++;
     const Tile& tile = *tile_of(item);
-    const int64_t first = item % parts * heads, size = tile.queries * (a.q_heads / a.kv_heads) * stride;
-    float *states = s.state.of(heads * size), *part = s.chunk.of(size);
+    const int64_t first = item % parts * heads, together = worker.heads_at_once(tile);
+    const int64_t size = tile.queries * (a.q_heads / a.kv_heads) * stride;
+    float *states = s.state.of(heads * size), *part = s.chunk.of(together * size);
     for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk) {
       const bool last = chunk == chunks_of(tile) - 1;
-      if (!last) worker.ask_for(&tile, chunk + 1);
-      else worker.ask_for(upcoming < items ? tile_of(upcoming) : nullptr, 0);
-      for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t h = 0; h < heads; h += together) {
+        Positions after;
+        if (!last) after = worker.positions(tile, chunk + 1, first + h);
+        else if (upcoming < items) after = worker.positions(*tile_of(upcoming), 0, upcoming % parts * heads + h);
         float* state = states + h * size;
-        worker.begin(tile, first + h);
+        worker.begin(tile, first + h, together);
         if (chunk == 0) worker.reset(state);
-        worker.partial(chunk, part, (last ? upcoming % parts * heads : first) + h);
+        worker.partial(chunk, part, after);
         worker.merge(state, part);
         if (last) worker.finish(state);
       }

@@ -73,21 +73,17 @@ struct Places {
 
   Places(const Tensor& seq_lens, const Tensor& rows, const Tensor& page_table, int64_t queries) {
     const int64_t requests = rows.numel();
-    TORCH_CHECK(page_table.scalar_type() == at::kInt && page_table.dim() == 2 && page_table.stride(1) == 1 &&
-                    seq_lens.scalar_type() == at::kLong && seq_lens.is_contiguous() && seq_lens.numel() == requests &&
+    TORCH_CHECK(seq_lens.scalar_type() == at::kLong && seq_lens.is_contiguous() && seq_lens.numel() == requests &&
                     rows.scalar_type() == at::kLong && rows.is_contiguous(),
-                "seq_lens and rows must be dense int64, one per request, page_table int32 [rows, context]");
+                "seq_lens and rows must be dense int64, one per request");
     positions = at::empty({requests * queries}, seq_lens.options());
     slots = at::empty({requests * queries}, seq_lens.options());
     indptr = at::empty({requests + 1}, page_table.options());
     kv_lens = at::empty({requests}, page_table.options());
     indptr.data_ptr<int32_t>()[0] = 0;
     for (int64_t r = 0; r < requests; ++r) {
-      const int64_t length = seq_lens.data_ptr<int64_t>()[r], row = rows.data_ptr<int64_t>()[r];
-      TORCH_CHECK(0 <= row && row < page_table.size(0) && 0 <= length && length + queries <= page_table.size(1),
-                  "request ", r, ": row ", row, " and positions ", length, " .. ", length + queries - 1,
-                  " are not in the page table ", page_table.sizes());
-      const int32_t* from = page_table.data_ptr<int32_t>() + row * page_table.stride(0) + length;
+      const int64_t length = seq_lens.data_ptr<int64_t>()[r];
+      const int32_t* from = slots_of(page_table, r, rows.data_ptr<int64_t>()[r], length, length + queries);
       for (int64_t i = 0; i < queries; ++i) {
         positions.data_ptr<int64_t>()[r * queries + i] = length + i;
         slots.data_ptr<int64_t>()[r * queries + i] = from[i];

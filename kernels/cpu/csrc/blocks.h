@@ -4,6 +4,7 @@
 // in float32 (d, with the scale of a sub-block, has at most 18 bits): the sum rounds once, fused or not, then the bf16.
 #pragma once
 #include <array>
+#include <bit>
 
 #include "linear.h"
 
@@ -100,6 +101,47 @@ void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t d
         words[place.word * W + at] |= code << place.shift;
         if (place.taken < F.bits) words[place.rest * W + at] |= code >> place.taken << place.rest_shift;
       }
+    }
+}
+
+inline float from_half(const uint8_t* p) {  // finite
+  uint16_t bits;
+  std::memcpy(&bits, p, 2);
+  const float size = std::bit_cast<float>(uint32_t(bits & 0x7fff) << 13) * 0x1p112f;
+  return bits & 0x8000 ? -size : size;
+}
+
+// Some rows of a weight as the checkpoint has it, in the bf16 numbers that it stands for: an embedding's lookup.
+template <BlockKind KIND>
+void expand_rows(const uint8_t* raw, const int64_t* rows, void* out, int64_t depth, int64_t begin, int64_t end) {
+  constexpr BlockFormat F = FORMATS[KIND];
+  constexpr int OFFSET = KIND == Q4_0 ? 8 : KIND == Q6_K ? 32 : 0;
+  const int64_t spans = depth / (F.span * BLOCK);
+  bf16* to = static_cast<bf16*>(out) + begin * depth;
+  for (int64_t n = begin; n < end; ++n)
+    for (int64_t i = 0; i < spans * F.span; ++i, to += BLOCK) {
+      const Span<KIND> span{raw + (rows[n] * spans + i / F.span) * F.file};
+      const int64_t k = i % F.span;
+      float d[2], m = 0;  // d: of the first and of the second half
+      if constexpr (GROUPED<KIND>) {
+        uint32_t both;
+        std::memcpy(&both, span.shared(), 4);
+        d[0] = d[1] = std::bit_cast<float>(both & ~uint32_t(31));
+        m = -float(both & 31) * d[0];
+      } else {
+        d[0] = d[1] = from_half(span.shared());
+        if constexpr (KIND == Q4_1) m = from_half(span.shared() + 2);
+        if constexpr (KIND == Q4_K || KIND == Q5_K) m = -from_half(span.shared() + 2) * float(span.own(k, 1));
+        if constexpr (F.own) d[0] = d[1] *= KIND == Q6_K ? int8_t(span.own(k, 0)) : span.own(k, 0);
+        if constexpr (KIND == Q6_K) d[1] = from_half(span.shared()) * int8_t(span.own(k, 1));
+      }
+      float numbers[BLOCK];
+      for (int64_t c = 0; c < BLOCK; ++c) {
+        const int code = span.code(k, c);
+        const float scaled = float(KIND == Q8_0 ? int8_t(code) : code - OFFSET) * d[c / (BLOCK / 2)];
+        numbers[c] = F.shared == 4 ? scaled + m : scaled;  // where nothing is added, -0 stays
+      }
+      for (int64_t c = 0; c < BLOCK; c += W) store(to + c, load(numbers + c));
     }
 }
 

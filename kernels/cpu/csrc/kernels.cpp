@@ -21,6 +21,7 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {linear<float>, linear<bf16>},
       {pack_blocks<BlockKind(KIND)>...},
       {{block_linear<float, BlockKind(KIND)>...}, {block_linear<bf16, BlockKind(KIND)>...}},
+      {expand_rows<BlockKind(KIND)>...},
       {pack_int8<float>, pack_int8<bf16>},
       {quantize<float>, quantize<bf16>},
       {int8_linear<float>, int8_linear<bf16>},

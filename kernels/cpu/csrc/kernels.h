@@ -123,6 +123,7 @@ struct Kernels {
   Function<const LinearArgs&, int64_t, int64_t> linear[2];
   Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_blocks[BLOCK_KINDS];
   Function<const LinearArgs&, int64_t, int64_t> block_linear[2][BLOCK_KINDS];
+  Function<const uint8_t*, const int64_t*, void*, int64_t, int64_t, int64_t> expand_rows[BLOCK_KINDS];
   Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
   Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
   Function<const Int8Args&, std::atomic<int64_t>&> int8_linear[2];

@@ -17,20 +17,18 @@ std::tuple<Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_
                                   const Tensor& seq_lens, const Tensor& anchors, int64_t gamma, int64_t min_match,
                                   int64_t max_match) {
   const int64_t requests = rows.numel(), slots = slot_tokens.numel();
-  TORCH_CHECK(slot_tokens.scalar_type() == at::kInt && slot_tokens.is_contiguous() && page_table.dim() == 2 &&
-                  page_table.scalar_type() == at::kInt && page_table.stride(1) == 1,
-              "tokens and page table must be dense int32");
+  check_index(slot_tokens, at::kInt, 1, "slot_tokens");
   for (const Tensor& x : {rows, seq_lens, anchors})
     TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.numel() == requests,
                 "rows, seq_lens and anchors must be dense int64, one per request");
   const Tensor tokens = at::empty({requests, gamma}, anchors.options());
   const Tensor counts = at::empty({requests, 3}, anchors.options());
+  std::vector<const int32_t*> places_of(requests);
   int64_t work = 0;
   for (int64_t r = 0; r < requests; ++r) {
-    const int64_t row = rows.data_ptr<int64_t>()[r], length = seq_lens.data_ptr<int64_t>()[r];
-    TORCH_CHECK(0 <= row && row < page_table.size(0) && 0 <= length && length <= page_table.size(1), "request ", r,
-                ": row ", row, " with ", length, " tokens is not in the page table ", page_table.sizes());
-    const int32_t* places = page_table.data_ptr<int32_t>() + row * page_table.stride(0);
+    const int64_t length = seq_lens.data_ptr<int64_t>()[r];
+    places_of[r] = slots_of(page_table, r, rows.data_ptr<int64_t>()[r], 0, length);
+    const int32_t* places = places_of[r];
     for (int64_t i = 0; i < length; ++i)
       TORCH_CHECK(0 <= places[i] && places[i] < slots, "request ", r, ": slot ", places[i], " of ", slots);
     work += length * 16;
@@ -38,7 +36,7 @@ std::tuple<Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_
   const auto one = [&](int64_t r) {
     static thread_local std::vector<int64_t> text, matched;
     const int64_t length = seq_lens.data_ptr<int64_t>()[r] + 1;
-    const int32_t* places = page_table.data_ptr<int32_t>() + rows.data_ptr<int64_t>()[r] * page_table.stride(0);
+    const int32_t* places = places_of[r];
     text.resize(length);
     for (int64_t i = 0; i + 1 < length; ++i) text[i] = slot_tokens.data_ptr<int32_t>()[places[i]];
     text[length - 1] = anchors.data_ptr<int64_t>()[r];

@@ -37,6 +37,14 @@ void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name
                 limit - 1);
 }
 
+int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_t first, int64_t end) {
+  check_index(page_table, at::kInt, 2, "page_table");
+  TORCH_CHECK(0 <= row && row < page_table.size(0) && 0 <= first && first <= end && end <= page_table.size(1),
+              "request ", request, ": row ", row, " and positions ", first, " .. ", end - 1,
+              " are not in the page table ", page_table.sizes());
+  return page_table.data_ptr<int32_t>() + row * page_table.stride(0) + first;
+}
+
 AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
                              const Tensor& qo_indptr, const Tensor& kv_lens, const Tensor& rows,
                              const Tensor& page_table, bool causal) {

@@ -18,6 +18,8 @@ const Kernels& kernels();  // of the chosen instruction set
 int type_of(const Tensor& x, const char* name);  // 0 float32, 1 bfloat16
 void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* name);
 void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name);
+// The slots of positions [first, end) of a request, in `row` of a page table [rows, context].
+int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_t first, int64_t end);
 
 // The work of an attention, which all layers of a step share.
 struct AttentionPlan {

@@ -77,6 +77,22 @@ Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const s
   return multiply(x, blocks, bias, outputs, kernels().block_linear[type][kind]);
 }
 
+// raw as of pack_blocks. Returns its `rows` [N] as bf16 [N, depth].
+Tensor expand_rows(const Tensor& raw, const Tensor& rows, int64_t kind) {
+  check_kind(kind);
+  const BlockFormat& format = FORMATS[kind];
+  TORCH_CHECK(raw.scalar_type() == at::kByte && raw.dim() == 2 && raw.is_contiguous() && raw.size(1) % format.file == 0,
+              "blocks must be dense bytes [outputs, multiple of ", format.file, "], got ", raw.sizes());
+  check_index(rows, at::kLong, 1, "rows");
+  check_range(rows, 0, raw.size(0), "rows");
+  const int64_t depth = raw.size(1) / format.file * format.span * BLOCK;
+  Tensor out = at::empty({rows.size(0), depth}, raw.options().dtype(at::kBFloat16));
+  at::parallel_for(0, rows.size(0), grain(depth), [&](int64_t begin, int64_t end) {
+    kernels().expand_rows[kind](raw.data_ptr<uint8_t>(), rows.data_ptr<int64_t>(), out.data_ptr(), depth, begin, end);
+  });
+  return out;
+}
+
 // weight [outputs, depth] -> codes and scales that only int8_linear understands.
 std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
   const int type = type_of(weight, "weight");
@@ -125,6 +141,7 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   m.def("pack_blocks(Tensor raw, int kind) -> Tensor");
   m.def("block_linear(Tensor x, Tensor blocks, int kind, Tensor? bias, int outputs) -> Tensor");
+  m.def("expand_rows(Tensor raw, Tensor rows, int kind) -> Tensor");
   m.def("pack_int8(Tensor weight) -> (Tensor, Tensor)");
   m.def("int8_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias, int outputs) -> Tensor");
 }
@@ -134,6 +151,7 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("packed_linear", packed_linear);
   m.impl("pack_blocks", pack_blocks);
   m.impl("block_linear", block_linear);
+  m.impl("expand_rows", expand_rows);
   m.impl("pack_int8", pack_int8);
   m.impl("int8_linear", int8_linear);
 }

@@ -22,11 +22,6 @@ Tensor integers(const Tensor& x, int64_t count, const char* name) {
   return out;
 }
 
-void check_table(const Tensor& page_table) {
-  TORCH_CHECK(page_table.scalar_type() == at::kInt && page_table.dim() == 2 && page_table.stride(1) == 1,
-              "page_table must be int32 [rows, context]");
-}
-
 // SplitMix64's finaliser.
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
@@ -60,16 +55,14 @@ Six flatten_verify(const Tensor& anchors, const Tensor& drafts, const Tensor& ve
   const int64_t requests = draft.size(0), gamma = draft.size(1);
   const Tensor anchor = integers(anchors, requests, "anchors"), lens = integers(verify_lens, requests, "verify_lens"),
                cached = integers(seq_lens, requests, "seq_lens"), row = integers(rows, requests, "rows");
-  check_table(page_table);
   Tensor indptr = at::empty({requests + 1}, anchor.options());
   auto* ends = indptr.data_ptr<int64_t>();
   ends[0] = 0;
+  std::vector<const int32_t*> slots(requests);
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t len = lens.data_ptr<int64_t>()[r], start = cached.data_ptr<int64_t>()[r];
-    const int64_t at = row.data_ptr<int64_t>()[r];
     TORCH_CHECK(0 <= len && len <= gamma, "verify_lens must be in 0..", gamma, ", not ", len);
-    TORCH_CHECK(0 <= at && at < page_table.size(0) && 0 <= start && start + len < page_table.size(1), "request ", r,
-                " does not lie in the page table");
+    slots[r] = slots_of(page_table, r, row.data_ptr<int64_t>()[r], start, start + len + 1);
     ends[r + 1] = ends[r] + len + 1;
   }
   Tensor out[5];
@@ -79,12 +72,11 @@ Six flatten_verify(const Tensor& anchors, const Tensor& drafts, const Tensor& ve
     to[i] = out[i].data_ptr<int64_t>();
   }
   for (int64_t r = 0; r < requests; ++r) {
-    const int32_t* slots = page_table.data_ptr<int32_t>() + row.data_ptr<int64_t>()[r] * page_table.stride(0);
     for (int64_t k = 0, b = ends[r]; b < ends[r + 1]; ++k, ++b) {
       const int64_t position = cached.data_ptr<int64_t>()[r] + k;
       to[0][b] = k ? draft.data_ptr<int64_t>()[r * gamma + k - 1] : anchor.data_ptr<int64_t>()[r];
       to[1][b] = position;
-      to[2][b] = slots[position];
+      to[2][b] = slots[r][k];
       to[3][b] = r;
       to[4][b] = k;
     }
@@ -94,18 +86,15 @@ Six flatten_verify(const Tensor& anchors, const Tensor& drafts, const Tensor& ve
 
 void write_page_table(Tensor page_table, const Tensor& rows, const Tensor& starts, const Tensor& ends,
                       const Tensor& slots) {
-  check_table(page_table);
   const Tensor row = dense(rows, at::kLong, 1, "rows"), slot = dense(slots, at::kLong, 1, "slots");
   const int64_t requests = row.numel();
   const Tensor start = integers(starts, requests, "starts"), end = integers(ends, requests, "ends");
   int64_t done = 0;
   for (int64_t r = 0; r < requests; ++r) {
-    const int64_t from = start.data_ptr<int64_t>()[r], to = end.data_ptr<int64_t>()[r], at = row.data_ptr<int64_t>()[r];
-    TORCH_CHECK(0 <= at && at < page_table.size(0) && 0 <= from && from <= to && to <= page_table.size(1) &&
-                    done + to - from <= slot.numel(),
-                "request ", r, " does not lie in the page table, or there are too few slots");
-    int32_t* out = page_table.data_ptr<int32_t>() + at * page_table.stride(0);
-    for (int64_t p = from; p < to; ++p) out[p] = int32_t(slot.data_ptr<int64_t>()[done++]);
+    const int64_t from = start.data_ptr<int64_t>()[r], to = end.data_ptr<int64_t>()[r];
+    int32_t* out = slots_of(page_table, r, row.data_ptr<int64_t>()[r], from, to);
+    TORCH_CHECK(done + to - from <= slot.numel(), "positions of the page table need more than ", slot.numel(), " slots");
+    for (int64_t p = from; p < to; ++p) *out++ = int32_t(slot.data_ptr<int64_t>()[done++]);
   }
 }
 

@@ -181,6 +181,36 @@ inline void transpose_by(Vec (&rows)[W]) {
     transpose_by<H / 2>(rows);
   }
 }
-inline void transpose(Vec (&rows)[W]) { transpose_by<W / 2>(rows); }
+inline void transpose(Vec (&rows)[W]) {
+#if defined(__AVX512F__)
+  __m512 fours[W];  // of a group of four rows: columns k, k + 4, k + 8 and k + 12 of them
+#pragma GCC unroll 4
+  for (int i = 0; i < W; i += 4) {
+    const auto halves = [&rows, i](int from, bool upper) {
+      const __m512 a = rows[i + from], b = rows[i + from + 1];
+      return _mm512_castps_pd(upper ? _mm512_unpackhi_ps(a, b) : _mm512_unpacklo_ps(a, b));
+    };
+#pragma GCC unroll 2
+    for (int upper = 0; upper < 2; ++upper) {
+      const __m512d first = halves(0, upper), second = halves(2, upper);
+      fours[i + 2 * upper] = _mm512_castpd_ps(_mm512_unpacklo_pd(first, second));
+      fours[i + 2 * upper + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(first, second));
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {
+    const __m512 even = _mm512_shuffle_f32x4(fours[k], fours[4 + k], 0x88);
+    const __m512 odd = _mm512_shuffle_f32x4(fours[k], fours[4 + k], 0xdd);
+    const __m512 more = _mm512_shuffle_f32x4(fours[8 + k], fours[12 + k], 0x88);
+    const __m512 last = _mm512_shuffle_f32x4(fours[8 + k], fours[12 + k], 0xdd);
+    rows[k] = _mm512_shuffle_f32x4(even, more, 0x88);
+    rows[4 + k] = _mm512_shuffle_f32x4(odd, last, 0x88);
+    rows[8 + k] = _mm512_shuffle_f32x4(even, more, 0xdd);
+    rows[12 + k] = _mm512_shuffle_f32x4(odd, last, 0xdd);
+  }
+#else
+  transpose_by<W / 2>(rows);
+#endif
+}
 
 }  // namespace ISA
