@@ -26,19 +26,8 @@ def sequence_features(
     """
     width = max(len(ids) for ids, _ in batch)
     padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
-    out: dict[int, torch.Tensor] = {}
-    decoder = target.model.model
-    hooks = [
-        decoder.layers[i].register_forward_hook(
-            lambda _m, _a, result, i=i: out.__setitem__(i, result[0] if isinstance(result, tuple) else result)
-        )
-        for i in set(layers)
-    ]
-    try:
-        final = decoder(input_ids=padded, use_cache=False).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with target.layer_outputs(layers) as out:
+        final = target.model.model(input_ids=padded, use_cache=False).last_hidden_state
     features = torch.cat([out[i] for i in layers], -1)
     sequences = []
     for row, (ids, prompt) in enumerate(batch):

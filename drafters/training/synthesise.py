@@ -26,22 +26,26 @@ def write_prompts(
     rows: int = 64,
     temperature: float = 1.0,
     max_tokens: int = 160,
+    conversations: list[tuple[str, ...]] | None = None,
 ) -> list[Sample]:
     """Prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
 
-    Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
+    With `conversations`, each user, assistant, …, assistant, the turns go on with these, from the first again where
+    there are fewer. Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
     """
     chosen = [openings[i % len(openings)] for i in range(count)]
+    before = [conversations[i % len(conversations)] if conversations else () for i in range(count)]
+    ids = [target.user_turn_ids(text, turns) for text, turns in zip(chosen, before, strict=True)]
     written = decode(
-        target, [target.user_turn_ids(text) for text in chosen], [temperature] * count, max_new_tokens=max_tokens,
-        stop_ids=target.stop_ids, seeds=seeds_of(range(count), seed), rows=rows,
+        target, ids, [temperature] * count, max_new_tokens=max_tokens, stop_ids=target.stop_ids,
+        seeds=seeds_of(range(count), seed), rows=rows,
     )  # fmt: skip
     texts = {}
     for number, new, finish in tqdm(written, total=count, desc="prompts", unit="prompt"):
         text = (chosen[number] + target.tokenizer.decode(new, skip_special_tokens=True)).strip()
         if finish == "eos" and len(text) > 12:
             texts[number] = text
-    return [Sample(turns=(texts[number],), source="self") for number in sorted(texts)]
+    return [Sample(turns=(*before[number], texts[number]), source="self") for number in sorted(texts)]
 
 
 def answer(
