@@ -15,13 +15,14 @@ import torch
 from ..block import checkpoint
 from ..block.config import ARCHITECTURES, BlockConfig
 from ..block.model import BlockModel
+from .decode import Wanted
 from .features import build_store
 from .forward import Frozen
 from .loop import Recipe, Run, checkpoint_model
 from .prompts import Sample, read_samples
 from .start import start_from_target, start_markov
 from .store import FeatureStore
-from .synthesise import answer, write_prompts
+from .synthesise import Keep, answer, write_prompts
 from .target import TargetModel, keep_freed_memory
 
 
@@ -115,8 +116,8 @@ def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
     return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
 
 
-def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path) -> list[Sample]:
-    """Stage 1: answered samples, from files and written by the target."""
+def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path, keep: Keep) -> list[Sample]:
+    """Stage 1: answered samples, from files and written by the target, whose features are kept on the way."""
     given = [s for path in args.prompts for s in read_samples(path)]
     answered = [s for s in given if s.response_ids]
     open_prompts = [s for s in given if not s.response_ids]
@@ -130,7 +131,7 @@ def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path) ->
     if open_prompts:
         answer(
             target, open_prompts, answers, temperatures=args.temperatures, max_new_tokens=args.answer_tokens,
-            seed=args.seed, rows=args.batch,
+            seed=args.seed, rows=args.batch, keep=keep,
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:
@@ -215,9 +216,10 @@ def run(args: argparse.Namespace) -> int:
         layers = former.config.target_layers
     else:
         layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
-    samples = gather_samples(args, target, data)
     meta = {"layers": list(layers), "target": checkpoint.target_identity(target.config, target.embedding)["embedding"]}
     store = FeatureStore(data / "features", width=len(layers) * target.config.hidden_size, top=args.top, meta=meta)
+    keep = Keep(store, Wanted(layers, args.top), args.max_tokens)
+    samples = gather_samples(args, target, data, keep)
     build_store(target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens)
     held_out = held_out_numbers(store, args.validation)
     if former:
