@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..block.config import BlockConfig
-from .loss import Labels
+from .loss import Labels, position_weights
 from .store import FeatureStore, Sequence
 
 
@@ -47,25 +47,30 @@ class Step:
     tiles: list[Tile]
 
 
-def position_weights(size: int, gamma: int) -> torch.Tensor:
-    """w_k = exp(-(k - 1) / gamma), [size]."""
-    return torch.exp(-torch.arange(size, dtype=torch.float32) / gamma)
-
-
 class BatchMaker:
     """Cuts steps from sequences for one drafter shape.
 
+    decay: of the position weights exp(-(k - 1) / decay); None: the paper's, gamma.
     columns: [V] int64, the draft column of every target token, -1 where the draft vocabulary lacks it.
     """
 
-    def __init__(self, config: BlockConfig, vocab: torch.Tensor, *, device: torch.device, tile: int = 64) -> None:
+    def __init__(
+        self,
+        config: BlockConfig,
+        vocab: torch.Tensor,
+        *,
+        device: torch.device,
+        decay: float | None = None,
+        tile: int = 64,
+    ) -> None:
         self.config, self.tile, self.device = config, tile, device
+        self.decay = float(config.gamma) if decay is None else decay
         self.columns = torch.full((config.vocab_size,), -1, dtype=torch.int64)
         self.columns[vocab.cpu()] = torch.arange(len(vocab))
 
     def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> Step:
         """Blocks of `size` predictions behind the given anchor positions of each sequence."""
-        features, positions, ids, places, tokens, valid, tops, probs, tiles = ([] for _ in range(9))
+        features, positions, ids, anchored, tokens, valid, tops, probs, tiles = ([] for _ in range(9))
         row = first = 0
         for s, at in zip(sequences, anchors, strict=True):
             at = at.sort().values
@@ -77,7 +82,7 @@ class BatchMaker:
             block = s.tokens[reach.clamp_max(len(s.tokens) - 1)] * inside
             answer = (reach[:, 1:] - s.prompt)[inside[:, 1:]]
             ids.append(block[:, 0])
-            places.append(at)
+            anchored.append(at)
             tokens.append(block)
             valid.append(inside[:, 1:])
             tops.append(s.top_ids[answer])
@@ -89,18 +94,21 @@ class BatchMaker:
                 first += len(piece)
             row += context
         block_tokens, keep = torch.cat(tokens), torch.cat(valid)
-        weights = position_weights(size, self.config.gamma).expand(len(keep), -1)[keep]
+        weights = position_weights(size, self.decay).expand(len(keep), -1)[keep]
+        places = torch.arange(size).expand(len(keep), -1)[keep]
         labels = Labels(
             token=self.columns[block_tokens[:, 1:][keep]].to(self.device),
             top=self.columns[torch.cat(tops)].to(self.device),
             probs=torch.cat(probs).to(self.device),
             weight=weights.to(self.device),
+            place=places.to(self.device),
+            blocks=(places == 0).nonzero()[:, 0].tolist(),
         )
         return Step(
             features=torch.cat(features).to(self.device),
             positions=torch.cat(positions).to(self.device),
             anchors=torch.cat(ids).to(self.device),
-            anchor_positions=torch.cat(places).to(self.device),
+            anchor_positions=torch.cat(anchored).to(self.device),
             tokens=block_tokens.to(self.device),
             valid=keep.to(self.device),
             labels=labels,

@@ -15,13 +15,14 @@ import torch
 from ..block import checkpoint
 from ..block.config import ARCHITECTURES, BlockConfig
 from ..block.model import BlockModel
+from .decode import Wanted
 from .features import build_store
 from .forward import Frozen
 from .loop import Recipe, Run, checkpoint_model
 from .prompts import Sample, read_samples
 from .start import start_from_target, start_markov
 from .store import FeatureStore
-from .synthesise import answer, write_prompts
+from .synthesise import Keep, answer, write_prompts
 from .target import TargetModel, keep_freed_memory
 
 
@@ -61,7 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--rank", type=int, default=64, help="rank of the sequential head (dspark)")
     shape.add_argument("--markov-head", choices=["vanilla", "gated", "rnn"], default="vanilla")
     shape.add_argument("--mask-token", type=int, help="token id of the mask (default: unknown, else padding)")
-    shape.add_argument("--start", choices=["target", "fresh"], default="target", help="draft layers' first weights")
+    shape.add_argument(
+        "--start",
+        default="target",
+        metavar="target|fresh|FOLDER",
+        help="first weights: the target's last layers, random ones, or those of a drafter, whose shape is then taken "
+        "(default: %(default)s)",
+    )
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--steps", type=int, default=20000)
     recipe.add_argument("--sequences", type=int, default=4, help="sequences per step")
@@ -73,6 +80,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument("--short-steps", type=int, default=10000)
     recipe.add_argument("--validate-every", type=int, default=500)
     recipe.add_argument("--save-seconds", type=float, default=120.0)
+    recipe.add_argument(
+        "--ema",
+        type=float,
+        default=0.0,
+        metavar="F",
+        help="save running means of the weights, F of them kept each step",
+    )
+    loss = parser.add_argument_group("loss", "DSpark's by default; DFlash's own is --alpha-ce 1 --alpha-tv 0")
+    loss.add_argument("--alpha-ce", type=float, default=0.1, help="of the true token's cross entropy, after the start")
+    loss.add_argument("--alpha-ce-start", type=float, default=1.0, help="and before the first step")
+    loss.add_argument("--alpha-ce-steps", type=int, default=500, help="steps from one to the other")
+    loss.add_argument("--alpha-tv", type=float, default=0.9, help="of the total variation")
+    loss.add_argument(
+        "--alpha-kl", type=float, default=0.0, help="of the divergence from the target's stored tokens, from 0 at first"
+    )
+    loss.add_argument(
+        "--kl-falloff", type=float, default=0.0, metavar="ETA", help="times exp(-ETA x the position's acceptance)"
+    )
+    loss.add_argument("--alpha-conf", type=float, default=1.0, help="of the confidence head")
+    loss.add_argument(
+        "--position-decay", type=float, metavar="D", help="position k weighs exp(-(k - 1) / D) (default: gamma)"
+    )
+    loss.add_argument(
+        "--survival-weights",
+        action="store_true",
+        help="times the chance that verification gets there: the product of the acceptances before it",
+    )
 
 
 def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
@@ -82,8 +116,8 @@ def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
     return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
 
 
-def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path) -> list[Sample]:
-    """Stage 1: answered samples, from files and written by the target."""
+def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path, keep: Keep) -> list[Sample]:
+    """Stage 1: answered samples, from files and written by the target, whose features are kept on the way."""
     given = [s for path in args.prompts for s in read_samples(path)]
     answered = [s for s in given if s.response_ids]
     open_prompts = [s for s in given if not s.response_ids]
@@ -97,7 +131,7 @@ def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path) ->
     if open_prompts:
         answer(
             target, open_prompts, answers, temperatures=args.temperatures, max_new_tokens=args.answer_tokens,
-            seed=args.seed, rows=args.batch,
+            seed=args.seed, rows=args.batch, keep=keep,
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:
@@ -115,6 +149,17 @@ def start(
     more = [s.response_ids for path in args.pair_answers for s in read_samples(path)]
     numbers = [i for i in range(len(store)) if i not in set(held_out)]
     start_markov(model, store, numbers, [ids for ids in more if ids not in hidden])
+
+
+def former_drafter(args: argparse.Namespace, target: TargetModel) -> BlockModel | None:
+    """The drafter to go on with, in float32, or None; raises ValueError where it is of another kind or target."""
+    if args.start in ("target", "fresh"):
+        return None
+    model = checkpoint.load(args.start, dtype=torch.float32).requires_grad_(True).train()
+    if model.config.kind != args.kind:
+        raise ValueError(f"--start {args.start} is a {model.config.kind} drafter, not {args.kind}")
+    checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
+    return model
 
 
 def held_out_numbers(store: FeatureStore, count: int) -> list[int]:
@@ -166,30 +211,42 @@ def run(args: argparse.Namespace) -> int:
     data.mkdir(parents=True, exist_ok=True)
     dtype = getattr(torch, args.dtype)
     target = TargetModel.load(args.target, device=args.device, dtype=dtype)
-    layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
-    samples = gather_samples(args, target, data)
+    former = former_drafter(args, target)
+    if former:
+        layers = former.config.target_layers
+    else:
+        layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
     meta = {"layers": list(layers), "target": checkpoint.target_identity(target.config, target.embedding)["embedding"]}
     store = FeatureStore(data / "features", width=len(layers) * target.config.hidden_size, top=args.top, meta=meta)
+    keep = Keep(store, Wanted(layers, args.top), args.max_tokens)
+    samples = gather_samples(args, target, data, keep)
     build_store(target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens)
-    config = make_config(args, target, layers)
-    vocab = draft_vocabulary(store, config, args.out / "vocab.json")
-    torch.manual_seed(args.seed)
-    model = BlockModel(config, vocab)
     held_out = held_out_numbers(store, args.validation)
-    if not (args.out / "checkpoint.pt").exists():
-        start(args, model, target, store, held_out)
+    if former:
+        model = former
+    else:
+        config = make_config(args, target, layers)
+        vocab = draft_vocabulary(store, config, args.out / "vocab.json")
+        torch.manual_seed(args.seed)
+        model = BlockModel(config, vocab)
+        if not (args.out / "checkpoint.pt").exists():
+            start(args, model, target, store, held_out)
     model = model.to(device=args.device, dtype=dtype)
     frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
     recipe = Recipe(
         steps=args.steps, sequences=args.sequences, anchors=args.anchors, lr=args.lr, warmup=args.warmup,
         decay_steps=args.decay_steps, short_block=args.short_block, short_steps=args.short_steps, seed=args.seed,
-        validate_every=args.validate_every, save_seconds=args.save_seconds,
+        validate_every=args.validate_every, save_seconds=args.save_seconds, ema=args.ema, alpha_ce=args.alpha_ce,
+        alpha_ce_start=args.alpha_ce_start, alpha_ce_steps=args.alpha_ce_steps, alpha_tv=args.alpha_tv,
+        alpha_kl=args.alpha_kl, kl_falloff=args.kl_falloff, alpha_conf=args.alpha_conf,
+        position_decay=args.position_decay, survival=args.survival_weights,
     )  # fmt: skip
     training = Run(args.out, model, frozen, recipe)
     if training.resume():
         print(f"resuming {args.out} at step {training.step}")
     training.train(store, held_out)
-    checkpoint.save_compact(model, args.out / "drafter")
+    with training.optimiser.averaged():
+        checkpoint.save_compact(model, args.out / "drafter")
     facts = {
         "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
         "anchors": training.anchors, "seconds": round(training.seconds),

@@ -7,78 +7,45 @@ and single tokens pass through the model as one flattened batch without padding,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import FlatBatch
 from outrider.kernels.uniforms import Purpose, uniforms
 
 from ..block.sampling import choose
+from .flat import flat_layers
+from .store import Sequence
 from .target import TargetModel
 
-ATTENTION = "outrider_flat"
-MIXED_TOKENS = 512
-"""Prompt tokens from which on no further prompt joins a step; a longer prompt still goes in whole."""
+JOINING = 8
+"""Prompt tokens for each row, from which on no further prompt joins a step; a longer prompt still goes in whole."""
 
 
-@dataclass
-class PagedCache:
-    """Keys and values of every layer by slot, and what the present step does with them.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What training needs of a text beside its tokens: outputs of these layers, and so many likeliest tokens."""
 
-    slots: [N] int64, where its tokens go; batch: which request they belong to.
+    layers: tuple[int, ...]
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that has ended. number: its prompt's; ids: what was written; finish: "eos" or "limit".
+
+    sequence: prompt and text with what was wanted of them, on the CPU; None if nothing was.
     """
 
-    size: int
-    layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    batch: FlatBatch | None = None
-
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put [N, Hkv, D] keys and values into the layer's pools [size, Hkv, D], which are returned."""
-        if layer not in self.layers:
-            self.layers[layer] = (
-                key.new_zeros(self.size, *key.shape[1:]),
-                value.new_zeros(self.size, *value.shape[1:]),
-            )
-        keys, values = self.layers[layer]
-        keys[self.slots], values[self.slots] = key, value
-        return keys, values
+    number: int
+    ids: list[int]
+    finish: str
+    sequence: Sequence | None
 
 
-def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    paged_cache: PagedCache | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' attention interface: ours where a step brings its `paged_cache`, torch's everywhere else."""
-    if paged_cache is None or paged_cache.batch is None:
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](
-            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **others
-        )
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-    keys, values = paged_cache.write(int(module.layer_idx), k, v)  # type: ignore[arg-type]
-    out = flat_attention(
-        q, keys, values, paged_cache.batch,
-        scale=q.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=-1 if sliding_window is None else sliding_window - 1,
-        logit_cap=softcap or 0.0,
-    )  # fmt: skip
-    return out[None], None
-
-
-@dataclass
+@dataclass(slots=True)
 class _Row:
     """A text under way: its prompt's number, all its tokens, how many of them are the prompt, the slots it owns."""
 
@@ -86,6 +53,32 @@ class _Row:
     ids: list[int]
     prompt: int
     slots: list[int]
+
+
+class _Kept:
+    """What is wanted, by KV slot: a token's features, and the likeliest tokens behind it."""
+
+    def __init__(self, wanted: Wanted, slots: int, target: TargetModel) -> None:
+        width, device = len(wanted.layers) * target.config.hidden_size, target.device
+        self.features = torch.zeros(slots, width, dtype=torch.bfloat16, device=device)
+        self.ids = torch.zeros(slots, wanted.top, dtype=torch.int32, device=device)
+        self.probs = torch.zeros(slots, wanted.top, device=device)
+
+    def put(self, slots: torch.Tensor, features: torch.Tensor, last: torch.Tensor, logits: torch.Tensor) -> None:
+        """features: [N, m*d] of the tokens in `slots` [N]; logits: [R, V] float32, of those in `slots[last]`."""
+        self.features[slots] = features.to(self.features.dtype)
+        values, ids = logits.topk(self.ids.shape[1], -1)
+        self.ids[slots[last]] = ids.int()
+        self.probs[slots[last]] = (values - logits.logsumexp(-1, keepdim=True)).exp()
+
+    def take(self, text: _Row) -> Sequence:
+        """A text that has ended; its last token never went through the model."""
+        slots = torch.tensor(text.slots[: len(text.ids)], device=self.ids.device)
+        features = self.features[slots]
+        features[-1] = 0
+        told = slots[text.prompt - 1 : -1]
+        ids, probs = self.ids[told].long().cpu(), self.probs[told].cpu()
+        return Sequence(torch.tensor(text.ids), text.prompt, features.cpu(), ids, probs)
 
 
 @torch.inference_mode()
@@ -98,29 +91,27 @@ def decode(
     stop_ids: set[int],
     seeds: list[int],
     rows: int = 64,
-) -> Iterator[tuple[int, list[int], str]]:
-    """Continue every prompt; yields (index, new ids, "eos" or "limit") as each one ends, `rows` of them at a time.
+    wanted: Wanted | None = None,
+) -> Iterator[Text]:
+    """Continue every prompt, `rows` of them at a time; a text comes as soon as it has ended.
 
     A text depends on its own prompt, temperature and seed alone, but for what rounding does in other company.
     """
     if not prompts:
         return
-    device, model = target.device, target.model
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    if model.config._attn_implementation != ATTENTION:
-        model.set_attn_implementation(ATTENTION)
+    device, read = target.device, wanted.layers if wanted else ()
     lengths = sorted((len(p) + max_new_tokens for p in prompts), reverse=True)
     rows = min(rows, len(prompts))
-    cache = PagedCache(max(lengths[0], rows * sum(lengths) // len(lengths)))
+    slots = max(lengths[0], rows * sum(lengths) // len(lengths))
+    layers = flat_layers(target, slots, lengths[0], read)
+    kept = _Kept(wanted, slots, target) if wanted else None
     table = torch.zeros(rows, lengths[0], dtype=torch.int32, device=device)
-    free_slots, free_rows = list(range(cache.size)), list(range(rows))
+    free_slots, free_rows = list(range(slots)), list(range(rows))
     live: dict[int, _Row] = {}
     waiting = list(range(len(prompts)))[::-1]
-    unmasked = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # four dimensions: transformers makes no other
     while waiting or live:
         joined = 0
-        while waiting and free_rows and joined < MIXED_TOKENS:
+        while waiting and free_rows and joined < JOINING * rows:
             prompt = prompts[waiting[-1]]
             need = len(prompt) + max_new_tokens
             if need > len(free_slots):
@@ -130,34 +121,38 @@ def decode(
             live[row] = _Row(number, list(prompt), len(prompt), owned)
             table[row, :need] = torch.tensor(owned, dtype=torch.int32, device=device)
             joined += len(prompt)
-        places, texts = list(live), list(live.values())
-        counts = [len(text.ids) if len(text.ids) == text.prompt else 1 for text in texts]
-        lens = [len(text.ids) for text in texts]
-        ids = [token for text, count in zip(texts, counts, strict=True) for token in text.ids[-count:]]
-        indptr = torch.tensor([0, *counts], device=device).cumsum(0)
-        cache.batch = FlatBatch(
-            qo_indptr=indptr.int(),
-            kv_lens=torch.tensor(lens, dtype=torch.int32, device=device),
-            rows=torch.tensor(places, device=device),
-            page_table=table,
-        )
-        positions, owner = cache.batch.positions, cache.batch.requests_of_tokens
-        cache.slots = table[cache.batch.rows[owner], positions].long()
-        hidden = model.model(
-            input_ids=torch.tensor([ids], device=device), position_ids=positions[None], attention_mask=unmasked,
-            use_cache=False, paged_cache=cache,
-        ).last_hidden_state[0]  # fmt: skip
-        if not cache.layers:
-            raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
-        logits = F.linear(hidden[indptr[1:] - 1], target.head)
+        texts = list(live.values())
+        batch, ids = _flatten(live, table)
+        places = table[batch.rows[batch.requests_of_tokens], batch.positions].long()
+        hidden, features = layers.forward(ids, places, batch, read)
+        last = batch.qo_indptr[1:].long() - 1
+        logits = layers.logits(hidden[last]).float()
+        if kept:
+            kept.put(places, features, last, logits)
         heat = torch.tensor([temperatures[text.number] for text in texts], device=device)
         streams = torch.tensor([seeds[text.number] for text in texts], device=device)
-        points = uniforms(streams, torch.tensor(lens, device=device), 1, Purpose.FINAL)[:, 0]
-        chosen, _ = choose(logits.float(), heat, points)
-        for row, text, token in zip(places, texts, chosen.tolist(), strict=True):
+        points = uniforms(streams, batch.kv_lens.long(), 1, Purpose.FINAL)[:, 0]
+        chosen, _ = choose(logits, heat, points)
+        for (row, text), token in zip(list(live.items()), chosen.tolist(), strict=True):
             text.ids.append(token)
             if token in stop_ids or len(text.ids) - text.prompt >= max_new_tokens:
                 free_rows.append(row)
                 free_slots += text.slots
                 del live[row]
-                yield text.number, text.ids[text.prompt :], "eos" if token in stop_ids else "limit"
+                sequence = kept.take(text) if kept else None
+                yield Text(text.number, text.ids[text.prompt :], "eos" if token in stop_ids else "limit", sequence)
+
+
+def _flatten(live: dict[int, _Row], table: torch.Tensor) -> tuple[FlatBatch, torch.Tensor]:
+    """The next step: whole prompts of texts that begin, the last token of the others; their ids [N]."""
+    device = table.device
+    counts = [len(text.ids) if len(text.ids) == text.prompt else 1 for text in live.values()]
+    ids = [token for text, count in zip(live.values(), counts, strict=True) for token in text.ids[-count:]]
+    lens = [len(text.ids) for text in live.values()]
+    batch = FlatBatch(
+        qo_indptr=torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device),
+        kv_lens=torch.tensor(lens, dtype=torch.int32, device=device),
+        rows=torch.tensor(list(live), device=device),
+        page_table=table,
+    )
+    return batch, torch.tensor(ids, device=device)

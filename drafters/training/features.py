@@ -26,19 +26,8 @@ def sequence_features(
     """
     width = max(len(ids) for ids, _ in batch)
     padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
-    out: dict[int, torch.Tensor] = {}
-    decoder = target.model.model
-    hooks = [
-        decoder.layers[i].register_forward_hook(
-            lambda _m, _a, result, i=i: out.__setitem__(i, result[0] if isinstance(result, tuple) else result)
-        )
-        for i in set(layers)
-    ]
-    try:
-        final = decoder(input_ids=padded, use_cache=False).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with target.layer_outputs(layers) as out:
+        final = target.model.model(input_ids=padded, use_cache=False).last_hidden_state
     features = torch.cat([out[i] for i in layers], -1)
     sequences = []
     for row, (ids, prompt) in enumerate(batch):
@@ -58,6 +47,11 @@ def answer_chances(target: TargetModel, tokens: list[int], prompt: int, temperat
     return logits.log_softmax(-1).gather(1, ids[0, prompt:, None])[:, 0].exp()
 
 
+def usable(tokens: int, prompt: int) -> bool:
+    """Whether a sequence has an anchor, an answer's token, with a token behind it."""
+    return tokens >= prompt + 2
+
+
 def build_store(
     target: TargetModel,
     samples: Iterable[Sample],
@@ -68,18 +62,16 @@ def build_store(
     max_tokens: int = 1024,
     batch_tokens: int = 4096,
 ) -> None:
-    """Add every answered sample to `store`, skipping those a former run already added."""
-    done = len(store)
-    usable: list[tuple[list[int], int, Sample]] = []
+    """Add every answered sample to `store` that is not in it yet."""
+    missing: list[tuple[list[int], int, Sample]] = []
     for sample in samples:
         prompt = target.chat_ids(list(sample.turns))
         ids = (prompt + list(sample.response_ids))[:max_tokens]
-        if len(ids) >= len(prompt) + 2:
-            usable.append((ids, len(prompt), sample))
-    progress = tqdm(total=sum(len(ids) for ids, _, _ in usable), desc="features", unit="tok", unit_scale=True)
-    progress.update(sum(len(ids) for ids, _, _ in usable[:done]))
+        if usable(len(ids), len(prompt)) and ids not in store:
+            missing.append((ids, len(prompt), sample))
+    progress = tqdm(total=sum(len(ids) for ids, _, _ in missing), desc="features", unit="tok", unit_scale=True)
     pending: list[tuple[list[int], int, Sample]] = []
-    for item in [*usable[done:], None]:
+    for item in [*missing, None]:
         full = item is None or (len(pending) + 1) * max(len(x[0]) for x in [*pending, item]) > batch_tokens
         if pending and full:
             made = sequence_features(target, [(ids, prompt) for ids, prompt, _ in pending], layers, top)

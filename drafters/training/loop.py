@@ -16,12 +16,26 @@ from ..block.config import BlockConfig
 from ..block.model import BlockModel
 from .batches import BatchMaker, Step, random_steps
 from .forward import Frozen, hidden_states
-from .loss import confidence_loss, draft_loss
+from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
 from .store import FeatureStore
 from .validate import acceptance
 
-COLUMNS = ("step", "anchors", "seconds", "loss", "ce", "tv", "confidence", "accept", "first", "norm", "rate", "tau")
+COLUMNS = (
+    "step",
+    "anchors",
+    "seconds",
+    "loss",
+    "ce",
+    "tv",
+    "kl",
+    "confidence",
+    "accept",
+    "first",
+    "norm",
+    "rate",
+    "tau",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,9 @@ class Recipe:
     decay_steps: the last steps, over which the learning rate falls to 0.
     alpha_ce, alpha_tv, alpha_conf: equation 12. The cross entropy starts at `alpha_ce_start` and reaches `alpha_ce`
         after `alpha_ce_steps`: total variation alone has almost no gradient while the draft distribution is flat.
+    alpha_kl, kl_falloff, survival: as of `LossWeights`; the divergence rises from 0 in the same steps.
+    position_decay: of the position weights exp(-(k - 1) / position_decay); None: gamma, as in the paper.
+    ema: weights that are measured and saved are running means that forget with this factor a step; 0: the last ones.
     """
 
     steps: int
@@ -48,6 +65,11 @@ class Recipe:
     alpha_ce_start: float = 1.0
     alpha_ce_steps: int = 500
     alpha_tv: float = 0.9
+    alpha_kl: float = 0.0
+    kl_falloff: float = 0.0
+    survival: bool = False
+    position_decay: float | None = None
+    ema: float = 0.0
     alpha_conf: float = 1.0
     seed: int = 0
     validate_every: int = 500
@@ -57,39 +79,46 @@ class Recipe:
         """Predictions per block at a step."""
         return min(self.short_block, gamma) if step < self.short_steps else gamma
 
-    def cross_entropy(self, step: int) -> float:
-        """alpha_ce at a step."""
-        done = min(1.0, step / max(1, self.alpha_ce_steps))
-        return self.alpha_ce_start + (self.alpha_ce - self.alpha_ce_start) * done
+    def losses(self, step: int) -> LossWeights:
+        """How the losses are added up at a step."""
+        done = min(1.0, step / self.alpha_ce_steps) if self.alpha_ce_steps else 1.0
+        return LossWeights(
+            ce=self.alpha_ce_start + (self.alpha_ce - self.alpha_ce_start) * done,
+            tv=self.alpha_tv,
+            kl=self.alpha_kl * done,
+            kl_falloff=self.kl_falloff,
+            survival=self.survival,
+        )
 
 
 def train_step(
-    model: BlockModel, frozen: Frozen, step: Step, *, alpha_ce: float, alpha_tv: float, alpha_conf: float
-) -> dict[str, float]:
-    """Forward and backward of one step; the losses are means over the weighted positions."""
+    model: BlockModel, frozen: Frozen, step: Step, how: LossWeights, *, alpha_conf: float
+) -> dict[str, torch.Tensor]:
+    """Forward and backward of one step; the losses are means over the weighted positions.
+
+    Returns scalars that are still on the device, so that a step waits for nothing.
+    """
     size = step.valid.shape[1]
     hidden = hidden_states(model, frozen, step, size)
     head = model.markov_head
     latent = head.latents(step.tokens[:, :-1], hidden)[step.valid] if head else None
     kept = hidden[step.valid]
-    labels, total = step.labels, step.labels.weight.sum()
-    loss, parts, accept = draft_loss(
-        kept, latent, frozen.head, head.w2.weight if head else None, labels, alpha_ce=alpha_ce, alpha_tv=alpha_tv
-    )
+    labels = step.labels
+    loss, parts, accept, weights = draft_loss(kept, latent, frozen.head, head.w2.weight if head else None, labels, how)
+    total = weights.sum()
     conf = torch.zeros((), device=loss.device)
     if model.confidence_head is not None:
         previous = head.w1(step.tokens[:, :-1])[step.valid] if head else kept
-        conf = confidence_loss(model.confidence_head(kept, previous), accept, labels.weight)
+        conf = confidence_loss(model.confidence_head(kept, previous), accept, weights)
     ((loss + alpha_conf * conf) / total).backward()
-    first = torch.zeros_like(step.valid)
-    first[:, 0] = True
     return {
-        "loss": float((loss + alpha_conf * conf).detach() / total),
-        "ce": float(parts[0] / total),
-        "tv": float(parts[1] / total),
-        "confidence": float(conf.detach() / total),
-        "accept": float(accept.mean()),
-        "first": float(accept[first[step.valid]].mean()),
+        "loss": (loss + alpha_conf * conf).detach() / total,
+        "ce": parts[0] / total,
+        "tv": parts[1] / total,
+        "kl": parts[2] / total,
+        "confidence": conf.detach() / total,
+        "accept": accept.mean(),
+        "first": accept[labels.blocks].mean(),
     }
 
 
@@ -98,7 +127,8 @@ def checkpoint_model(path: Path) -> BlockModel:
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     model = BlockModel(BlockConfig.from_json(state["config"]), state["vocab"])
     with torch.no_grad():
-        for p, saved in zip(model.parameters(), state["optimiser"]["masters"], strict=True):
+        weights = state["optimiser"]["means"] or state["optimiser"]["masters"]
+        for p, saved in zip(model.parameters(), weights, strict=True):
             p.copy_(saved)
     return model
 
@@ -109,7 +139,7 @@ class Run:
     def __init__(self, folder: Path, model: BlockModel, frozen: Frozen, recipe: Recipe) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self.frozen, self.recipe = folder, model, frozen, recipe
-        self.optimiser = Optimiser(model, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        self.optimiser = Optimiser(model, lr=recipe.lr, weight_decay=recipe.weight_decay, ema=recipe.ema)
         self.step, self.anchors, self.seconds = 0, 0, 0.0
         self.checkpoint, self.csv = folder / "checkpoint.pt", folder / "losses.csv"
 
@@ -150,13 +180,13 @@ class Run:
     def train(self, store: FeatureStore, held_out: list[int], *, every: int = 20, keep: bool = True) -> None:
         """Train up to `recipe.steps`, logging means over `every` steps; `keep` a checkpoint from before the decay."""
         recipe, config = self.recipe, self.model.config
-        maker = BatchMaker(config, self.model.vocab, device=self.frozen.head.device)
+        maker = BatchMaker(config, self.model.vocab, device=self.frozen.head.device, decay=recipe.position_decay)
         numbers = [i for i in range(len(store)) if i not in set(held_out)]
         if not numbers:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
         decay_start = recipe.steps - recipe.decay_steps
         batches, size, saved = None, 0, time.monotonic()
-        sums: dict[str, float] = {}
+        sums: dict[str, torch.Tensor] = {}
         summed = 0  # fewer than `every` in the first row after a resumption
         progress = tqdm(total=recipe.steps, initial=self.step, desc=f"train {config.kind}", unit="step")
         while self.step < recipe.steps:
@@ -168,22 +198,19 @@ class Run:
                     seed=recipe.seed, step=self.step,
                 )  # fmt: skip
             batch = next(batches)
-            row = train_step(
-                self.model, self.frozen, batch, alpha_ce=recipe.cross_entropy(self.step),
-                alpha_tv=recipe.alpha_tv, alpha_conf=recipe.alpha_conf,
-            )  # fmt: skip
+            row = train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
             rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
             row["norm"] = self.optimiser.step(rate)
             self.step += 1
             self.anchors += len(batch.anchors)
             self.seconds += time.monotonic() - began
             for key, value in row.items():
-                sums[key] = sums.get(key, 0.0) + value
+                sums[key] = sums[key] + value if key in sums else value
             summed += 1
             progress.update()
             validate = self.step % recipe.validate_every == 0 or self.step == recipe.steps
             if self.step % every == 0:
-                mean = {key: total / summed for key, total in sums.items()}
+                mean = {key: float(total) / summed for key, total in sums.items()}
                 means = {**mean, "step": self.step, "anchors": self.anchors, "seconds": self.seconds, "rate": rate}
                 progress.set_postfix_str(f"first {mean['first']:.3f} accept {mean['accept']:.3f}")
                 if validate and held_out:
@@ -198,9 +225,10 @@ class Run:
         progress.close()
 
     def validate(self, store: FeatureStore, held_out: list[int]) -> float:
-        """tau on held-out greedy answers."""
+        """tau on held-out greedy answers, of the weights that would be saved."""
         maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
-        found = acceptance(self.model, self.frozen, maker, (store[i] for i in held_out))
+        with self.optimiser.averaged():
+            found = acceptance(self.model, self.frozen, maker, (store[i] for i in held_out))
         shown = " ".join("-" if c is None else f"{c:.2f}" for c in found.conditional)
         tqdm.write(f"step {self.step}: tau {found.accepted_length:.3f}, by position {shown}")
         return found.accepted_length

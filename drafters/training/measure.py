@@ -41,8 +41,8 @@ def target_answers(
         seeds=list(range(len(prompts))),
     )  # fmt: skip
     found = {}
-    for number, new, _ in tqdm(written, total=len(prompts), desc=f"{Path(path).stem}, T={temperature:g}", leave=False):
-        found[number] = (prompts[number] + new, len(prompts[number]))
+    for text in tqdm(written, total=len(prompts), desc=f"{Path(path).stem}, T={temperature:g}", leave=False):
+        found[text.number] = (prompts[text.number] + text.ids, len(prompts[text.number]))
     answers = [found[number] for number in sorted(found) if len(found[number][0]) >= found[number][1] + 2]
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)

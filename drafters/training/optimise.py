@@ -1,6 +1,9 @@
-"""AdamW on float32 masters of a low-precision model, and the learning-rate schedule."""
+"""AdamW on float32 masters of a low-precision model, their running means, and the learning-rate schedule."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -10,19 +13,24 @@ class Optimiser:
     """AdamW whose state and weights are float32 whatever the model's dtype.
 
     A bfloat16 model computes with rounded copies of the masters; a float32 model is its own master.
+    means: running means of the masters, which forget with the factor `ema` a step, faster in the first steps; none
+    where it is 0.
     """
 
-    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float, clip: float = 1.0) -> None:
+    def __init__(
+        self, model: nn.Module, *, lr: float, weight_decay: float, clip: float = 1.0, ema: float = 0.0
+    ) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.masters = [p.detach().float().requires_grad_() if p.dtype != torch.float32 else p for p in self.parameters]
         matrices = [m for m in self.masters if m.ndim > 1]
         others = [m for m in self.masters if m.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
-        self.lr, self.clip = lr, clip
+        self.lr, self.clip, self.ema, self.steps = lr, clip, ema, 0
+        self.means = [m.detach().clone() for m in self.masters] if ema else []
 
-    def step(self, scale: float) -> float:
-        """One update at learning rate lr * scale; returns the gradient norm before clipping."""
+    def step(self, scale: float) -> torch.Tensor:
+        """One update at learning rate lr * scale; returns the gradient norm before clipping, a scalar."""
         for p, master in zip(self.parameters, self.masters, strict=True):
             if master is not p:
                 master.grad = None if p.grad is None else p.grad.float()
@@ -35,11 +43,31 @@ class Optimiser:
                 if master is not p:
                     p.copy_(master)
                 p.grad = None
-        return float(norm)
+            self.steps += 1
+            if self.means:
+                kept = min(self.ema, self.steps / (self.steps + 10))
+                torch._foreach_lerp_(self.means, self.masters, 1 - kept)
+        return norm
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model has the running means for weights, if there are any."""
+        own = [m.detach().clone() for m in self.masters] if self.means else []
+        try:
+            self._fill(self.means)
+            yield
+        finally:
+            self._fill(own)
+
+    @torch.no_grad()
+    def _fill(self, weights: list[torch.Tensor]) -> None:
+        for p, weight in zip(self.parameters, weights, strict=bool(weights)):
+            p.copy_(weight)
 
     def state_dict(self) -> dict:
-        """Masters and AdamW state."""
-        return {"masters": [m.detach() for m in self.masters], "adam": self.adam.state_dict()}
+        """Masters, their means and AdamW's state."""
+        masters = [m.detach() for m in self.masters]
+        return {"masters": masters, "means": self.means, "steps": self.steps, "adam": self.adam.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore, rounding the masters into the model."""
@@ -47,6 +75,10 @@ class Optimiser:
             for p, master, saved in zip(self.parameters, self.masters, state["masters"], strict=True):
                 master.copy_(saved)
                 p.copy_(saved)
+            if self.ema:
+                for mean, saved in zip(self.means, state["means"] or state["masters"], strict=True):
+                    mean.copy_(saved)
+        self.steps = state["steps"]
         self.adam.load_state_dict(state["adam"])
 
 

@@ -6,7 +6,9 @@ run leaves at most bytes that the next run cuts off. Reading touches only the se
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one sequence stands: token rows start..start+length, answer rows top..top+(length - prompt)."""
+    """Where one sequence stands: token rows start..start+length, answer rows top..top+(length - prompt).
+
+    digest: of its tokens; no two sequences of a store are equal.
+    """
 
     start: int
     length: int
@@ -25,13 +30,14 @@ class Entry:
     top: int
     temperature: float
     source: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
     """One sequence of S tokens whose first `prompt` are the prompt.
 
-    tokens: [S] int64; features: [S, m*d] bfloat16.
+    tokens: [S] int64; features: [S, m*d] bfloat16. No block ever looks at those of the last token.
     top_ids, top_probs: [S - prompt, K]; row i is the target's distribution of token prompt + i given those before it.
     """
 
@@ -40,6 +46,18 @@ class Sequence:
     features: torch.Tensor
     top_ids: torch.Tensor
     top_probs: torch.Tensor
+
+    def first(self, tokens: int) -> Sequence:
+        """Its first so many tokens."""
+        answer = max(0, tokens - self.prompt)
+        return Sequence(
+            self.tokens[:tokens], self.prompt, self.features[:tokens], self.top_ids[:answer], self.top_probs[:answer]
+        )
+
+
+def digest(tokens: Iterable[int]) -> str:
+    """A short name of these tokens."""
+    return hashlib.sha256(np.array(list(tokens), np.int32).tobytes()).hexdigest()[:16]
 
 
 class FeatureStore:
@@ -70,6 +88,10 @@ class FeatureStore:
             self.entries = [Entry(**json.loads(line)) for line in self.index.read_text().splitlines() if line]
         self._cut()
         self.maps: dict[str, np.ndarray] = {}
+        self.digests = {entry.digest for entry in self.entries}
+
+    def __contains__(self, tokens: Iterable[int]) -> bool:
+        return digest(tokens) in self.digests
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -91,21 +113,25 @@ class FeatureStore:
                 file.truncate(size)
 
     def append(self, sequence: Sequence, *, temperature: float, source: str) -> None:
-        """Add one sequence."""
+        """Add one sequence, if it is not there yet."""
         rows, top = self.rows
+        name = digest(sequence.tokens.tolist())
+        if name in self.digests:
+            return
         arrays = {
             "tokens": sequence.tokens.to(torch.int32).cpu().numpy(),
             "features": sequence.features.to(torch.bfloat16).view(torch.int16).cpu().numpy(),
             "top_ids": sequence.top_ids.to(torch.int32).cpu().numpy(),
             "top_probs": sequence.top_probs.to(torch.float16).cpu().numpy(),
         }
-        for name, array in arrays.items():
-            with (self.folder / f"{name}.bin").open("ab") as file:
+        for column, array in arrays.items():
+            with (self.folder / f"{column}.bin").open("ab") as file:
                 file.write(np.ascontiguousarray(array).tobytes())
-        entry = Entry(rows, len(sequence.tokens), sequence.prompt, top, temperature, source)
+        entry = Entry(rows, len(sequence.tokens), sequence.prompt, top, temperature, source, name)
         with self.index.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(entry)) + "\n")
         self.entries.append(entry)
+        self.digests.add(entry.digest)
         self.maps.clear()
 
     def __len__(self) -> int:

@@ -8,13 +8,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from .decode import decode
+from .decode import Wanted, decode
+from .features import usable
 from .prompts import Sample, read_samples
+from .store import FeatureStore, Sequence
 from .target import TargetModel
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Where the features of answers go while they are written; of the first `max_tokens` tokens of each."""
+
+    store: FeatureStore
+    wanted: Wanted
+    max_tokens: int
+
+    def add(self, sequence: Sequence, answer: Sample) -> None:
+        """Put an answer's sequence into the store, cut to size."""
+        cut = sequence.first(self.max_tokens)
+        if usable(len(cut.tokens), cut.prompt):
+            self.store.append(cut, temperature=answer.temperature, source=answer.source)
 
 
 def write_prompts(
@@ -26,22 +44,26 @@ def write_prompts(
     rows: int = 64,
     temperature: float = 1.0,
     max_tokens: int = 160,
+    conversations: list[tuple[str, ...]] | None = None,
 ) -> list[Sample]:
     """Prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
 
-    Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
+    With `conversations`, each user, assistant, …, assistant, the turns go on with these, from the first again where
+    there are fewer. Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
     """
     chosen = [openings[i % len(openings)] for i in range(count)]
+    before = [conversations[i % len(conversations)] if conversations else () for i in range(count)]
+    ids = [target.user_turn_ids(text, turns) for text, turns in zip(chosen, before, strict=True)]
     written = decode(
-        target, [target.user_turn_ids(text) for text in chosen], [temperature] * count, max_new_tokens=max_tokens,
-        stop_ids=target.stop_ids, seeds=seeds_of(range(count), seed), rows=rows,
+        target, ids, [temperature] * count, max_new_tokens=max_tokens, stop_ids=target.stop_ids,
+        seeds=seeds_of(range(count), seed), rows=rows,
     )  # fmt: skip
     texts = {}
-    for number, new, finish in tqdm(written, total=count, desc="prompts", unit="prompt"):
-        text = (chosen[number] + target.tokenizer.decode(new, skip_special_tokens=True)).strip()
-        if finish == "eos" and len(text) > 12:
-            texts[number] = text
-    return [Sample(turns=(texts[number],), source="self") for number in sorted(texts)]
+    for text in tqdm(written, total=count, desc="prompts", unit="prompt"):
+        turn = (chosen[text.number] + target.tokenizer.decode(text.ids, skip_special_tokens=True)).strip()
+        if text.finish == "eos" and len(turn) > 12:
+            texts[text.number] = turn
+    return [Sample(turns=(*before[number], texts[number]), source="self") for number in sorted(texts)]
 
 
 def answer(
@@ -54,10 +76,11 @@ def answer(
     seed: int,
     rows: int = 64,
     max_prompt_tokens: int = 1024,
+    keep: Keep | None = None,
 ) -> None:
     """Append an answer of the target for every sample to `out` (JSONL); what is there already is not written again.
 
-    Sample i is answered at `temperatures[i % len(temperatures)]`.
+    Sample i is answered at `temperatures[i % len(temperatures)]`. With `keep`, features go to a store on the way.
     """
     kept = Counter((s.turns, s.temperature) for s in answers_so_far(out))
     prompts, heat, numbers = [], [], []
@@ -72,13 +95,16 @@ def answer(
             numbers.append(i)
     written = decode(
         target, prompts, heat, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids,
-        seeds=seeds_of(numbers, seed + 1), rows=rows,
+        seeds=seeds_of(numbers, seed + 1), rows=rows, wanted=keep.wanted if keep else None,
     )  # fmt: skip
     with out.open("a", encoding="utf-8") as file:
-        for number, new, finish in tqdm(written, total=len(prompts), desc="answers", unit="answer"):
-            sample = samples[numbers[number]]
-            file.write(Sample(sample.turns, sample.source, heat[number], tuple(new), finish).to_json() + "\n")
+        for text in tqdm(written, total=len(prompts), desc="answers", unit="answer"):
+            sample = samples[numbers[text.number]]
+            made = Sample(sample.turns, sample.source, heat[text.number], tuple(text.ids), text.finish)
+            file.write(made.to_json() + "\n")
             file.flush()
+            if keep and text.sequence:
+                keep.add(text.sequence, made)
 
 
 def seeds_of(numbers: Iterable[int], seed: int) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,15 +70,34 @@ class TargetModel:
         ids = ids if isinstance(ids, list) else [ids]
         return {int(i) for i in ids if i is not None} | {int(self.tokenizer.eos_token_id)}
 
+    @contextmanager
+    def layer_outputs(self, layers: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """Inside, every forward puts the outputs [B, S, d] of the given layers into the dictionary."""
+        out: dict[int, torch.Tensor] = {}
+        hooks = [
+            self.model.model.layers[i].register_forward_hook(
+                lambda _m, _a, result, i=i: out.__setitem__(i, result[0] if isinstance(result, tuple) else result)
+            )
+            for i in set(layers)
+        ]
+        try:
+            yield out
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def chat_ids(self, turns: list[str]) -> list[int]:
         """Token ids of user turns (one, or alternating user/assistant) up to where the answer begins."""
-        roles = ("user", "assistant")
-        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
-        out = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        out = self.tokenizer.apply_chat_template(_messages(turns), add_generation_prompt=True, return_dict=True)
         return list(out["input_ids"])
 
-    def user_turn_ids(self, opening: str) -> list[int]:
-        """Token ids of the template up to an unfinished user turn that begins with `opening`."""
+    def user_turn_ids(self, opening: str, before: tuple[str, ...] = ()) -> list[int]:
+        """Token ids of the template up to an unfinished user turn that begins with `opening`, behind `before`."""
         marker = "\u241e"
-        text = self.tokenizer.apply_chat_template([{"role": "user", "content": marker}], tokenize=False)
+        text = self.tokenizer.apply_chat_template(_messages([*before, marker]), tokenize=False)
         return list(self.tokenizer(text.split(marker)[0] + opening, add_special_tokens=False)["input_ids"])
+
+
+def _messages(turns: list[str]) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]

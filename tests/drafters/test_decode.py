@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from tiny_drafters import save_target
 
-from outrider.drafters.training.decode import decode
-from outrider.drafters.training.prompts import Sample
-from outrider.drafters.training.synthesise import answer
+from outrider.drafters.training.decode import Wanted, decode
+from outrider.drafters.training.features import build_store
+from outrider.drafters.training.flat import CompiledLayers, ModuleLayers, flat_layers
+from outrider.drafters.training.prompts import Sample, read_samples
+from outrider.drafters.training.store import FeatureStore
+from outrider.drafters.training.synthesise import Keep, answer
 from outrider.drafters.training.target import TargetModel
+from outrider.kernels.attention import FlatBatch
+from outrider.kernels.cpu import native
 
 
 def test_texts_written_together_equal_single_ones(target_folder: Path) -> None:
@@ -18,12 +25,13 @@ def test_texts_written_together_equal_single_ones(target_folder: Path) -> None:
     prompts = [[1, 3, 10], [1, 3, *range(20, 29)], [5], [9, 8, 7, 6], [4, 40], [11, 12, 13], [50, 51]]
     options = {"max_new_tokens": 12, "stop_ids": {2, 30, 31, 32, 33, 34, 35}}
     seeds, heat = list(range(7)), [0.0, 0.0, 0.0, 1.0, 0.0, 0.7, 0.0]
-    together = {row: (ids, end) for row, ids, end in decode(target, prompts, heat, seeds=seeds, rows=3, **options)}
+    together = {t.number: (t.ids, t.finish) for t in decode(target, prompts, heat, seeds=seeds, rows=3, **options)}
     assert len(together) == 7
     assert len({len(ids) for ids, _ in together.values()}) > 1
     for row, prompt in enumerate(prompts):
-        ((_, ids, end),) = decode(target, [prompt], [heat[row]], seeds=[seeds[row]], **options)
-        assert together[row] == (ids, end)
+        (text,) = decode(target, [prompt], [heat[row]], seeds=[seeds[row]], **options)
+        ids = text.ids
+        assert together[row] == (ids, text.finish)
         whole = torch.tensor([prompt])
         for token in ids if heat[row] == 0 else []:
             best = target.model(input_ids=whole).logits[0, -1].argmax()
@@ -40,8 +48,8 @@ def test_written_tokens_follow_the_targets_distribution(target_folder: Path) -> 
     written = decode(
         target, [prompt] * trials, [temperature] * trials, max_new_tokens=1, stop_ids={2}, seeds=list(range(trials))
     )
-    for _, (token,), _ in written:
-        counts[token] += 1
+    for text in written:
+        counts[text.ids[0]] += 1
     often = chances * trials > 5
     expected, cells = chances[often] * trials, int(often.sum())
     surprise = float(((counts[often] - expected).square() / expected).sum())
@@ -61,3 +69,51 @@ def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Pat
     answer(target, samples, cut, **options)
     assert cut.read_text().startswith("".join(lines[:5]))
     assert sorted(cut.read_text().splitlines()) == sorted(whole.read_text().splitlines())
+
+
+def test_features_kept_while_writing_are_those_of_a_pass_over_the_answer(target_folder: Path, tmp_path: Path) -> None:
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    samples = [Sample((f"w{i} w9 w{i + 20}",), "here") for i in range(10)]
+    wanted, cut = Wanted((1, 4, 5), 6), 12
+    meta = {"width": 96, "top": wanted.top, "meta": {}}
+    kept, later = (FeatureStore(tmp_path / name, **meta) for name in ("kept", "later"))
+    answer(
+        target, samples, tmp_path / "answers.jsonl", temperatures=[0.0, 1.0], max_new_tokens=9, seed=3, rows=4,
+        keep=Keep(kept, wanted, cut),
+    )  # fmt: skip
+    answers = list(read_samples(tmp_path / "answers.jsonl"))
+    build_store(target, answers, later, layers=wanted.layers, top=wanted.top, max_tokens=cut)
+    assert len(kept) == len(later) > 5
+    assert [(e.temperature, e.source, e.digest) for e in kept.entries] == [
+        (e.temperature, e.source, e.digest) for e in later.entries
+    ]
+    for one, other in ((kept[i], later[i]) for i in range(len(kept))):
+        assert one.prompt == other.prompt
+        assert torch.equal(one.tokens, other.tokens)
+        torch.testing.assert_close(one.features[:-1], other.features[:-1])
+        torch.testing.assert_close(one.top_probs, other.top_probs, atol=1e-3, rtol=1e-3)
+        assert torch.equal(one.top_ids[:, 0], other.top_ids[:, 0])
+    build_store(target, answers, kept, layers=wanted.layers, top=wanted.top, max_tokens=cut)
+    assert len(kept) == len(later)  # nothing was missing
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+def test_compiled_layers_say_what_transformers_says(tmp_path: Path) -> None:
+    """Prompts and single tokens of three texts, whose slots lie anywhere, two steps."""
+    folder = save_target(tmp_path, hidden_size=64, intermediate_size=96, heads=2)
+    target = TargetModel.load(str(folder), dtype=torch.float32)
+    ways = [CompiledLayers(target, 40, 20), ModuleLayers(target, 40)]
+    assert isinstance(flat_layers(target, 40, 20, (1, 4)), CompiledLayers)
+    assert isinstance(flat_layers(target, 40, 20, (1, 5)), ModuleLayers)  # the last layer's output
+    table = torch.randperm(40)[:36].view(3, 12).int()
+    for lens, queries in (([5, 1, 9], [5, 1, 9]), ([6, 2, 10], [1, 1, 1])):
+        batch = FlatBatch(
+            torch.tensor([0, *queries]).cumsum(0).int(), torch.tensor(lens).int(), torch.tensor([2, 0, 1]), table
+        )
+        slots = table[batch.rows[batch.requests_of_tokens], batch.positions].long()
+        ids = torch.randint(3, 96, (sum(queries),))
+        with torch.inference_mode():
+            (one, one_kept), (other, other_kept) = (way.forward(ids, slots, batch, (4, 1)) for way in ways)
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(one_kept, other_kept, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(ways[0].logits(one), ways[1].logits(other), atol=1e-4, rtol=1e-4)
