@@ -27,8 +27,8 @@ def largest(survival: np.ndarray, count: int) -> np.ndarray:
 
 
 def pooled(survival: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """[m] int64 each, m <= samples * count: the largest survivals of each sample, all in descending order and in steps of
-    1 / RESOLUTION, and the sample of each. Zeros are left out.
+    """[m] int64 each, m <= samples * count: the largest survivals of each sample, all in descending order and in steps
+    of 1 / RESOLUTION, and the sample of each. Zeros are left out.
 
     survival: [samples, n] float32 in 0..65535 / RESOLUTION; overwritten.
     """
