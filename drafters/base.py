@@ -11,7 +11,7 @@ and a freed slot frees both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,8 @@ class DraftBatch:
     page_table: [rows, context] int32, the KV slot of every position; positions seq_len .. seq_len + gamma have slots.
     rows: [R] int64, each request's row of `page_table`.
     temperatures: [R] float32; 0 means greedy.
+    ask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of length 0, or
+        what is found without a model. None: all.
     uniforms: [R, gamma] float32 in [0, 1), the only randomness a drafter may use: token k is drawn by
         inverting the cumulative distribution at uniforms[:, k-1], so a request's seed decides its drafts.
     """
@@ -49,6 +51,19 @@ class DraftBatch:
     rows: torch.Tensor
     temperatures: torch.Tensor
     uniforms: torch.Tensor
+    ask: torch.Tensor | None = None
+
+    def select(self, requests: torch.Tensor) -> DraftBatch:
+        """The part that is about `requests` [M] int64, of which all are asked for."""
+        return replace(
+            self,
+            anchors=self.anchors[requests],
+            seq_lens=self.seq_lens[requests],
+            rows=self.rows[requests],
+            temperatures=self.temperatures[requests],
+            uniforms=self.uniforms[requests],
+            ask=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,8 @@ class Draft:
         the drafted token (greedy and lookup drafts). Rows of greedy requests (temperature 0) are not read.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
+    looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.
+    asked: requests for which a model drafted, whether its draft was taken or not.
     """
 
     tokens: torch.Tensor
@@ -70,12 +87,16 @@ class Draft:
     confidence: torch.Tensor
     probs: torch.Tensor | None = None
     vocab: torch.Tensor | None = None
+    looked_up: torch.Tensor | None = None
+    asked: int = 0
 
 
 class Drafter(ABC):
     """Proposes blocks of up to `gamma` tokens."""
 
     gamma: int
+    looks_up: bool = False
+    """Whether it drafts without a model as well, so that asking for nobody is worth a call."""
     target_layers: tuple[int, ...] = ()
     """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
 

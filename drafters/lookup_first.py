@@ -7,8 +7,6 @@ drawn, so that the choice cannot favour one outcome of that draw over another.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
@@ -22,6 +20,8 @@ MODEL_RUN = 1.7
 
 class LookupFirst(Drafter):
     """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure."""
+
+    looks_up = True
 
     def __init__(self, lookup: NgramDrafter, model: Drafter):
         if lookup.gamma != model.gamma:
@@ -41,25 +41,14 @@ class LookupFirst(Drafter):
     def propose(self, batch: DraftBatch) -> Draft:
         found = self.lookup.propose(batch)
         expected = found.confidence.cumprod(1).sum(1)
-        asked = (expected < SURE).nonzero()[:, 0]
+        unsure = expected < SURE
+        asked = (unsure if batch.ask is None else unsure & batch.ask).nonzero()[:, 0]
         if len(asked) == 0:
             return found
         everyone = len(asked) == len(batch.rows)
-        drafted = self.model.propose(batch if everyone else select(batch, asked))
+        drafted = self.model.propose(batch if everyone else batch.select(asked))
         better = expected[asked] < MODEL_RUN * drafted.confidence[:, 0]
         return merge(found, drafted, asked, better, batch.temperatures)
-
-
-def select(batch: DraftBatch, requests: torch.Tensor) -> DraftBatch:
-    """The part of a batch that is about `requests` [M]."""
-    return replace(
-        batch,
-        anchors=batch.anchors[requests],
-        seq_lens=batch.seq_lens[requests],
-        rows=batch.rows[requests],
-        temperatures=batch.temperatures[requests],
-        uniforms=batch.uniforms[requests],
-    )
 
 
 def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
@@ -75,8 +64,10 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
         drafted.lens[better],
         drafted.confidence[better],
     )
+    lookups = torch.ones_like(lens, dtype=torch.bool)
+    lookups[taken] = False
     if drafted.probs is None:
-        return Draft(tokens, lens, confidence)
+        return Draft(tokens, lens, confidence, looked_up=lookups, asked=len(asked))
     probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
     column, known = tokens, torch.ones_like(tokens, dtype=torch.bool)
     if drafted.vocab is not None:
@@ -85,7 +76,5 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     probs.scatter_(2, column[:, :, None], known[:, :, None].to(probs.dtype))
     probs[taken] = drafted.probs[better]
     reach = known.long().cumprod(1).sum(1)
-    lookups = torch.ones_like(lens, dtype=torch.bool)
-    lookups[taken] = False
     lens = torch.where(lookups & (temperatures > 0), torch.minimum(lens, reach), lens)
-    return Draft(tokens, lens, confidence, probs, drafted.vocab)
+    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, len(asked))

@@ -25,6 +25,8 @@ class NgramDrafter(Drafter):
     the text goes on periodically: the text is then repeating itself.
     """
 
+    looks_up = True
+
     def __init__(self, gamma: int, max_match: int = 8, min_match: int = 2, device: torch.device | str = "cpu"):
         if not 1 <= min_match <= max_match:
             raise ValueError(f"expected 1 <= min_match <= max_match, got {min_match} and {max_match}")
@@ -53,6 +55,7 @@ class NgramDrafter(Drafter):
             tokens=tokens,
             lens=torch.where(found, self.gamma, 0),
             confidence=self._confidence(longest, agreeing, differing, batch.temperatures) * found[:, None],
+            looked_up=torch.ones_like(found),
         )
 
     def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -88,6 +88,8 @@ class BlockDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Draft:
+        if batch.ask is not None and not bool(batch.ask.all()):
+            return self._propose_some(batch, batch.ask.nonzero()[:, 0])
         if self.compiled is not None:
             tokens, probs, confidence = self.compiled.propose(self.pools, batch, self.gamma)
         else:
@@ -98,7 +100,23 @@ class BlockDrafter(Drafter):
             confidence=confidence,
             probs=probs,
             vocab=None if probs is None else self.vocab,
+            asked=len(batch.anchors),
         )
+
+    def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:
+        """Drafts for `requests` [M], of length 0 for the others."""
+        shape = (len(batch.anchors), self.gamma)
+        tokens = batch.anchors[:, None].repeat(1, self.gamma)
+        lens, confidence = torch.zeros_like(batch.anchors), torch.zeros(shape, device=self.device)
+        if len(requests) == 0:
+            return Draft(tokens, lens, confidence)
+        some = self.propose(batch.select(requests))
+        tokens[requests], lens[requests], confidence[requests] = some.tokens, some.lens, some.confidence
+        probs = None
+        if some.probs is not None:
+            probs = some.probs.new_zeros(*shape, some.probs.shape[2])
+            probs[requests] = some.probs
+        return Draft(tokens, lens, confidence, probs, some.vocab, asked=some.asked)
 
     def _propose(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Tokens, probs and confidence of `Draft`, in plain torch."""

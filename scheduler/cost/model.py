@@ -8,6 +8,8 @@ jagged (section 5.2), so nothing is fitted or smoothed:
 - between two points the time rises linearly, or, where it falls, stays at the larger until the smaller is reached: what
   was not measured is never assumed to be cheaper;
 - beyond the measured points it rises as steeply as it was ever seen to rise.
+
+What served steps take corrects all of it: `drift.py`.
 """
 
 from __future__ import annotations
@@ -20,15 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from outrider.scheduler.cost.drift import Drift
 from outrider.scheduler.cost.step_times import Point, merge, split
 
 CACHED_NUMBERS = 1 << 21
 """Bound on the dense curves that are kept, 16 MB."""
-DRIFT_BOUNDS = (0.5, 2.0)
-DRIFT_RATE = 0.03
-"""Weight of one step in the running average of observed / predicted time."""
-DRIFT_STEP = 0.2
-"""A step counts as at most this far from the average, in log time: a hiccup of 10x moves it by 0.6 %."""
 
 
 class StepCost:
@@ -47,7 +45,7 @@ class StepCost:
         self._draft_sizes = np.array(list(draft) or [1], dtype=np.float64)
         self._draft_times = np.array(list(draft.values()) or [0.0], dtype=np.float64)
         self._draft_cached: dict[int, float] = {}  # at most one entry per number of requests
-        self._log_drift = 0.0
+        self.drift = Drift()
         self._cached: OrderedDict[int, _Dense] = OrderedDict()
         self._cached_numbers = 0
 
@@ -62,16 +60,21 @@ class StepCost:
         columns = tokens - requests
         if columns.min() < 0:
             raise ValueError(f"{requests} requests verify at least as many tokens, not {tokens.min()}")
-        result = self._dense(requests, int(columns.max()) + 1).at(columns, context)
-        result *= self.drift
+        dense = self._dense(requests, int(columns.max()) + 1)
+        plain, drift = dense.one(0, context), self.drift
+        result = dense.at(columns, context)
+        result *= drift.tokens
+        result += plain * (drift.plain - drift.tokens)
         return result
 
     def draft_seconds(self, requests: int) -> float:
         """Seconds that drafting for `requests` requests adds to a step; 0 where drafting was not measured."""
-        if requests not in self._draft_cached:
-            times = _along(self._draft_sizes, self._draft_times[None], np.array([requests], dtype=np.float64))
-            self._draft_cached[requests] = float(times[0, 0])
-        return self._draft_cached[requests] * self.drift
+        return self._draft_measured(requests) * self.drift.plain * self.drift.draft
+
+    def draft_curve(self, requests: int) -> np.ndarray:
+        """[requests + 1] float64, `draft_seconds` of 0, 1, ... requests; 0 for none."""
+        times = [0.0, *(self._draft_measured(count) for count in range(1, requests + 1))]
+        return np.array(times) * (self.drift.plain * self.drift.draft)
 
     def steps_per_second(
         self, requests: int, tokens: np.ndarray, context: float, *, drafted: bool = False
@@ -79,26 +82,37 @@ class StepCost:
         """[n] float64 SPS(B) for B = `tokens` [n], with or without the time of drafting."""
         return 1.0 / (self.seconds(requests, tokens, context) + (self.draft_seconds(requests) if drafted else 0.0))
 
+    def _draft_measured(self, requests: int) -> float:
+        if requests not in self._draft_cached:
+            times = _along(self._draft_sizes, self._draft_times[None], np.array([requests], dtype=np.float64))
+            self._draft_cached[requests] = float(times[0, 0])
+        return self._draft_cached[requests]
+
     # -- slow drift -----------------------------------------------------------------------------------------------
 
-    @property
-    def drift(self) -> float:
-        """Observed over measured step time of late, within DRIFT_BOUNDS; every answer is multiplied by it."""
-        return math.exp(self._log_drift)
+    def observe(
+        self,
+        requests: int,
+        tokens: int,
+        context: float,
+        drafting: int,
+        seconds: float,
+        draft_seconds: float | None = None,
+    ) -> None:
+        """Learn from a step that took `seconds` in all, that of drafting for `drafting` requests included.
 
-    def observe(self, requests: int, tokens: int, context: float, drafted: bool, seconds: float) -> None:
-        """Learn from a step that took `seconds` in all, drafting included where `drafted`.
-
-        One factor for all sizes: it keeps predicted times (and so service levels) right when the machine gets slower
-        or faster, and does not change which number of tokens is the best. Impossible times are ignored.
+        draft_seconds: how much of it that was; None where it is not known. Impossible times are ignored.
         """
-        if not (math.isfinite(seconds) and seconds > 0):
+        if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
-        predicted = self._dense(requests, tokens - requests + 1).one(tokens - requests, context) * self.drift
-        predicted += self.draft_seconds(requests) if drafted else 0.0
-        surprise = min(max(math.log(seconds / predicted), -DRIFT_STEP), DRIFT_STEP)
-        low, high = map(math.log, DRIFT_BOUNDS)
-        self._log_drift = min(max(self._log_drift + DRIFT_RATE * surprise, low), high)
+        if drafting and draft_seconds and self._draft_measured(drafting):
+            self.drift.observe_draft(self._draft_measured(drafting), draft_seconds)
+        if draft_seconds is None:
+            draft_seconds = self.draft_seconds(drafting) if drafting else 0.0
+        dense = self._dense(requests, tokens - requests + 1)
+        plain = dense.one(0, context)
+        further = max(dense.one(tokens - requests, context) - plain, 0.0)
+        self.drift.observe(plain, further, max(seconds - draft_seconds, 1e-9))
 
     # -- JSON -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -40,6 +42,11 @@ class Point:
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def undisturbed(self) -> float:
+        """The time without what else the machine did meanwhile, which only ever adds to it: the lower octile."""
+        return float(np.quantile(self.seconds, 0.125))
 
     @property
     def spread(self) -> float:
@@ -99,22 +106,24 @@ def level_contexts(points: Iterable[Point]) -> list[Point]:
 
 
 def split(points: Sequence[Point]) -> tuple[dict[tuple[int, int, float], float], dict[int, float]]:
-    """Median seconds of verifying alone by (requests, tokens, context), and of drafting alone by requests.
+    """Undisturbed seconds of verifying alone by (requests, tokens, context), and of drafting alone by requests.
 
-    Drafting comes from the points that timed it alone; else from the difference between pairs of points that are alike
-    but for drafting. A step that was measured only with drafting counts without it where drafting is known.
+    Drafting comes from the points that timed it alone, of several contexts the longest; else from the difference
+    between pairs of points that are alike but for drafting. A step that was measured only with drafting counts without
+    it where drafting is known.
     """
     merged = level_contexts(points)
-    verify = {(p.requests, p.tokens, p.context): p.median for p in merged if not p.drafted}
-    drafted = {(p.requests, p.tokens, p.context): p.median for p in merged if p.drafted and p.tokens}
-    samples: dict[int, list[float]] = {}
+    verify = {(p.requests, p.tokens, p.context): p.undisturbed for p in merged if not p.drafted}
+    drafted = {(p.requests, p.tokens, p.context): p.undisturbed for p in merged if p.drafted and p.tokens}
+    alone: dict[int, float] = {}
     for p in merged:
         if p.tokens == 0:
-            samples.setdefault(p.requests, []).append(p.median)
-    if not samples:
+            alone[p.requests] = max(p.undisturbed, alone.get(p.requests, 0.0))
+    differences: dict[int, list[float]] = {}
+    if not alone:
         for key in drafted.keys() & verify.keys():
-            samples.setdefault(key[0], []).append(max(0.0, drafted[key] - verify[key]))
-    draft = {requests: statistics.median(found) for requests, found in sorted(samples.items())}
+            differences.setdefault(key[0], []).append(max(0.0, drafted[key] - verify[key]))
+    draft = dict(sorted((alone or {r: statistics.median(found) for r, found in differences.items()}).items()))
     for key, seconds in drafted.items():
         if key not in verify and seconds > draft.get(key[0], math.inf):
             verify[key] = seconds - draft[key[0]]

@@ -85,6 +85,18 @@ def top_k_numpy(survival: np.ndarray, tokens: int | None, first: np.ndarray | No
     return _row_counts(admitted.reshape(survival.shape))
 
 
+def at_least(survival: torch.Tensor, threshold: float, factors: np.ndarray) -> torch.Tensor:
+    """survival [R, gamma], 0 from where a request's, times `factors` [gamma], is first below `threshold` > 0 on.
+
+    On the survival's device, without waiting for it. Whether x_{r,k} stays depends on c_{r,1..k} only.
+    """
+    bounds = threshold / factors.astype(np.float32)
+    if survival.device.type == "cpu":
+        found = survival.numpy()
+        return torch.from_numpy(found * np.logical_and.accumulate(found >= bounds, axis=1))
+    return survival * (survival >= torch.from_numpy(bounds).to(survival.device, non_blocking=True)).cumprod(1)
+
+
 def _row_counts(mask: np.ndarray) -> np.ndarray:
     """[R] int64; a matrix product, because numpy's sum over short rows is four times slower."""
     return (mask.astype(np.float32) @ _ones(mask.shape[1])).astype(np.int64)

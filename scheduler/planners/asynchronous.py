@@ -1,13 +1,19 @@
-"""The asynchronous planner (DSpark, section 5.2), with not drafting as a choice and service levels.
+"""The asynchronous planner (DSpark, section 5.2), with a choice of who drafts, and service levels.
 
-The budget K is the best point of the whole, possibly jagged, throughput curve
+Three candidates are compared by the best point of their whole, possibly jagged, throughput curve: the model drafts for
+nobody, for some requests, for all. With survivals of two steps ago, sorted, the curve is
 
-    Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(R))
+    Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft)).
 
-for the survivals of two steps ago, against R / T(R, R, context) for a step without drafting. Admission is then the
-top-K by current survival. Searching the whole curve is lossless only because it never reads the current step
-(appendix A). It does not read the confidences of the step before either, which on a GPU is still running. Every step
-must draw with random numbers of its own, otherwise the past would know of the present.
+Requests that do not draft have what prompt lookup finds, which is free. The `some` are those that bring most at the
+price of a second, by Dinkelbach's method: at throughput lambda a draft is worth sum_k max(0, a_k - lambda dT/dK), and
+as many of the best draft as pay for lambda T_draft(n).
+
+Few requests (R < `smoothing`) are looked at over several past steps of each. One number of tokens for all of these
+would ignore how good the draft at hand is, so the budget then is a survival, and K what reaches it: Theta is a ratio of
+means over the samples. Searching the whole curve is lossless only because it never reads the current step (appendix A).
+It does not read the confidences of the step before either, which on a GPU is still running. Every step must draw with
+random numbers of its own, otherwise the past would know of the present.
 """
 
 from __future__ import annotations
@@ -19,10 +25,11 @@ import numpy as np
 import torch
 
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.admission import survival_of, top_k
+from outrider.scheduler.planners.admission import at_least, survival_of, top_k
 from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.curve import Curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import Probing
-from outrider.scheduler.planners.sorting import RESOLUTION, largest
+from outrider.scheduler.planners.sorting import RESOLUTION
 from outrider.scheduler.planners.survival_history import Correction, SurvivalHistory
 from outrider.scheduler.service_levels import behind, levels_kept
 
@@ -34,6 +41,10 @@ REFRESH = 8
 """Steps for which predicted times are kept while the number of requests stays: context and drift move slowly."""
 LATE = 64
 """Steps that may be unobserved at a time."""
+FEW = 64
+"""With fewer requests there is time to look at drafts of all as well."""
+STALE = 32
+"""Steps after which a request that did not draft while others did is asked again."""
 
 
 @dataclass(slots=True)
@@ -46,12 +57,38 @@ class _Issued:
     probe: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Finished:
+    """An observed step that is not LAG steps old."""
+
+    issued: _Issued
+    survival: np.ndarray
+    verify_lens: np.ndarray
+    accept_lens: np.ndarray
+    asked: np.ndarray
+    looked_up: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """Who drafts (None: nobody), and what that would bring: kept, the service levels; at best, where on the curve."""
+
+    ask: np.ndarray | None
+    curve: Curve
+    best: int
+    kept: int
+
+    @property
+    def worth(self) -> tuple[int, float]:
+        return self.kept, float(self.curve.throughput[self.best])
+
+
 class Asynchronous(Planner):
-    """Budget from the past, top-K by the present.
+    """Who drafts, and a budget, from the past; admission by the present.
 
     gamma: width of the confidences.
-    smoothing: with fewer requests than this, the curve is the mean over several past steps of each, so that one
-        unlucky draft of a lone request does not decide; 1: the step of two ago alone.
+    smoothing: with fewer requests than this, several past steps of each are looked at, so that one unlucky draft of a
+        lone request does not decide; 1: the step of two ago alone.
     """
 
     def __init__(self, cost: StepCost, gamma: int, *, smoothing: int = 64):
@@ -60,16 +97,19 @@ class Asynchronous(Planner):
         self.cost = cost
         self.gamma = gamma
         self.smoothing = smoothing
-        self.history = SurvivalHistory(gamma)
+        self.history = SurvivalHistory(gamma)  # of those that were asked
+        self.lookups: SurvivalHistory | None = None  # what lookup alone found; None: there is none
         self.correction = Correction(gamma)
         self._probing = Probing()
         self._number = 0
         self._last_probe = -LAG
+        self._price = 0.0  # tokens per second of the last plan
+        self._verified = 1.0  # draft tokens that it meant to verify
         self._issued: deque[_Issued] = deque(maxlen=LATE)
-        # Drafted and observed, not yet LAG steps old: with survival, verify_lens, accept_lens.
-        self._finished: deque[tuple[_Issued, np.ndarray, np.ndarray, np.ndarray]] = deque()
+        self._finished: deque[_Finished] = deque()
         self._positions = np.arange(gamma)
-        self._curve = np.zeros(1)  # seconds by admitted tokens, without drafting; for:
+        self._curve = np.zeros(1)  # seconds by admitted tokens, without drafting
+        self._draft_curve = np.zeros(1)  # seconds by requests that draft; both for:
         self._curve_requests, self._curve_step = 0, 0
 
     def budget(self, step: StepView) -> Budget:
@@ -83,7 +123,10 @@ class Asynchronous(Planner):
         return budget
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        return top_k(survival_of(confidence, draft_lens), budget.tokens, budget.first)
+        survival = survival_of(confidence, draft_lens)
+        if budget.threshold:
+            survival = at_least(survival, budget.threshold, self.correction.factors)
+        return top_k(survival, budget.tokens, budget.first)
 
     def observe(
         self,
@@ -91,48 +134,125 @@ class Asynchronous(Planner):
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        drafted: bool,
+        asked: np.ndarray,
         seconds: float | None,
+        looked_up: np.ndarray | None = None,
     ) -> None:
-        issued = self._take(step)
+        issued, drafting = self._take(step), int(np.count_nonzero(asked))
         if seconds is not None:
             requests, context = len(step.rows), float(np.add.reduce(step.contexts))
-            self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafted, seconds)
-        if drafted:
-            self._finished.append((issued, survival, verify_lens, accept_lens))
+            self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafting, seconds)
+        if drafting or looked_up is not None:
+            self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up))
 
     # -- the decision ---------------------------------------------------------------------------------------------
 
     def _decide(self, issued: _Issued) -> Budget:
         step, room, requests = issued.view, issued.room, len(issued.view.rows)
-        curve = self._seconds(step, room)
-        plain = float(curve[0])
+        seconds = self._seconds(step, room)
         if not room:
-            return Budget(draft=False, tokens=0, seconds=curve)
-        seconds = curve + self.cost.draft_seconds(requests)
+            return Budget(draft=False, tokens=0, seconds=seconds)
+        drafts, samples = self._draft_curve, -(-self.smoothing // requests)
+        survival, known = self._read(self.history, step, room, samples)
+        free = None if self.lookups is None else self._read(self.lookups, step, room, samples)[0]
+        able = step.limits > 0
 
-        survival, known = self.history.read(step.rows, step.generations, -(-self.smoothing // requests))
+        nobody = self._candidate(step, None, free, seconds)
+        found = [nobody]
+        chosen = self._who(step, survival, free, able, seconds, nobody.worth[1])
+        for ask in chosen:
+            theirs = survival
+            if np.count_nonzero(ask) < len(ask):
+                others = np.float32(0.0) if free is None else free
+                theirs = np.where(ask[:, None], survival, others)
+            drafting = float(drafts[int(np.count_nonzero(ask))])
+            found.append(self._candidate(step, ask, theirs, seconds + drafting))
+        best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
+        curve = best.curve
+        self._price, self._verified = float(curve.throughput[best.best]), max(curve.verified(best.best), 1.0)
+        first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
+        if best.ask is not None:
+            seconds = seconds + float(drafts[int(np.count_nonzero(best.ask))])
+            return Budget(True, curve.most(best.best), best.ask, curve.threshold(best.best), first, seconds)
+        count = int(np.count_nonzero(able))
+        news = self._number > self._last_probe + LAG and bool((~known & able).any())
+        if self._probing.due(float(drafts[count]), float(seconds[0]), news):
+            return Budget(draft=True, tokens=0, seconds=seconds + float(drafts[count]), probe=True)
+        if free is None:
+            return Budget(draft=False, tokens=0, seconds=seconds[:1])
+        # As many as pay if all are accepted; of these, those that pay by their survival.
+        pays = self._price * (seconds - seconds[0]) <= np.arange(len(seconds))
+        threshold = max(self._price * self._marginal(seconds), 1 / RESOLUTION)
+        return Budget(False, int(pays.nonzero()[0][-1]), None, threshold, first, seconds)
+
+    def _candidate(
+        self, step: StepView, ask: np.ndarray | None, survival: np.ndarray | None, seconds: np.ndarray
+    ) -> _Candidate:
+        """The best of a curve; `survival` [samples, R, gamma] is left as it is, None stands for zeros."""
+        requests = len(step.rows)
+        if survival is None:
+            curve = Curve.plain(requests, seconds)
+        elif len(survival) == 1:
+            curve = single_curve(requests, survival.copy(), seconds)
+        else:
+            curve = pooled_curve(requests, survival.copy(), seconds)
+        if not np.count_nonzero(step.levels):
+            return _Candidate(ask, curve, int(curve.throughput.argmax()), 0)
+        brought = 1.0 if survival is None else 1.0 + survival.sum(2).mean(0)
+        asked = step.levels > 0
+        kept = levels_kept(step.levels[asked], np.broadcast_to(brought, asked.shape)[asked], curve.seconds)
+        # With nothing verified everybody gets one token.
+        kept[0] = levels_kept(step.levels[asked], np.ones(int(asked.sum())), curve.seconds[:1])[0]
+        most = int(kept.max())
+        best = int(np.where(kept == most, curve.throughput, 0.0).argmax())
+        return _Candidate(ask, curve, best, most)
+
+    def _who(
+        self,
+        step: StepView,
+        survival: np.ndarray,
+        free: np.ndarray | None,
+        able: np.ndarray,
+        seconds: np.ndarray,
+        least: float,
+    ) -> list[np.ndarray]:
+        """[R] bool each: those whose drafts pay at the price of the last plan, or `least`; and where requests are few,
+        all."""
+        few = len(able) < FEW
+        if len(able) == 1:
+            return [able]
+        price = max(self._price, least)
+        margin = np.float32(price * self._marginal(seconds))
+        value = np.maximum(survival - margin, 0.0).sum(2).mean(0)
+        if free is not None:
+            value -= np.maximum(free - margin, 0.0).sum(2).mean(0)
+        value[~able] = 0.0
+        order = np.argsort(-value, kind="stable")
+        net = value[order].cumsum() - price * self._draft_curve[1:]
+        count = int(net.argmax()) + 1
+        if net[count - 1] <= 0:
+            return [able] if few else []
+        ask = np.zeros(len(able), dtype=bool)
+        ask[order[:count]] = True
+        ask &= able
+        if count < len(able):
+            ask |= able & (self.history.ages(step.rows, step.generations, self._number) > STALE)
+        if not few or np.count_nonzero(ask) == np.count_nonzero(able):
+            return [ask]
+        return [ask, able]
+
+    def _marginal(self, seconds: np.ndarray) -> float:
+        """Seconds that a further token adds to a step, in the mean as far as the last plan went, or a block."""
+        reach = min(max(int(self._verified), self.gamma), len(seconds) - 1)
+        return max(float(seconds[reach] - seconds[0]) / reach, 0.0)
+
+    def _read(self, history: SurvivalHistory, step: StepView, room: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Corrected survivals [samples, R, gamma] of two steps ago and before, and [R] bool who has any."""
+        survival, known = history.read(step.rows, step.generations, samples)
         survival *= self.correction.factors
-        if room < self.gamma * requests:
+        if room < self.gamma * len(step.rows):
             survival *= self._positions < step.limits[:, None]
-        brought = 1.0 + survival.sum(2).mean(0) if np.count_nonzero(step.levels) else None
-        throughput = throughput_curve(requests, room, survival, seconds)
-        plain_throughput = requests / plain
-        first = None
-        if brought is not None:
-            asked, first = step.levels > 0, behind(step.levels, step.progress)
-            kept = levels_kept(step.levels[asked], brought[asked], seconds)
-            plain_kept = levels_kept(step.levels[asked], np.ones(int(asked.sum())), curve[:1])[0]
-            most = max(kept.max(), plain_kept)
-            throughput = np.where(kept == most, throughput, 0.0)
-            plain_throughput = plain_throughput if plain_kept == most else -1.0
-        tokens = int(throughput.argmax())
-        if throughput[tokens] > plain_throughput:
-            return Budget(draft=True, tokens=tokens, first=first, seconds=seconds)
-        news = self._number > self._last_probe + LAG and bool((~known & (step.limits > 0)).any())
-        if self._probing.due(float(seconds[0]) - plain, plain, news):
-            return Budget(draft=True, tokens=0, seconds=seconds, probe=True)
-        return Budget(draft=False, tokens=0, seconds=curve[:1])
+        return survival, known
 
     def _seconds(self, step: StepView, room: int) -> np.ndarray:
         """[room+1] seconds with 0..room admitted tokens, without drafting; not to be written to."""
@@ -140,6 +260,7 @@ class Asynchronous(Planner):
         if requests != self._curve_requests or room >= len(self._curve) or self._number - self._curve_step >= REFRESH:
             tokens = np.arange(requests, requests + room + 1)
             self._curve = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
+            self._draft_curve = self.cost.draft_curve(requests)
             self._curve_requests, self._curve_step = requests, self._number
         return self._curve[: room + 1]
 
@@ -155,37 +276,16 @@ class Asynchronous(Planner):
 
     def _absorb(self) -> None:
         """Learn from the finished steps that the step about to be planned may know of."""
-        while self._finished and self._finished[0][0].number <= self._number - LAG:
-            issued, survival, verify_lens, accept_lens = self._finished.popleft()
-            self.correction.observe(survival, verify_lens, accept_lens, fade=issued.probe)
+        while self._finished and self._finished[0].issued.number <= self._number - LAG:
+            past = self._finished.popleft()
+            issued, survival = past.issued, past.survival
+            self.correction.observe(survival, past.verify_lens, past.accept_lens, fade=issued.probe)
             rows, generations = issued.view.rows, issued.view.generations
-            if issued.room < self.gamma * len(rows):  # nothing was drafted for requests that have it switched off
-                on = issued.view.limits > 0
-                rows, generations, survival = rows[on], generations[on], survival[on]
+            if past.looked_up is not None:
+                self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
+                self.lookups.write(rows, generations, survival * past.looked_up[:, None], issued.number)
+            asked = past.asked
+            if np.count_nonzero(asked) < len(asked):
+                rows, generations, survival = rows[asked], generations[asked], survival[asked]
             for _ in range(PROBE_WEIGHT if issued.probe else 1):
-                self.history.write(rows, generations, survival)
-
-
-def throughput_curve(requests: int, room: int, survival: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """[room+1] float64 Theta(K) in tokens per second for K = 0..room admitted tokens.
-
-    survival: [samples, R, gamma], overwritten; the expectation of tokens and of seconds is taken over the samples.
-        Entries of 0 are never admitted, so a sample that has n others takes the seconds of min(K, n).
-        Counted in steps of 1 / RESOLUTION, see `largest`.
-    seconds: [room+1] of a step with K admitted tokens.
-    """
-    samples = len(survival)
-    ordered = largest(survival.reshape(samples, -1), room)
-    tokens = np.empty(room + 1)
-    tokens[0] = requests * RESOLUTION
-    if samples == 1:
-        tokens[1:] = ordered[0]
-    else:
-        np.add.reduce(ordered, axis=0, out=tokens[1:], dtype=np.float64)
-        tokens[1:] /= samples
-    torch.from_numpy(tokens).cumsum_(0)  # several times as fast as numpy's
-    tokens *= 1 / RESOLUTION
-    if room and np.count_nonzero(ordered[:, -1]) < samples:
-        useful = np.count_nonzero(ordered, axis=1)[:, None]
-        seconds = seconds[np.minimum(np.arange(room + 1), useful)].mean(0)
-    return tokens / seconds
+                self.history.write(rows, generations, survival, issued.number)

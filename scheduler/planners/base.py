@@ -1,9 +1,19 @@
-"""What a planner is: it decides each request's verification length from the draft's confidences.
+"""What a planner is: it decides who drafts, and each request's verification length from the drafts' confidences.
 
 Lossless rule (DSpark, section 3.2.2 and appendix A): whether x_{r,k} is admitted may depend only on what was known
 before it was drawn: c_{r,1..k}, other requests, and a budget from two or more steps ago. `Planner.budget` therefore
 sees nothing of the current draft, and `Planner.admit` must leave min(verify_lens[r], k) unchanged whatever
 confidence[r, k:] turns out to be.
+
+Why who drafts may be decided as well. Let F be all that is known when `budget` is called: the texts so far, and the
+confidences of steps before. The set of requests that draft, the source of each draft (the model or prompt lookup) and
+the least survival that is admitted are functions of F. A step's random numbers are its own, so given F every x_{r,k} is
+still drawn from its q_{r,k}, and is admitted or not by F, c_{r,1..k} and other requests' draws, which given F are
+independent of it. With what is given, rejection sampling brings the target's distribution for r whether r has no draft,
+a looked-up one (q is a point mass, a function of the text so far) or a model's: choosing between them by F is choosing
+between procedures that are each exact. A choice that looked at this step's draws (to draft again, to prefer the source
+that happens to be confident of what it drew, to leave out a request for what another drew with equal random numbers)
+would not be.
 """
 
 from __future__ import annotations
@@ -39,8 +49,10 @@ class StepView:
 class Budget:
     """What is decided of a step before drafting.
 
-    draft: False: the step runs without drafting.
+    draft: False: no drafter's model drafts in this step. Lookups, which are free, may be admitted still.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound.
+    ask: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
+    threshold: least corrected survival that is admitted; 0: no bound.
     first: [R] bool, requests served before all others (behind their level); None: nobody.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
         from planners that do not know costs.
@@ -49,9 +61,18 @@ class Budget:
 
     draft: bool
     tokens: int | None
+    ask: np.ndarray | None = None
+    threshold: float = 0.0
     first: np.ndarray | None = None
     seconds: np.ndarray | None = None
     probe: bool = False
+
+    def asked(self, limits: np.ndarray) -> np.ndarray:
+        """[R] bool, requests with draft limits [R] for which the model drafts."""
+        if not self.draft:
+            return np.zeros(len(limits), dtype=bool)
+        able: np.ndarray = limits > 0
+        return able if self.ask is None else able & self.ask
 
     def predicted_seconds(self, admitted: int) -> float | None:
         """Seconds that the step was expected to take with `admitted` drafted tokens; None when not known."""
@@ -82,14 +103,17 @@ class Planner(ABC):
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        drafted: bool,
+        asked: np.ndarray,
         seconds: float | None,
+        looked_up: np.ndarray | None = None,
     ) -> None:
         """Take in a finished step; steps come in order, on a CPU right after the step, on a GPU later.
 
         step: the very object that `budget` was given.
-        survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read unless `drafted`.
+        survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read where neither is.
         verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
+        asked: [R] bool, requests for which the model could draft. looked_up: [R] bool, drafts of prompt lookup, also
+        of requests that were asked; None: there is no lookup.
         seconds: wall time of the step; None when it is not known or had other work in it.
         The arrays are kept: do not write to them afterwards.
         """

@@ -26,6 +26,22 @@ def largest(survival: np.ndarray, count: int) -> np.ndarray:
     return ordered[:, ::-1][:, :count]
 
 
+def pooled(survival: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """[m] int64 each, m <= samples * count: the largest survivals of each sample, all in descending order and in steps
+    of 1 / RESOLUTION, and the sample of each. Zeros are left out.
+
+    survival: [samples, n] float32 in 0..65535 / RESOLUTION; overwritten.
+    """
+    samples = len(survival)
+    best = largest(survival, count).astype(np.uint32)
+    best *= np.uint32(samples)
+    best += np.arange(samples, dtype=np.uint32)[:, None]
+    ordered = np.sort(best, axis=None)[::-1]
+    values, which = np.divmod(ordered, np.uint32(samples))
+    useful = int(np.count_nonzero(values))
+    return values[:useful].astype(np.int64), which[:useful].astype(np.int64)
+
+
 def reference_largest(survival: np.ndarray, count: int) -> np.ndarray:
     """What `largest` means: the floats sorted, then rounded down. `survival` is left as it is."""
     ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]

@@ -22,23 +22,25 @@ class SurvivalHistory:
     """The last DEPTH survivals [gamma] of every row, forgotten when the row's generation changes.
 
     profile: [gamma], running mean of survivals, which stands in for requests without history.
+    prior: confidence that is assumed before anything was written.
     """
 
-    def __init__(self, gamma: int, rows: int = 64):
-        self.profile = (PRIOR_CONFIDENCE ** np.arange(1, gamma + 1)).astype(np.float32)
+    def __init__(self, gamma: int, rows: int = 64, *, prior: float = PRIOR_CONFIDENCE):
+        self.profile = (prior ** np.arange(1, gamma + 1)).astype(np.float32)
         self._profile_weight = 0.0
         self._turn = 0
         self._survival = np.zeros((rows * DEPTH, gamma), dtype=np.float32)  # row by row
         self._generations = np.zeros(rows, dtype=np.int64)
         self._counts = np.zeros(rows, dtype=np.int64)  # 0: nothing known of this row
+        self._written = np.zeros(rows, dtype=np.int64)  # step of the last one
 
     @property
     def nbytes(self) -> int:
         """Memory of the arrays indexed by row."""
-        return self._survival.nbytes + self._generations.nbytes + self._counts.nbytes
+        return self._survival.nbytes + self._generations.nbytes + self._counts.nbytes + self._written.nbytes
 
-    def write(self, rows: np.ndarray, generations: np.ndarray, survival: np.ndarray) -> None:
-        """Append survival [R, gamma] of requests (rows [R], generations [R])."""
+    def write(self, rows: np.ndarray, generations: np.ndarray, survival: np.ndarray, step: int) -> None:
+        """Append survival [R, gamma] of requests (rows [R], generations [R]), of that step."""
         if not len(rows):
             return
         counts = self._count(rows, generations)
@@ -48,6 +50,7 @@ class SurvivalHistory:
         counts += 1
         self._counts[rows] = counts
         self._generations[rows] = generations
+        self._written[rows] = step
         self._turn += 1
         if self._turn * ENOUGH < len(rows):
             return
@@ -77,6 +80,10 @@ class SurvivalHistory:
             found[:, np.flatnonzero(counts == 0)] = self.profile
         return found, known
 
+    def ages(self, rows: np.ndarray, generations: np.ndarray, step: int) -> np.ndarray:
+        """[R] steps since each request's last survivals; 0 for those that have none."""
+        return np.where(self._count(rows, generations) > 0, step - self._written[rows], 0)
+
     def _count(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
         """[R] survivals written for each request; room is made for rows that are new."""
         if not len(rows):
@@ -92,7 +99,9 @@ class SurvivalHistory:
     def _grow(self, rows: int) -> None:
         more = max(rows, 2 * len(self._counts)) - len(self._counts)
         self._survival = np.pad(self._survival, ((0, more * DEPTH), (0, 0)))
-        self._generations, self._counts = np.pad(self._generations, (0, more)), np.pad(self._counts, (0, more))
+        self._generations, self._counts, self._written = (
+            np.pad(array, (0, more)) for array in (self._generations, self._counts, self._written)
+        )
 
 
 class Correction:

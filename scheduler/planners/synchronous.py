@@ -26,7 +26,7 @@ class Synchronous(Planner):
         seconds = self.cost.seconds(requests, np.arange(requests, requests + room + 1), float(step.contexts.sum()))
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
-        return Budget(draft=True, tokens=None, seconds=seconds + self.cost.draft_seconds(requests))
+        return Budget(draft=True, tokens=None, seconds=seconds + self.cost.draft_seconds(int((step.limits > 0).sum())))
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         if budget.seconds is None:
@@ -41,13 +41,15 @@ class Synchronous(Planner):
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        drafted: bool,
+        asked: np.ndarray,
         seconds: float | None,
+        looked_up: np.ndarray | None = None,
     ) -> None:
         if seconds is not None:
             requests = len(step.rows)
             context = float(np.add.reduce(step.contexts))
-            self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafted, seconds)
+            tokens, drafting = requests + int(np.add.reduce(verify_lens)), int(np.count_nonzero(asked))
+            self.cost.observe(requests, tokens, context, drafting, seconds)
 
 
 def first_drop(requests: int, survival: np.ndarray, seconds: np.ndarray) -> int:

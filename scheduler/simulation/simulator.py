@@ -181,27 +181,30 @@ class Simulation:
         verify_lens = np.zeros(len(active), dtype=np.int64)
         survival = np.zeros((len(active), gamma), dtype=np.float32)
         runs = verify_lens
-        if budget.draft:
+        asked = budget.asked(view.limits)
+        drafting = int(np.count_nonzero(asked))
+        if drafting:
             confidence, chances = self.acceptance.draft(slots.difficulty[active], slots.drift[active], self._rng)
             shown = torch.from_numpy(confidence.astype(np.float32))
             began = time.process_time()
-            verify_lens = self.planner.admit(shown, torch.full((len(active),), gamma), budget).numpy()
+            draft_lens = torch.from_numpy(gamma * asked)
+            verify_lens = self.planner.admit(shown, draft_lens, budget).numpy()
             planning += time.process_time() - began
-            survival = survival_of(shown).numpy()
+            survival = survival_of(shown, draft_lens).numpy()
             # Drawn for all positions and after admission: what was admitted cannot depend on it, nor it on that.
             kept = (self._rng.random(chances.shape) < chances).cumprod(1).sum(1)
             runs = np.minimum(kept, verify_lens)
         accept_lens = runs + 1
-        seconds = self._step_seconds(view, int(verify_lens.sum()), budget.draft)
+        seconds = self._step_seconds(view, int(verify_lens.sum()), drafting)
         self.now += seconds
         began = time.process_time()
-        self.planner.observe(view, survival, verify_lens, accept_lens, budget.draft, seconds)
+        self.planner.observe(view, survival, verify_lens, accept_lens, asked, seconds)
         planning += time.process_time() - began
 
         received = np.minimum(accept_lens, slots.output[active] - slots.generated[active])
         slots.generated[active] += received
         totals.steps += 1
-        totals.drafted_steps += budget.draft
+        totals.drafted_steps += drafting > 0
         totals.request_steps += len(active)
         totals.verified += int(verify_lens.sum())
         totals.accepted += int(runs.sum())
@@ -224,11 +227,11 @@ class Simulation:
             progress=progress,
         )
 
-    def _step_seconds(self, view: StepView, admitted: int, drafted: bool) -> float:
+    def _step_seconds(self, view: StepView, admitted: int, drafting: int) -> float:
         requests = len(view.rows)
         tokens = np.array([requests + admitted])
         seconds = float(self.cost.seconds(requests, tokens, float(view.contexts.sum()))[0])
-        seconds += self.cost.draft_seconds(requests) if drafted else 0.0
+        seconds += self.cost.draft_seconds(drafting) if drafting else 0.0
         return seconds * math.exp(self.noise * self._rng.standard_normal())
 
     def _finish(self, done: np.ndarray) -> np.ndarray:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 
-async def generate(manager: Any, prompt: str | list[int], **sampling: Any) -> dict[str, Any]:
+async def generate(manager: Any, prompt: str | list[int], *, stream: bool = False, **sampling: Any) -> dict[str, Any]:
     """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
-    Of several engines the first one's, whose records `control.read` returns.
+    Of several engines the first one's, whose records `control.read` returns. stream: have every step's tokens sent here,
+    as for a client that reads along.
     """
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     key = "text" if isinstance(prompt, str) else "input_ids"
-    request = GenerateReqInput(**{key: prompt}, sampling_params=sampling, routed_dp_rank=0)
+    request = GenerateReqInput(**{key: prompt}, sampling_params=sampling, stream=stream, routed_dp_rank=0)
     answer: dict[str, Any] = {}
     async for piece in manager.generate_request(request):
         answer = piece

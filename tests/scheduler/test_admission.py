@@ -98,7 +98,9 @@ def seasoned(planner: Planner, requests: int) -> Planner:
         budget = planner.budget(step)
         confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
         verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
-        planner.observe(step, survival_of(confidence).numpy(), verify_lens, verify_lens // 2 + 1, budget.draft, None)
+        planner.observe(
+            step, survival_of(confidence).numpy(), verify_lens, verify_lens // 2 + 1, budget.asked(step.limits), None
+        )
     return planner
 
 

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from outrider.scheduler.cost.model import DRIFT_BOUNDS, StepCost
+from outrider.scheduler.cost.drift import BOUNDS
+from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point, merge
 
 
@@ -153,9 +154,9 @@ def test_contexts_that_are_almost_equal_are_one() -> None:
     """A live engine's contexts are never quite those asked for; noise between rounds must not become a slope."""
     rounds = [Point(1, 1, 130.2, (1.0,)), Point(1, 1, 131.0, (1.2,)), Point(1, 1, 1024.0, (1.5,))]
     cost = StepCost(rounds)
-    assert at(cost, 1, 1, 100) == pytest.approx(1.1)
+    assert at(cost, 1, 1, 100) == pytest.approx(1.025)  # an octile
     assert at(cost, 1, 1, 1024) == 1.5
-    assert at(cost, 1, 1, 2048) == pytest.approx(1.5 + 0.4 * 1024 / (1024 - 130.6))
+    assert at(cost, 1, 1, 2048) == pytest.approx(1.5 + 0.475 * 1024 / (1024 - 130.6))
     assert cost.points == tuple(rounds)  # as measured
 
 
@@ -173,39 +174,63 @@ def test_drafting_costs_extra_and_is_told_from_pairs_where_it_was_not_timed_alon
 
 def test_drift_follows_a_slower_machine_within_bounds() -> None:
     cost = StepCost(jagged_grid(0))
-    right = at(cost, 8, 24, 2000)
+    rng = np.random.default_rng(0)
     before = cost.seconds(8, np.arange(8, 65), 2000)
-    for _ in range(300):
-        cost.observe(8, 24, 2000, False, 1.5 * right)
-    assert cost.drift == pytest.approx(1.5, rel=0.01)
-    np.testing.assert_allclose(cost.seconds(8, np.arange(8, 65), 2000), cost.drift * before)
+
+    def steps(count: int, factor: float) -> None:
+        for tokens in rng.integers(8, 65, count):
+            cost.observe(8, int(tokens), 2000, 0, factor * before[tokens - 8])
+
+    steps(300, 1.5)
+    np.testing.assert_allclose(cost.seconds(8, np.arange(8, 65), 2000), 1.5 * before, rtol=0.02)
+    steps(2000, 100)
+    assert (cost.drift.plain, cost.drift.tokens) == (BOUNDS[1], BOUNDS[1])
+    steps(2000, 0.01)
+    assert cost.drift.plain == cost.drift.tokens == BOUNDS[0]
+
+
+def test_drift_tells_dearer_tokens_from_a_slower_machine() -> None:
+    """Which decides whether drafting pays. Steps of one shape alone cannot tell."""
+    cost = StepCost([Point(8, 8 * n, 0, (0.010 + 0.002 * n,)) for n in range(1, 9)])
+    rng = np.random.default_rng(0)
     for _ in range(1000):
-        cost.observe(8, 24, 2000, False, 100 * right)
-    assert cost.drift == pytest.approx(DRIFT_BOUNDS[1])
-    for _ in range(2000):
-        cost.observe(8, 24, 2000, False, right / 100)
-    assert cost.drift == pytest.approx(DRIFT_BOUNDS[0])
+        n = int(rng.integers(1, 9))
+        cost.observe(8, 8 * n, 0, 0, (0.012 + 0.004 * (n - 1)) * rng.normal(1, 0.1))
+    assert cost.drift.plain == pytest.approx(1, abs=0.12)
+    assert cost.drift.tokens == pytest.approx(2, abs=0.2)
+    alike = StepCost(cost.points)
+    for _ in range(400):
+        alike.observe(8, 16, 0, 0, 1.5 * 0.014)
+    assert alike.drift.tokens == pytest.approx(alike.drift.plain, rel=0.1)
 
 
 def test_drift_is_not_moved_by_hiccups_or_impossible_times() -> None:
     cost = StepCost(jagged_grid(0))
     right = at(cost, 8, 24, 2000)
-    cost.observe(8, 24, 2000, False, 10 * right)
-    assert cost.drift < 1.01
+    for _ in range(50):
+        cost.observe(8, 24, 2000, 0, right)
+    cost.observe(8, 24, 2000, 0, 10 * right)
+    assert at(cost, 8, 24, 2000) < 1.01 * right
     rng = np.random.default_rng(0)
     for _ in range(2000):
-        cost.observe(8, 24, 2000, False, right * (10 if rng.random() < 0.03 else 1))
-    assert cost.drift < 1.03
-    settled = cost.drift
+        cost.observe(8, 24, 2000, 0, right * (10 if rng.random() < 0.03 else 1))
+    settled = at(cost, 8, 24, 2000)
+    assert settled < 1.03 * right
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
-        cost.observe(8, 24, 2000, False, seconds)
-    assert cost.drift == settled
+        cost.observe(8, 24, 2000, 0, seconds)
+    assert at(cost, 8, 24, 2000) == settled
 
 
 def test_drift_counts_drafting_where_a_step_drafted() -> None:
     cost = StepCost([Point(1, 1, 0, (1.0,)), Point(1, 2, 0, (1.0,)), Point(1, 0, 0, (1.0,), True)])
-    cost.observe(1, 2, 0, True, 2.0)
-    assert cost.drift == 1.0
+    cost.observe(1, 2, 0, 1, 2.0)
+    cost.observe(1, 2, 0, 1, 2.0, 1.0)
+    assert (cost.drift.plain, cost.drift.draft) == (1.0, 1.0)
+    for _ in range(400):
+        cost.observe(1, 2, 0, 1, 2.5, 1.5)  # drafting is slower, the rest is not
+    assert cost.drift.plain == pytest.approx(1.0)
+    assert cost.draft_seconds(1) == pytest.approx(1.5, rel=0.01)
+    assert cost.draft_curve(2).tolist() == pytest.approx([0.0, 1.5, 3.0], rel=0.01)
 
 
 def test_answers_do_not_depend_on_what_was_asked_before() -> None:

@@ -63,7 +63,7 @@ def steps_of(planner: Planner) -> Plan:
         if budget.draft:
             verify_lens = planner.admit(confidence, torch.tensor([2]), budget)
         survival = survival_of(confidence).numpy()
-        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, budget.draft, None)
+        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, budget.asked(step.limits), None)
         return verify_lens
 
     return plan

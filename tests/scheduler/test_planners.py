@@ -31,11 +31,11 @@ def run(
 ) -> int | None:
     """One whole step; tokens of its budget, None without drafting. `draft` overrules the planner."""
     budget = planner.budget(step)
-    drafted = budget.draft if draft is None else draft
-    lens = torch.from_numpy(step.limits)
-    verify_lens = planner.admit(torch.from_numpy(confidence), lens, budget).numpy() if drafted else np.zeros_like(lens)
+    asked = budget.asked(step.limits) if draft is None else (step.limits > 0) & draft
+    lens = torch.from_numpy(step.limits * asked)
+    verify_lens = planner.admit(torch.from_numpy(confidence), lens, budget).numpy()
     survival = survival_of(torch.from_numpy(confidence), lens).numpy()
-    planner.observe(step, survival, verify_lens, np.minimum(verify_lens, accepted) + 1, drafted, None)
+    planner.observe(step, survival, verify_lens, np.minimum(verify_lens, accepted) + 1, asked, None)
     return budget.tokens if budget.draft else None
 
 
@@ -136,7 +136,14 @@ def test_late_observation_plans_the_same():
         if waiting is not None:
             late.observe(*waiting)
         survival = confidence.cumprod(1)
-        waiting = (step, survival, np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64), budget.draft, None)
+        waiting = (
+            step,
+            survival,
+            np.zeros(2, dtype=np.int64),
+            np.ones(2, dtype=np.int64),
+            budget.asked(step.limits),
+            None,
+        )
     assert len({expected for expected, _ in budgets}) > 2
     assert all(expected == found for expected, found in budgets)
 
@@ -145,7 +152,7 @@ def test_steps_are_observed_in_order_and_once():
     planner = uncorrected(curve_cost(1, CHEAP))
     step = view(1, GAMMA)
     planner.budget(step)
-    arguments = (LIKELY[:1].cumprod(1), np.array([1]), np.array([1]), True, None)
+    arguments = (LIKELY[:1].cumprod(1), np.array([1]), np.array([1]), np.array([True]), None)
     planner.observe(step, *arguments)
     with pytest.raises(ValueError, match="step order"):
         planner.observe(step, *arguments)
@@ -245,7 +252,7 @@ def test_without_gain_steps_run_without_drafting_and_probes_cost_a_hundredth():
             assert budget.probe
             spent += budget.predicted_seconds(0) - 1.0
         verify_lens = np.zeros(2, dtype=np.int64)
-        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.draft, None)
+        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.asked(step.limits), None)
     assert drafted > 10
     assert spent <= 0.0101 * steps
 
@@ -268,17 +275,21 @@ def test_a_request_that_joins_brings_the_probe_forward():
         for _ in range(500):  # the profile learns that drafting does not pay; then until just after a probe
             step = view(2, GAMMA)
             budget = planner.budget(step)
-            planner.observe(step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft, None)
+            planner.observe(
+                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
+            )
         while not budget.probe:
             step = view(2, GAMMA)
             budget = planner.budget(step)
-            planner.observe(step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft, None)
+            planner.observe(
+                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
+            )
         for count in range(1, 500):
             step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
             budget = planner.budget(step)
             if budget.draft:
                 return count
-            planner.observe(step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), False, None)
+            planner.observe(step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), np.zeros(2, bool), None)
         raise AssertionError("no probe")
 
     assert steps_to_probe(joins=True) == 6

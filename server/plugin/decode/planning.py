@@ -75,11 +75,11 @@ class Planning:
         view = table.view(rows, contexts)
         budget = self.planner.budget(view)
         planned = table.planned[rows]
-        may_draft = view.limits if budget.draft else view.limits * ~planned
+        asks = np.where(planned, budget.asked(view.limits), view.limits > 0)
         return Step(
             view=view,
             budget=budget,
-            drafts=bool(np.count_nonzero(may_draft)),
+            asks=asks,
             planned=planned,
             padded=table.padded[rows],
             temperatures=temperatures,
@@ -91,26 +91,27 @@ class Planning:
         """A step's drafts are there: how many of each request's are verified."""
         began = time.perf_counter()
         confidence = draft.confidence if self.calibration is None else self.calibration.apply(draft.confidence)
-        verify_lens = self._verify_lens(step, confidence, draft.lens)
+        verify_lens = self._verify_lens(step, confidence, draft)
         return Admission(
             step=step,
             draft_lens=draft.lens,
             raw=draft.confidence,
             confidence=confidence,
             verify_lens=verify_lens,
+            drafting=draft.asked,
+            looked_up=draft.looked_up,
             draft_seconds=draft_seconds,
             planner_seconds=step.planner_seconds + time.perf_counter() - began,
         )
 
-    def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
+    def _verify_lens(self, step: Step, confidence: torch.Tensor, draft: Draft) -> torch.Tensor:
         """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
-        if not step.drafts:
-            return torch.zeros_like(draft_lens)
+        if not step.drafts and draft.looked_up is None:
+            return torch.zeros_like(draft.lens)
         if step.planned.all():
-            return self.planner.admit(confidence, draft_lens, step.budget)
-        planned = torch.from_numpy(step.planned).to(draft_lens.device)
-        open_lens = draft_lens * planned if step.budget.draft else torch.zeros_like(draft_lens)
-        return torch.where(planned, self.planner.admit(confidence, open_lens, step.budget), draft_lens)
+            return self.planner.admit(confidence, draft.lens, step.budget)
+        planned = torch.from_numpy(step.planned).to(draft.lens.device)
+        return torch.where(planned, self.planner.admit(confidence, draft.lens * planned, step.budget), draft.lens)
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
         """A step's tokens are decided: accept_lens [R], the bonus token included."""
@@ -147,9 +148,11 @@ class Planning:
         step, admission = outcome.step, outcome.admission
         verify_lens, accept_lens = admission.verify_lens.cpu().numpy(), outcome.accept_lens.cpu().numpy()
         confidence, draft_lens = admission.confidence.float().cpu(), admission.draft_lens.cpu()
+        looked_up = None if admission.looked_up is None else admission.looked_up.cpu().numpy()
         # Without drafts it is not read, and the confidences, all 0, stand for it.
-        survival = survival_of(confidence, draft_lens).numpy() if step.drafts else confidence.numpy()
-        self.planner.observe(step.view, survival, verify_lens, accept_lens, step.drafts, None)
+        drafted = step.drafts or looked_up is not None
+        survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
+        self.planner.observe(step.view, survival, verify_lens, accept_lens, step.asks, None, looked_up)
         self.requests.take(step.view, accept_lens)
         planner_seconds = admission.planner_seconds + time.perf_counter() - began
         if (tried := verify_lens > 0).any():
@@ -161,10 +164,12 @@ class Planning:
     def _take_time(self, outcome: Outcome, seconds: float) -> None:
         step = outcome.step
         requests, tokens, context = len(step.view.rows), outcome.tokens, int(step.view.contexts.sum())
-        draft_seconds = outcome.admission.draft_seconds
-        self.recording.steps.append(StepTime(requests, tokens, context, step.drafts, seconds, draft_seconds))
+        drafting, draft_seconds = outcome.admission.drafting, outcome.admission.draft_seconds
+        self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
         if self.cost is not None:
-            self.cost.observe(requests, tokens, context, step.drafts, seconds)
+            # Lookups alone belong to every step; on a GPU the host's time is not that of the draft.
+            known = (draft_seconds if drafting else 0.0) if self.on_host else None
+            self.cost.observe(requests, tokens, context, drafting, seconds, known)
         self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:

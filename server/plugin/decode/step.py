@@ -15,7 +15,7 @@ from outrider.scheduler.planners.base import Budget, StepView
 class Step:
     """A step of R requests that has begun.
 
-    view, budget: what the planner was asked and said. drafts: whether anybody drafts.
+    view, budget: what the planner was asked and said. asks: [R] bool, requests for which the drafter's model may draft.
     planned, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
     temperatures: [R] float32, 0 for greedy requests. began: seconds on the host's clock.
     planner_seconds: that the planner has taken so far.
@@ -23,12 +23,17 @@ class Step:
 
     view: StepView
     budget: Budget
-    drafts: bool
+    asks: np.ndarray
     planned: np.ndarray
     padded: np.ndarray
     temperatures: torch.Tensor
     began: float
     planner_seconds: float
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the model may draft for anybody."""
+        return bool(np.count_nonzero(self.asks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +41,7 @@ class Admission:
     """A step whose drafts are there: how many of them are verified.
 
     draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
+    drafting: requests for which the model drafted. looked_up: [R] bool, drafts of prompt lookup; None: there is none.
     draft_seconds: of the host, spent drafting. planner_seconds: that the planner has taken so far.
     """
 
@@ -44,6 +50,8 @@ class Admission:
     raw: torch.Tensor
     confidence: torch.Tensor
     verify_lens: torch.Tensor
+    drafting: int
+    looked_up: torch.Tensor | None
     draft_seconds: float
     planner_seconds: float
 
@@ -74,12 +82,13 @@ class StepTime:
     """A step that is over: what it held, and how long it took.
 
     tokens: verified over all requests, anchors included. context: cached tokens, summed over the requests.
+    drafting: requests for which the drafter's model drafted.
     seconds: until the next decode step began, drafting included. draft_seconds: of the host, spent drafting.
     """
 
     requests: int
     tokens: int
     context: int
-    drafted: bool
+    drafting: int
     seconds: float
     draft_seconds: float

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -204,9 +205,11 @@ class SpeculativeWorker(BaseSpecWorker):
     def _draft(
         self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, seeds: torch.Tensor
     ) -> tuple[Draft, float]:
-        """Drafts for every request, and the seconds they took; those that switched speculation off get length 0."""
+        """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Requests that
+        switched speculation off get length 0."""
         gamma = self.width - 1
-        if self.drafter is None or not step.drafts:
+        looks_up = self.drafter is not None and self.drafter.looks_up and bool(np.count_nonzero(step.view.limits))
+        if self.drafter is None or not (step.drafts or looks_up):
             if len(self._nothing.lens) != len(rows):
                 self._nothing = self._no_draft(len(rows))
             return self._nothing, 0.0
@@ -219,6 +222,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 rows=rows,
                 temperatures=step.temperatures,
                 uniforms=uniforms(seeds, seq_lens, gamma, Purpose.DRAFT),
+                ask=None if step.asks.all() else torch.from_numpy(step.asks).to(self.device),
             )
         )
         seconds = time.perf_counter() - began
@@ -228,7 +232,7 @@ class SpeculativeWorker(BaseSpecWorker):
             padded = torch.from_numpy(step.padded).to(self.device)
             lens = torch.where(padded, limits, lens)
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
-        return Draft(tokens, lens, draft.confidence, draft.probs, draft.vocab), seconds
+        return replace(draft, tokens=tokens, lens=lens), seconds
 
     def _no_draft(self, count: int) -> Draft:
         shape = (count, self.width - 1)

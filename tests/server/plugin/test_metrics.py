@@ -25,7 +25,7 @@ def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budge
     step = Step(
         view=view,
         budget=budget,
-        drafts=budget.draft,
+        asks=budget.asked(view.limits),
         planned=np.ones(count, dtype=bool),
         padded=np.zeros(count, dtype=bool),
         temperatures=torch.zeros(count),

@@ -20,7 +20,7 @@ def outcome(verify_lens: list[int]) -> Outcome:
     step = Step(
         view=view(count, 4),
         budget=Budget(draft=True, tokens=None),
-        drafts=True,
+        asks=np.ones(count, dtype=bool),
         planned=np.ones(count, dtype=bool),
         padded=np.zeros(count, dtype=bool),
         temperatures=torch.zeros(count),
@@ -34,6 +34,8 @@ def outcome(verify_lens: list[int]) -> Outcome:
         raw=confidence,
         confidence=confidence,
         verify_lens=torch.tensor(verify_lens),
+        drafting=count,
+        looked_up=None,
         draft_seconds=0.0,
         planner_seconds=0.0,
     )
@@ -57,7 +59,7 @@ def test_what_is_known_of_a_step_does_not_change():
 def test_a_recording_keeps_the_latest_and_can_be_sent_as_json():
     recording = Recording(gamma=2)
     for number in range(RECORDED_STEPS + 5):
-        recording.steps.append(StepTime(number, 2 * number, 3, number % 2 == 1, 0.5, 0.25))
+        recording.steps.append(StepTime(number, 2 * number, 3, number % 2, 0.5, 0.25))
     recording.blocks.record(np.array([[0.5, 0.25]]), np.array([2]), np.array([1]), np.array([0.75]))
     sent = json.loads(json.dumps(recording.to_lists()))
     assert sent["records"] == {
@@ -67,10 +69,10 @@ def test_a_recording_keeps_the_latest_and_can_be_sent_as_json():
         "temperatures": [0.75],
     }
     steps = sent["steps"]
-    assert set(steps) == {"requests", "tokens", "context", "drafted", "seconds", "draft_seconds"}
+    assert set(steps) == {"requests", "tokens", "context", "drafting", "seconds", "draft_seconds"}
     assert all(len(column) == RECORDED_STEPS for column in steps.values())
     last = RECORDED_STEPS + 4
-    assert [steps[name][-1] for name in ("requests", "tokens", "drafted")] == [last, 2 * last, last % 2 == 1]
+    assert [steps[name][-1] for name in ("requests", "tokens", "drafting")] == [last, 2 * last, last % 2 == 1]
     recording.clear()
     empty = recording.to_lists()
     assert not any(empty["steps"].values())
