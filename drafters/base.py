@@ -63,6 +63,7 @@ class Draft:
         the drafted token (greedy and lookup drafts). Rows of greedy requests (temperature 0) are not read.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
+    looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.
     """
 
     tokens: torch.Tensor
@@ -70,6 +71,7 @@ class Draft:
     confidence: torch.Tensor
     probs: torch.Tensor | None = None
     vocab: torch.Tensor | None = None
+    looked_up: torch.Tensor | None = None
 
 
 class Drafter(ABC):

@@ -75,8 +75,10 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
         drafted.lens[better],
         drafted.confidence[better],
     )
+    lookups = torch.ones_like(lens, dtype=torch.bool)
+    lookups[taken] = False
     if drafted.probs is None:
-        return Draft(tokens, lens, confidence)
+        return Draft(tokens, lens, confidence, looked_up=lookups)
     probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
     column, known = tokens, torch.ones_like(tokens, dtype=torch.bool)
     if drafted.vocab is not None:
@@ -85,7 +87,5 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     probs.scatter_(2, column[:, :, None], known[:, :, None].to(probs.dtype))
     probs[taken] = drafted.probs[better]
     reach = known.long().cumprod(1).sum(1)
-    lookups = torch.ones_like(lens, dtype=torch.bool)
-    lookups[taken] = False
     lens = torch.where(lookups & (temperatures > 0), torch.minimum(lens, reach), lens)
-    return Draft(tokens, lens, confidence, probs, drafted.vocab)
+    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups)

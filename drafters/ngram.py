@@ -53,6 +53,7 @@ class NgramDrafter(Drafter):
             tokens=tokens,
             lens=torch.where(found, self.gamma, 0),
             confidence=self._confidence(longest, agreeing, differing, batch.temperatures) * found[:, None],
+            looked_up=torch.ones_like(found),
         )
 
     def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

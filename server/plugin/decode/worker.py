@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -222,13 +223,13 @@ class SpeculativeWorker(BaseSpecWorker):
             )
         )
         seconds = time.perf_counter() - began
-        limits = self.requests.limits[rows]
+        limits = torch.from_numpy(step.view.limits).to(self.device)
         lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
         if step.padded.any():
             padded = torch.from_numpy(step.padded).to(self.device)
             lens = torch.where(padded, limits, lens)
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
-        return Draft(tokens, lens, draft.confidence, draft.probs, draft.vocab), seconds
+        return replace(draft, tokens=tokens, lens=lens), seconds
 
     def _no_draft(self, count: int) -> Draft:
         shape = (count, self.width - 1)
