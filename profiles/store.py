@@ -21,7 +21,7 @@ from outrider.scheduler.cost.step_times import Point
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 2
+SCHEMA = 3
 PROFILE = "profile.json"
 CALIBRATION = "calibration.json"
 SHIPPED = Path(__file__).parent / "shipped"

@@ -1,23 +1,49 @@
-"""Fits of a calibration: sequential temperature scaling, and all positions by maximum likelihood."""
+"""Fits of a calibration: sequential temperature scaling, all positions by maximum likelihood, and every case apart."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from outrider.scheduler.calibration.cases import BY_MODEL, CASES
 from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, sigmoid
 from outrider.scheduler.calibration.records import Records
+from outrider.scheduler.calibration.table import CalibrationTable
 
 GRID = 1.025 ** np.arange(-65, 85)
 """Temperatures 0.2 to 8, 1 among them."""
 FEWEST = 100
 """Observed records below which a position keeps temperature 1."""
-PRIOR = 1.0
-"""Strength of the belief that nothing needs correcting, as a Gaussian on log-odds slope and shift."""
+PRIOR = 64.0
+"""Strength of the belief that nothing needs correcting, as a Gaussian on log-odds slope and shift. Drafts of one answer
+are alike, so that few answers say less than their number of drafts promises (`scheduler/MEASURED.md`)."""
 
 
-def fit_sts(
-    records: Records, grid: np.ndarray = GRID, *, dataset: str = "", held_out: Records | None = None
-) -> Calibration:
+def fit_table(fitted_on: Records, held_out: Records, *, dataset: str) -> CalibrationTable:
+    """Each case's calibration, fitted on its share of `fitted_on` and judged on its share of `held_out`.
+
+    Cases are fitted jointly (`fit_joint`). SGLang, which knows neither cases nor shifts, gets the temperatures that
+    `fit_sts` finds for what a model drafted.
+    """
+    parts = [
+        (fitted_on.select(fitted_on.cases == place), held_out.select(held_out.cases == place))
+        for place in range(len(CASES))
+    ]
+    by_case = tuple(unless_worse(fit_joint(fitted, held_out=judge), judge) for fitted, judge in parts)
+    fitted, judge = (part.select(np.isin(part.cases, BY_MODEL)) for part in (fitted_on, held_out))
+    sglang = unless_worse(fit_sts(fitted, held_out=judge), judge) if len(fitted) else None
+    return CalibrationTable(by_case, sglang, dataset)
+
+
+def unless_worse(found: Calibration, held_out: Records) -> Calibration:
+    """`found`, or raw confidences where it does not lower the mean calibration error of the records held out."""
+    if sum(found.ece_after) < sum(found.ece_before):
+        return found
+    return replace(_reported(Calibration.identity(found.gamma), held_out, held_out), num_samples=found.num_samples)
+
+
+def fit_sts(records: Records, grid: np.ndarray = GRID, *, held_out: Records | None = None) -> Calibration:
     """Sequential temperature scaling (DSpark, section 3.2.1).
 
     From left to right, each position takes the temperature of `grid` [G] that minimises the ECE of the cumulative
@@ -37,10 +63,10 @@ def fit_sts(
             best = float(grid[np.concatenate(errors).argmin()])
         temperatures.append(best)
         prefix = prefix * sigmoid(logits[:, k] / best)
-    return _reported(Calibration(tuple(temperatures), method="sts"), records, held_out, dataset)
+    return _reported(Calibration(tuple(temperatures), method="sts"), records, held_out)
 
 
-def fit_joint(records: Records, *, dataset: str = "", held_out: Records | None = None) -> Calibration:
+def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibration:
     """Temperatures and shifts of all positions by maximum likelihood of accepted lengths, censored at `verify_lens`.
 
     A block that verified l tokens and accepted n has likelihood c'_1 ... c'_n, times (1 - c'_{n+1}) if n < l. Its log
@@ -74,7 +100,7 @@ def fit_joint(records: Records, *, dataset: str = "", held_out: Records | None =
         if np.abs(step * scale[:, None]).max() < 1e-9:
             break
     found = Calibration(tuple((1 / slope).tolist()), tuple(shift.tolist()), method="joint")
-    return _reported(found, records, held_out, dataset)
+    return _reported(found, records, held_out)
 
 
 def _loss(
@@ -86,19 +112,17 @@ def _loss(
     return likelihood + PRIOR / 2 * ((slope - 1) ** 2 + shift**2)
 
 
-def _reported(found: Calibration, records: Records, held_out: Records | None, dataset: str) -> Calibration:
+def _reported(found: Calibration, fitted_on: Records, held_out: Records | None) -> Calibration:
     """`found` with its quality."""
-    judged = records if held_out is None else held_out
+    judged = fitted_on if held_out is None else held_out
     before, after = quality(judged), quality(judged, found)
-    return Calibration(
-        found.temperatures,
-        found.shifts,
-        method=found.method,
-        dataset=dataset,
-        num_samples=len(records),
+    return replace(
+        found,
+        num_samples=len(fitted_on),
         samples=after.samples,
         ece_before=before.ece,
         ece_after=after.ece,
+        ece_by_chance=after.ece_by_chance,
         auc=after.auc,
         auc_conditional=after.auc_conditional,
     )

@@ -6,15 +6,11 @@ needs the size of the products of c', not only their order (DSpark, section 3.2.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from outrider.scheduler.calibration.records import Records
 
@@ -30,17 +26,18 @@ class Calibration:
 
     The rest says where they come from, one number per position: `samples` records observed, `ece_before` and
     `ece_after` of prefix survival (0 where nothing was observed), `auc` of prefix survival and `auc_conditional` of c_k
-    among the positions that were tested (None where there was one outcome only).
+    among the positions that were tested (None where there was one outcome only). `ece_by_chance`: what `ece_after`
+    would be on average if every calibrated survival were right, by counting so few.
     """
 
     temperatures: tuple[float, ...]
     shifts: tuple[float, ...] = ()
     method: str = "none"
-    dataset: str = ""
     num_samples: int = 0
     samples: tuple[int, ...] = ()
     ece_before: tuple[float, ...] = ()
     ece_after: tuple[float, ...] = ()
+    ece_by_chance: tuple[float, ...] = ()
     auc: tuple[float | None, ...] = ()
     auc_conditional: tuple[float | None, ...] = ()
 
@@ -65,57 +62,21 @@ class Calibration:
     def is_identity(self) -> bool:
         return set(self.temperatures) == {1.0} and set(self.shifts) == {0.0}
 
-    def apply(self, confidence: torch.Tensor) -> torch.Tensor:
-        """[R, gamma] float32 calibrated; on the confidence's device, without waiting for it. 0 and NaN stay."""
-        if confidence.shape[-1] != self.gamma:
-            raise ValueError(
-                f"this calibration was fitted for gamma {self.gamma}, the drafter gives {confidence.shape[-1]}: "
-                "run `outrider tune` with the gamma that is served"
-            )
-        if self.is_identity:
-            return confidence
-        inverse, shifts = _parameters(self, confidence.device)
-        return torch.addcmul(shifts, confidence.float().clamp(max=SURE).logit_(), inverse).sigmoid_()
-
-    def apply_numpy(self, confidence: np.ndarray) -> np.ndarray:
-        """[N, gamma] float64, the same for arrays."""
+    def apply(self, confidence: np.ndarray) -> np.ndarray:
+        """[N, gamma] float64 calibrated."""
         return sigmoid(logit(confidence) / np.array(self.temperatures) + np.array(self.shifts))
 
-    def to_json(self) -> str:
-        """Text that SGLang's `DSparkStsCalibration.from_json` reads as well; it knows temperatures only, not shifts."""
-        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Calibration:
-        """Raises ValueError saying what is wrong; keys it does not know are skipped, so SGLang's own files load."""
-        try:
-            data: Any = json.loads(text)
-            fields: dict[str, Any] = {
-                key: tuple(data[key]) if isinstance(data[key], list) else data[key]
-                for key in cls.__dataclass_fields__
-                if key in data
-            }
-            return cls(**fields)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"not a calibration: {error}") from None
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Calibration:
-        """Raises ValueError naming the file."""
-        try:
-            return cls.from_json(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
-
-
-@lru_cache(maxsize=8)
-def _parameters(calibration: Calibration, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """1 / T and b, [gamma] each, on the device."""
-    inverse = 1.0 / torch.tensor(calibration.temperatures, dtype=torch.float64)
-    return inverse.float().to(device), torch.tensor(calibration.shifts, dtype=torch.float32, device=device)
+    def from_json(cls, data: Any) -> Calibration:
+        """Raises ValueError saying what is wrong; keys it does not know are skipped."""
+        if not isinstance(data, dict):
+            raise ValueError(f"expected an object, not {type(data).__name__}")
+        known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
+        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in known.items()}
+        return cls(**fields)
 
 
 def logit(confidence: np.ndarray) -> np.ndarray:
@@ -134,6 +95,7 @@ class Quality:
 
     samples: tuple[int, ...]
     ece: tuple[float, ...]
+    ece_by_chance: tuple[float, ...]
     auc: tuple[float | None, ...]
     auc_conditional: tuple[float | None, ...]
 
@@ -141,13 +103,14 @@ class Quality:
 def quality(records: Records, calibration: Calibration | None = None) -> Quality:
     """How well (calibrated) confidences predict `records`: ECE of prefix survival in 15 equal-width bins, and AUCs."""
     calibration = calibration or Calibration.identity(records.gamma)
-    confidence = calibration.apply_numpy(records.confidence)
+    confidence = calibration.apply(records.confidence)
     survival = confidence.cumprod(1)
     verified, tested, survived = records.verified, records.tested, records.survived
     positions = range(records.gamma)
     return Quality(
         samples=tuple(int(n) for n in verified.sum(0)),
         ece=tuple(float(ece(survival[verified[:, k], k], survived[verified[:, k], k])) for k in positions),
+        ece_by_chance=tuple(ece_by_chance(survival[verified[:, k], k]) for k in positions),
         auc=tuple(roc_auc(survival[verified[:, k], k], survived[verified[:, k], k]) for k in positions),
         auc_conditional=tuple(roc_auc(confidence[tested[:, k], k], survived[tested[:, k], k]) for k in positions),
     )
@@ -165,6 +128,18 @@ def ece(predicted: np.ndarray, outcome: np.ndarray, bins: int = BINS) -> np.ndar
     place = np.minimum((rows * bins).astype(np.int64), bins - 1) + bins * np.arange(len(rows))[:, None]
     error = np.bincount(place.ravel(), (rows - outcome).ravel(), minlength=bins * len(rows))
     return np.abs(error).reshape(-1, bins).sum(1).reshape(lead) / count
+
+
+def ece_by_chance(predicted: np.ndarray, bins: int = BINS) -> float:
+    """The ECE that predictions [N] have on average if every one is right; 0 for N = 0.
+
+    What is counted in a bin then has variance sum p (1 - p), and |mean of a normal| is sqrt(2 / pi) of its deviation.
+    """
+    if not len(predicted):
+        return 0.0
+    place = np.minimum((predicted * bins).astype(np.int64), bins - 1)
+    variance = np.bincount(place, predicted * (1 - predicted))
+    return float(np.sqrt(2 / np.pi * variance).sum() / len(predicted))
 
 
 def roc_auc(score: np.ndarray, outcome: np.ndarray) -> float | None:

@@ -97,14 +97,15 @@ async def _counts(manager: Any, gamma: int) -> Acceptance:
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
 
-    def value(name: str, **labels: Any) -> int:
-        return int(registry.get_sample_value(name, labels) or 0)
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
 
-    cycles = value("outrider_request_steps_total")
+    def value(name: str, **labels: str) -> int:
+        return int(sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items()))
+
     positions = [str(k) for k in range(1, gamma + 1)]
     return Acceptance(
-        cycles=cycles,
-        tokens=cycles + value("outrider_accepted_tokens_total"),
+        cycles=value("outrider_request_steps_total"),
+        tokens=value("outrider_accepted_length_sum"),
         tried=tuple(value("outrider_verified_position_total", position=k) for k in positions),
         kept=tuple(value("outrider_accepted_position_total", position=k) for k in positions),
     )

@@ -8,8 +8,8 @@ from typing import Any
 async def generate(manager: Any, prompt: str | list[int], *, stream: bool = False, **sampling: Any) -> dict[str, Any]:
     """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
-    Of several engines the first one's, whose records `control.read` returns. stream: have every step's tokens sent here,
-    as for a client that reads along.
+    Of several engines the first one's, whose records `control.read` returns. stream: have every step's tokens sent
+    here, as for a client that reads along.
     """
     from sglang.srt.managers.io_struct import GenerateReqInput
 

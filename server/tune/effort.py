@@ -25,8 +25,8 @@ class Shape:
 class Effort:
     """How thoroughly to measure.
 
-    steps: timed per shape and round. prompts, new_tokens: of the answers that the calibration is fitted on, at
-    temperature 0 and 1 each. seconds: stop measuring shapes after that long; None for no limit.
+    steps: timed per shape and round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy
+    and sampled. seconds: stop measuring shapes after that long; None for no limit.
     """
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32)

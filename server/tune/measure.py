@@ -8,14 +8,13 @@ prompts, every draft verified; a part of the prompts is held out to judge the ca
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from outrider.drafters.training.prompts import read_samples
 from outrider.profiles import store
 from outrider.profiles.measurement_log import PartialMeasurement
 from outrider.profiles.store import Profile
-from outrider.scheduler.calibration.fit import fit_joint, fit_sts
-from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.fit import fit_table
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.cost.step_times import Point, merge
 from outrider.server.engine import client, profile_lookup
@@ -40,7 +38,11 @@ if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
     from outrider.server.engine.resolve import Resolved
 
+T = TypeVar("T")
+
 PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
+SAMPLED = (1.0, 0.7, 0.4)
+"""Temperatures of the sampled class: how far confidences are off changes with the temperature, and it has one fit."""
 CONCURRENCY = 8
 """Answers written at a time for the calibration."""
 MAX_REQUESTS = 64
@@ -89,16 +91,16 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
 
 async def record_answers(
     manager: Any,
-    questions: Sequence[str],
+    questions: Sequence[tuple[str, float]],
     *,
     new_tokens: int,
     concurrency: int,
     context_length: int,
     progress: Callable[[Progress], None],
 ) -> Records:
-    """Answer every question at temperature 0 and 1 with all drafts verified; what the worker recorded."""
+    """Answer every question at temperature 0 and at its own, with all drafts verified; what the worker recorded."""
     await control.command(manager, control.FORGET)
-    asked = [(question, temperature) for temperature in (0.0, 1.0) for question in questions]
+    asked = [(question, 0.0) for question, _ in questions] + list(questions)
     gate, done = asyncio.Semaphore(concurrency), 0
 
     async def ask(question: str, temperature: float) -> None:
@@ -127,11 +129,17 @@ def to_records(lists: dict[str, list[Any]]) -> Records:
         confidence=np.asarray(lists["confidence"], dtype=np.float64),
         verify_lens=np.asarray(lists["verify_lens"], dtype=np.int64),
         accepted=np.asarray(lists["accepted"], dtype=np.int64),
-        temperatures=np.asarray(lists["temperatures"], dtype=np.float64),
+        cases=np.asarray(lists["cases"], dtype=np.int64),
     )
 
 
-def split(questions: Sequence[str]) -> Iterator[Sequence[str]]:
+def with_temperatures(questions: Sequence[str]) -> list[tuple[str, float]]:
+    """Each question with one of SAMPLED, another one after nine: of prompts that come in turn, as the built-in ones do,
+    every kind meets each of them, and so do both parts of `split`."""
+    return [(question, SAMPLED[place // 9 % len(SAMPLED)]) for place, question in enumerate(questions)]
+
+
+def split(questions: Sequence[T]) -> Iterator[Sequence[T]]:
     """Two thirds to fit on, one third held out: one of each three neighbours, which are often alike.
 
     Which of the three changes from one three to the next, so that kinds of prompts that come in turn, as the built-in
@@ -170,7 +178,7 @@ async def tune(
         raise RuntimeError("no step ran alone; is the server busy?")
     asked = list(questions or built_in_questions())[: effort.prompts]
     parts = []
-    for part in split(asked):
+    for part in split(with_temperatures(asked)):
         parts.append(
             await record_answers(
                 manager,
@@ -181,7 +189,7 @@ async def tune(
                 progress=progress,
             )
         )
-    calibration = calibrate(*parts, dataset=f"{len(asked)} prompts at temperatures 0 and 1")
+    calibration = fit_table(*parts, dataset=f"{len(asked)} prompts, greedy and sampled")
     profile = Profile(
         name=folder.name,
         fingerprint=here,
@@ -189,7 +197,7 @@ async def tune(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         measured_how=how,
     )
-    saved = store.save(profile, folder.parent, json.loads(calibration.to_json()))
+    saved = store.save(profile, folder.parent, calibration.to_json())
     partial.discard()
     await control.command(manager, control.RELOAD)
     return Tuned(saved, calibration, parts[1])
@@ -218,12 +226,6 @@ async def _measure_grid(
             for point in await measure_shape(manager, shape, effort.steps):
                 partial.add(point)
         progress(Progress("step times", number + 1, total))
-
-
-def calibrate(fitted_on: Records, held_out: Records, *, dataset: str) -> Calibration:
-    """The better of both fits by calibration error on the prompts held out."""
-    fits = [fit(fitted_on, dataset=dataset, held_out=held_out) for fit in (fit_sts, fit_joint)]
-    return min(fits, key=lambda fit: statistics.mean(fit.ece_after))
 
 
 def built_in_questions() -> list[str]:

@@ -6,11 +6,14 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from outrider.profiles.plots import plot_steps_per_second
 from outrider.profiles.store import Profile
-from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.cases import CASES
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server import pictures
 
 
@@ -19,19 +22,18 @@ class Tuned:
     """A measured profile with what the calibration was judged on."""
 
     profile: Profile
-    calibration: Calibration
+    calibration: CalibrationTable
     held_out: Records
 
     @property
     def summary(self) -> str:
         """One line for people."""
+        weights = [sum(found.samples) for found in self.calibration.by_case]
         before, after = (
-            statistics.mean(errors) for errors in (self.calibration.ece_before, self.calibration.ece_after)
+            np.average([statistics.mean(getattr(found, key)) for found in self.calibration.by_case], weights=weights)
+            for key in ("ece_before", "ece_after")
         )
-        return (
-            f"{len(self.profile.points)} step times, calibration error {before:.1%} before, {after:.1%} after "
-            f"({self.calibration.method})"
-        )
+        return f"{len(self.profile.points)} step times, calibration error {before:.1%} before, {after:.1%} after"
 
     def table(self) -> str:
         """Step times by shape, and the calibration by position."""
@@ -43,15 +45,14 @@ class Tuned:
             lines.append(
                 f"{requests:>8} {tokens:>7} {context:>8.0f} {point.median * 1e3:8.1f} {point.spread:7.0%} {draft}"
             )
-        c = self.calibration
-        lines += ["", f"{'position':>8} {'temperature':>12} {'shift':>6} {'ECE before':>11} {'after':>6} {'AUC':>6}"]
-        for k in range(c.gamma):
-            area = "-" if c.auc[k] is None else f"{c.auc[k]:.3f}"
-            lines.append(
-                f"{k + 1:>8} {c.temperatures[k]:12.2f} {c.shifts[k]:6.2f} {c.ece_before[k]:11.1%}"
-                f" {c.ece_after[k]:6.1%} {area:>6}"
-            )
-        lines.append(f"{c.method}, judged on {len(self.held_out)} drafts to prompts held out")
+        lines += ["", "Calibration error (ECE) of prefix survival on prompts held out, by position"]
+        for case, found in zip(CASES, self.calibration.by_case, strict=True):
+            kept = "raw confidences are kept" if found.is_identity else "calibrated"
+            lines.append(f"{case}: {max(found.samples)} drafts, {kept}")
+            for title, errors in (
+                ("before", found.ece_before), ("after", found.ece_after), ("by chance", found.ece_by_chance)
+            ):  # fmt: skip
+                lines.append(f"{title:>12} " + " ".join(f"{error:6.1%}" for error in errors))
         return "\n".join(lines)
 
     def draw(self, folder: Path) -> None:

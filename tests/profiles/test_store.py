@@ -87,7 +87,7 @@ def test_a_damaged_profile_does_not_hide_a_good_one(tmp_path: Path, caplog: pyte
         (lambda text: text[: len(text) // 2], "is damaged"),
         (lambda text: "", "is damaged"),
         (lambda text: "[]", "schema None"),
-        (lambda text: text.replace('"schema": 2', '"schema": 1'), "schema 1, this version of Outrider reads 2"),
+        (lambda text: text.replace('"schema": 3', '"schema": 1'), "schema 1, this version of Outrider reads 3"),
         (lambda text: text.replace('"points"', '"dots"'), "lacks 'points'"),
         (lambda text: text.replace('"gamma"', '"gamna"'), "lacks gamma; has an unknown gamna"),
         (lambda text: text.replace('"gamma": 7', '"gamma": "7"'), "has gamma '7', not int"),

@@ -1,17 +1,22 @@
-"""Calibration: fits against brute force and known truth, censoring, and SGLang reading the same file."""
+"""Calibration: fits against brute force and known truth, cases, censoring, and what SGLang reads of it."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import mannwhitneyu
-from sglang.srt.speculative.dspark_components.dspark_sts import DSparkStsCalibration
+from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
 
-from outrider.scheduler.calibration.fit import fit_joint, fit_sts
+from outrider.scheduler.calibration.cases import CASES, cases_of
+from outrider.scheduler.calibration.fit import fit_joint, fit_sts, fit_table
 from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, roc_auc, sigmoid
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Recorder, Records
+from outrider.scheduler.calibration.table import CalibrationTable
 
 TEMPERATURES = np.array([1.6, 2.2, 0.7, 1.3, 1.0])
 SHIFTS = np.array([-0.4, 0.2, 0.0, -0.8, 0.5])
@@ -23,6 +28,7 @@ def synthetic(
     temperatures: np.ndarray = TEMPERATURES,
     shifts: np.ndarray | float = 0.0,
     censor: str = "none",
+    case: int = 0,
 ) -> Records:
     """Records whose true acceptance is sigmoid(logit(c) / T + b).
 
@@ -38,7 +44,7 @@ def synthetic(
         verify_lens = (confidence.cumprod(1) > 0.3).sum(1)
     elif censor == "random":
         verify_lens = rng.integers(0, gamma + 1, count)
-    return Records(confidence, verify_lens, np.minimum(accepted, verify_lens), np.ones(count, dtype=np.float32))
+    return Records(confidence, verify_lens, np.minimum(accepted, verify_lens), np.full(count, case))
 
 
 @pytest.mark.parametrize("fit", [fit_sts, fit_joint])
@@ -65,12 +71,10 @@ def test_censored_positions_are_no_rejections():
     records = synthetic(5000, 3, censor="random")
     hidden = records.confidence.copy()
     hidden[~records.verified] = 0.999
-    changed = Records(hidden, records.verify_lens, records.accepted, records.temperatures)
+    changed = Records(hidden, records.verify_lens, records.accepted, records.cases)
     for fit in (fit_sts, fit_joint):
         assert fit(changed) == fit(records)
-    as_rejections = Records(
-        records.confidence, np.full(len(records), records.gamma), records.accepted, records.temperatures
-    )
+    as_rejections = Records(records.confidence, np.full(len(records), records.gamma), records.accepted, records.cases)
     assert np.abs(np.array(fit_joint(as_rejections).shifts) - fit_joint(records).shifts).max() > 0.5
 
 
@@ -118,52 +122,110 @@ def test_ece_and_auc_of_small_cases():
     assert roc_auc(score, np.zeros(200, dtype=bool)) is None
 
 
-def test_apply_is_the_formula_and_leaves_zeros_and_nan():
-    calibration = Calibration((0.5, 2.0, 1.0), (0.0, 0.3, -1.0))
-    confidence = torch.tensor([[0.2, 0.9, 0.5], [0.0, 0.0, torch.nan], [1.0, 1.0, 1.0]])
-    applied = calibration.apply(confidence)
-    assert applied[0].tolist() == pytest.approx(calibration.apply_numpy(confidence[:1].numpy())[0].tolist(), rel=1e-5)
-    assert applied[1, :2].tolist() == [0.0, 0.0]
-    assert bool(applied[1, 2].isnan())
-    assert 0.99 < float(applied[2, 1]) < 1.0
+def test_each_request_is_calibrated_as_its_case_wants_and_zeros_and_nan_stay():
+    first, second = Calibration((0.5, 2.0, 1.0), (0.0, 0.3, -1.0)), Calibration((1.0, 3.0, 0.7))
+    table = CalibrationTable.of({CASES[1]: first, CASES[2]: second}, 3)
+    one = torch.tensor([0.2, 0.9, 0.5])
+    confidence = torch.cat([one.expand(4, 3), torch.tensor([[0.0, 0.0, torch.nan], [1.0, 1.0, 1.0]])])
+    applied = table.apply(confidence, torch.tensor([0, 1, 2, 3, 1, 1]))
+    assert applied[[0, 3]].flatten().tolist() == pytest.approx(one.tolist() * 2, rel=1e-6)
+    assert applied[1].tolist() == pytest.approx(first.apply(one[None].numpy())[0].tolist(), rel=1e-5)
+    assert applied[2].tolist() == pytest.approx(second.apply(one[None].numpy())[0].tolist(), rel=1e-5)
+    assert applied[4, :2].tolist() == [0.0, 0.0]
+    assert bool(applied[4, 2].isnan())
+    assert 0.99 < float(applied[5, 1]) < 1.0
     assert confidence[0].tolist() == pytest.approx([0.2, 0.9, 0.5])
-    assert Calibration.identity(3).apply(confidence) is confidence
     with pytest.raises(ValueError, match="fitted for gamma 3, the drafter gives 4"):
-        calibration.apply(torch.rand(2, 4))
+        table.apply(torch.rand(2, 4), torch.zeros(2, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("fit", [fit_sts, fit_joint])
-def test_sglang_reads_the_same_file(fit, tmp_path):
+def test_the_case_is_what_is_known_before_the_draw():
+    temperatures, looked_up = torch.tensor([0.0, 0.0, 0.7, 1.0]), torch.tensor([False, True, True, False])
+    named = [CASES[place] for place in cases_of(temperatures, looked_up)]
+    assert named == ["greedy, model", "greedy, lookup", "sampled, lookup", "sampled, model"]
+    assert [CASES[place] for place in cases_of(temperatures, None)][2] == "sampled, model"
+
+
+def of_all_cases(count: int, seed: int, shifts: Sequence[float]) -> Records:
+    """Records of every case, each wrong by a shift of its own."""
+    return Records.concatenate(
+        [synthetic(count, seed + 10 * case, np.ones(5), shift, case=case) for case, shift in enumerate(shifts)]
+    )
+
+
+def test_cases_that_are_wrong_in_opposite_ways_are_put_right_apart():
+    """What one calibration for all of them leaves as it is: its errors cancel out."""
+    shifts = (-0.9, 0.9, 0.9, -0.9)
+    fitted, held_out = of_all_cases(20_000, 0, shifts), of_all_cases(20_000, 1, shifts)
+    for found in fit_table(fitted, held_out, dataset="synthetic").by_case:
+        assert max(found.ece_before) > 0.05
+        assert max(found.ece_after) < 0.02
+    together = fit_joint(fitted)
+    assert max(max(quality(held_out.select(held_out.cases == case), together).ece) for case in range(4)) > 0.05
+
+
+@pytest.mark.parametrize("count", [30, 300, 3000])
+def test_a_calibration_is_never_worse_than_none_where_it_is_judged(count):
+    """Confidences that are right already, and few records to say so: a fit would follow their chance."""
+    kept = 0
+    for seed in range(8):
+        fitted, held_out = of_all_cases(count, seed, (0.0,) * 4), of_all_cases(count, 100 + seed, (0.0,) * 4)
+        for found in fit_table(fitted, held_out, dataset="synthetic").by_case:
+            assert sum(found.ece_after) <= sum(found.ece_before)
+            assert found.is_identity or sum(found.ece_after) < sum(found.ece_before)
+            kept += found.is_identity
+    assert kept > 0  # raw confidences do win
+
+
+def test_right_confidences_have_the_error_of_chance():
+    errors = [quality(synthetic(400, seed, np.ones(5))) for seed in range(60)]
+    assert np.mean([e.ece for e in errors], 0) == pytest.approx(np.mean([e.ece_by_chance for e in errors], 0), rel=0.1)
+    wrong = quality(synthetic(4000, 0, np.ones(5), -1.0))
+    assert min(wrong.ece) > 4 * max(wrong.ece_by_chance)
+
+
+def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
+    shifts = (0.5, -0.5, 0.5, -0.5)
+    found = fit_table(of_all_cases(3000, 7, shifts), of_all_cases(3000, 8, shifts), dataset="synthetic")
     path = tmp_path / "calibration.json"
-    found = fit(synthetic(3000, 7), dataset="synthetic")
-    found.save(path)
-    assert Calibration.load(path) == found
-    theirs = DSparkStsCalibration.from_json(path.read_text())
-    assert tuple(theirs.temperatures) == found.temperatures
+    path.write_text(json.dumps(found.to_json()))
+    assert CalibrationTable.load(path).to_json() == found.to_json()
+    theirs = load_sts_calibration_from_path(str(path))
+    assert found.sglang is not None
+    assert tuple(theirs.temperatures) == found.sglang.temperatures
+    assert set(found.sglang.shifts) == {0.0}
+    assert tuple(theirs.ece_after) == found.sglang.ece_after
+    assert theirs.num_samples == 6000  # no lookups: SGLang's DSpark has none
     assert theirs.dataset == "synthetic"
-    assert theirs.num_samples == 3000
-    assert tuple(theirs.ece_after) == found.ece_after
-    assert Calibration.from_json(theirs.to_json()).temperatures == found.temperatures
+
+
+def test_sglang_refuses_what_no_model_drafted(tmp_path):
+    lookups = synthetic(3000, 7, case=CASES.index("greedy, lookup"))
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(fit_table(lookups, lookups, dataset="synthetic").to_json()))
+    assert CalibrationTable.load(path).sglang is None
+    with pytest.raises(Exception, match="temperatures"):
+        load_sts_calibration_from_path(str(path))
 
 
 def test_positions_without_records_can_be_saved(tmp_path):
     records = synthetic(500, 8)
-    short = Records(
-        records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.temperatures
-    )
-    found = fit_sts(short)
-    assert found.samples == (500, 0, 0, 0, 0)
-    found.save(tmp_path / "short.json")
-    assert Calibration.load(tmp_path / "short.json") == found
-    DSparkStsCalibration.from_json((tmp_path / "short.json").read_text())
+    short = Records(records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.cases)
+    found = fit_table(short, short, dataset="")
+    assert found.by_case[0].samples == (500, 0, 0, 0, 0)
+    path = tmp_path / "short.json"
+    path.write_text(json.dumps(found.to_json()))
+    assert CalibrationTable.load(path).to_json() == found.to_json()
+    load_sts_calibration_from_path(str(path))
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "not a calibration"),
+        ("{", "Expecting"),
         ("{}", "not a calibration"),
-        ('{"temperatures": [1, 0]}', "above 0"),
+        ('{"temperatures": [1.0]}', "lacks 'cases'"),
+        (json.dumps({"dataset": "", "cases": {case: {"temperatures": [1, 0]} for case in CASES}}), "above 0"),
         ("[]", "not a cal"),
     ],
 )
@@ -171,14 +233,14 @@ def test_bad_files_are_explained(text, reason, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=reason) as error:
-        Calibration.load(path)
+        CalibrationTable.load(path)
     assert "bad.json" in str(error.value)
 
 
 def test_reliability_picture(tmp_path):
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    records = synthetic(2000, 9)
-    plot_reliability(records, fit_sts(records), figure)
+    records = synthetic(2000, 9, case=1)
+    plot_reliability(records, fit_table(records, records, dataset=""), figure)
     figure.savefig(tmp_path / "reliability.png")
     assert len(figure.axes) == records.gamma
     assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
@@ -189,14 +251,14 @@ def test_recorder_keeps_the_last_blocks_in_order():
     recorder = Recorder(16, 5)
     for start in range(0, 100, 7):
         part = records.select(np.arange(start, min(start + 7, 100)))
-        recorder.record(part.confidence, part.verify_lens, part.accepted, part.temperatures)
+        recorder.record(part.confidence, part.verify_lens, part.accepted, part.cases)
         kept, expected = recorder.records(), records.select(np.arange(max(start + 7 - 16, 0), start + 7).clip(max=99))
         if start + 7 <= 100:
-            for name in ("confidence", "verify_lens", "accepted", "temperatures"):
+            for name in ("confidence", "verify_lens", "accepted", "cases"):
                 assert np.array_equal(getattr(kept, name), getattr(expected, name))
     assert recorder.total == 100
     assert len(recorder) == 16
-    recorder.record(records.confidence, records.verify_lens, records.accepted, records.temperatures)
+    recorder.record(records.confidence, records.verify_lens, records.accepted, records.cases)
     assert np.array_equal(recorder.records().confidence, records.confidence[-16:])
     snapshot = recorder.records()
     recorder.clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +38,19 @@ def view(
         limits=np.array(limits if limits is not None else [gamma] * requests),
         levels=np.array(levels or [0.0] * requests),
         progress=np.array(progress or [np.inf] * requests),
+    )
+
+
+def request(
+    prompt: int = 10, new_tokens: int = 1 << 20, ends: tuple[int, ...] = (), **sampling: Any
+) -> SimpleNamespace:
+    """What the worker reads of SGLang's `Req`: prompt, new_tokens: lengths. ends: the model's end tokens."""
+    params = {"custom_params": None, "sampling_seed": 1, "ignore_eos": False, "stop_token_ids": None} | sampling
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params),
+        origin_input_ids=[1] * prompt,
+        eos_token_ids=set(ends),
+        tokenizer=None,
     )
 
 

@@ -1,11 +1,12 @@
-"""Draft tokens by position and by confidence, as Prometheus counters: what acceptance and calibration errors are read
-from."""
+"""Draft tokens by position and by confidence, for each case that is calibrated apart, as Prometheus counters: what
+acceptance and calibration errors are read from."""
 
 from __future__ import annotations
 
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from outrider.scheduler.calibration.cases import CASES, SAMPLING, SOURCES
 from outrider.server.plugin.decode.collapse import AcceptanceWatch
 from outrider.server.plugin.decode.gathered import GatheredTable
 
@@ -22,14 +23,14 @@ class AcceptanceCounters:
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry):
         self.watch = AcceptanceWatch(drafter, registry)
         self.positions = np.arange(1, gamma + 1)
+        cases = {"sampling": SAMPLING, "source": SOURCES}
         self.by_position = GatheredTable(
             {
                 "outrider_verified_position": "Drafts observed by the target, by position.",
                 "outrider_accepted_position": "Drafts accepted, by position.",
                 "outrider_expected_position": "Sum of the confidences of the drafts observed, by position.",
             },
-            "position",
-            [str(k) for k in self.positions],
+            cases | {"position": [str(k) for k in self.positions]},
             registry,
         )
         # ECE over a time range: sum over bins of |increase(expected) - increase(accepted)| / sum of increase(observed).
@@ -39,21 +40,27 @@ class AcceptanceCounters:
                 "outrider_calibration_accepted": "Drafts accepted, by confidence bin.",
                 "outrider_calibration_expected": "Sum of confidences, by confidence bin.",
             },
-            "confidence",
-            [f"{(b + 0.5) / CALIBRATION_BINS:.2f}" for b in range(CALIBRATION_BINS)],
+            cases | {"confidence": [f"{(b + 0.5) / CALIBRATION_BINS:.2f}" for b in range(CALIBRATION_BINS)]},
             registry,
         )
 
-    def observe(self, confidence: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray) -> None:
-        """confidence [R, gamma], calibrated; the others [R]; accept_lens include the bonus token."""
+    def observe(
+        self, confidence: np.ndarray, cases: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray
+    ) -> None:
+        """confidence [R, gamma], calibrated; the others [R]; accept_lens include the target's own token."""
         observed = np.minimum(verify_lens, accept_lens)[:, None] >= self.positions
-        kept = accept_lens[:, None] - 1 >= self.positions
-        self.by_position.amounts += observed.sum(0), kept.sum(0), (confidence * observed).sum(0)
-        seen, outcome = confidence[observed], kept[observed]
+        seen, outcome = confidence[observed], (accept_lens[:, None] - 1 >= self.positions)[observed]
+        request, position = observed.nonzero()
         bins = np.minimum((seen * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-        for row, weights in enumerate((None, outcome, seen)):
-            self.by_bin.amounts[row] += np.bincount(bins, weights, minlength=CALIBRATION_BINS)
-        self.watch.count(int(observed[:, 0].sum()), int(kept[:, 0].sum()))
+        for table, place, values in (
+            (self.by_position, position, len(self.positions)),
+            (self.by_bin, bins, CALIBRATION_BINS),
+        ):
+            column = cases[request] * values + place
+            for row, weights in enumerate((None, outcome, seen)):
+                table.amounts[row] += np.bincount(column, weights, minlength=len(CASES) * values)
+        first = position == 0
+        self.watch.count(int(np.count_nonzero(first)), int(np.count_nonzero(outcome[first])))
 
     def flush(self) -> None:
         """Bring the counters up to date."""

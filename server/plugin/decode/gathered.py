@@ -7,6 +7,8 @@ step are a percent of a small model's step.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -48,15 +50,17 @@ class GatheredHistogram:
 
 
 class GatheredTable:
-    """Counters under one label.
+    """Counters under the same labels.
 
-    names: of the counters, with what they count. amounts: [counters, values of the label], not counted yet.
+    names: of the counters, with what they count. labels: each with its values. amounts: [counters, combinations of
+    values], the last label's changing fastest, not counted yet.
     """
 
-    def __init__(self, names: dict[str, str], label: str, values: list[str], registry: CollectorRegistry):
-        counters = [Counter(name, text, [label], registry=registry) for name, text in names.items()]
-        self.counters = [counter.labels(value) for counter in counters for value in values]
-        self.amounts = np.zeros((len(names), len(values)))
+    def __init__(self, names: dict[str, str], labels: dict[str, Sequence[str]], registry: CollectorRegistry):
+        counters = [Counter(name, text, labels, registry=registry) for name, text in names.items()]
+        combinations = list(product(*labels.values()))
+        self.counters = [counter.labels(*values) for counter in counters for values in combinations]
+        self.amounts = np.zeros((len(names), len(combinations)))
 
     def flush(self) -> None:
         for counter, amount in zip(self.counters, self.amounts.ravel().tolist(), strict=True):

@@ -51,7 +51,7 @@ class SpeculationMetrics:
         self.wasted = counter("outrider_wasted_tokens", "Drafted tokens that were verified and not accepted.")
         self.accepted_length = histogram(
             "outrider_accepted_length",
-            "Tokens committed per request and step, the bonus token included.",
+            "Tokens per request and step that belong to the answer, the target's own included.",
             buckets=[float(n) for n in range(1, gamma + 2)],
         )
         self.step_seconds = histogram(
@@ -84,14 +84,16 @@ class SpeculationMetrics:
         self,
         step: Step,
         confidence: np.ndarray,
+        cases: np.ndarray,
         draft_lens: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
+        tokens: np.ndarray,
     ) -> None:
-        """confidence [R, gamma], calibrated; the others [R]; accept_lens include the bonus token."""
-        lens = accept_lens.tolist()  # a few numbers: Python's sums are faster than numpy's
-        requests, verified = len(lens), sum(verify_lens.tolist())
-        accepted = sum(lens) - requests
+        """confidence [R, gamma], calibrated; the others [R]: cases in `calibration.cases.CASES`; accept_lens, accepted
+        drafts and one; tokens that came out, which an answer's end makes fewer."""
+        requests, verified = len(cases), sum(verify_lens.tolist())  # Python's sums are faster for a few numbers
+        accepted = sum(accept_lens.tolist()) - requests
         self.steps.inc()
         self.request_steps.inc(requests)
         self.drafted.inc(sum(draft_lens.tolist()))
@@ -102,10 +104,10 @@ class SpeculationMetrics:
             self.undrafted_steps.inc()
         if step.budget.tokens is not None:
             self.budget.inc(step.budget.tokens)
-        for accept_len in lens:
-            self.accepted_length.observe(accept_len)
+        for count in tokens.tolist():
+            self.accepted_length.observe(count)
         if verified:
-            self.acceptance.observe(confidence, verify_lens, accept_lens)
+            self.acceptance.observe(confidence, cases, verify_lens, accept_lens)
         if time.monotonic() - self.flushed > FLUSH_SECONDS:
             self.flush()
 

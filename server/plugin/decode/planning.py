@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Draft
-from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.cases import cases_of
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner
@@ -39,7 +40,7 @@ class Planning:
         self,
         planner: Planner,
         cost: StepCost | None,
-        calibration: Calibration | None,
+        calibration: CalibrationTable | None,
         requests: RequestTable,
         metrics: SpeculationMetrics,
         device: Any,
@@ -56,7 +57,7 @@ class Planning:
         self._unread: deque[Outcome] = deque()
         self._over: deque[tuple[Outcome, float]] = deque()  # with the seconds that they took, not taken in yet
 
-    def plan_by(self, planner: Planner, cost: StepCost | None, calibration: Calibration | None) -> None:
+    def plan_by(self, planner: Planner, cost: StepCost | None, calibration: CalibrationTable | None) -> None:
         """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
         self._catch_up(0)
         self._last = None
@@ -90,11 +91,19 @@ class Planning:
     def admit(self, step: Step, draft: Draft, draft_seconds: float) -> Admission:
         """A step's drafts are there: how many of each request's are verified."""
         began = time.perf_counter()
-        confidence = draft.confidence if self.calibration is None else self.calibration.apply(draft.confidence)
-        verify_lens = self._verify_lens(step, confidence, draft)
+        cases, ends, draft_lens, confidence = draft.lens, draft.lens + 1, draft.lens, draft.confidence
+        if drafted := step.drafts or draft.looked_up is not None:
+            cases = cases_of(step.temperatures, draft.looked_up)
+            ends = self.requests.until_end(torch.from_numpy(step.view.rows).to(draft.lens.device), draft.tokens)
+            draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
+            if self.calibration is not None:
+                confidence = self.calibration.apply(draft.confidence, cases)
+        verify_lens = self._verify_lens(step, confidence, draft_lens) if drafted else torch.zeros_like(draft.lens)
         return Admission(
             step=step,
-            draft_lens=draft.lens,
+            cases=cases,
+            ends=ends,
+            draft_lens=draft_lens,
             raw=draft.confidence,
             confidence=confidence,
             verify_lens=verify_lens,
@@ -104,14 +113,12 @@ class Planning:
             planner_seconds=step.planner_seconds + time.perf_counter() - began,
         )
 
-    def _verify_lens(self, step: Step, confidence: torch.Tensor, draft: Draft) -> torch.Tensor:
+    def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
         """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
-        if not step.drafts and draft.looked_up is None:
-            return torch.zeros_like(draft.lens)
         if step.planned.all():
-            return self.planner.admit(confidence, draft.lens, step.budget)
-        planned = torch.from_numpy(step.planned).to(draft.lens.device)
-        return torch.where(planned, self.planner.admit(confidence, draft.lens * planned, step.budget), draft.lens)
+            return self.planner.admit(confidence, draft_lens, step.budget)
+        planned = torch.from_numpy(step.planned).to(draft_lens.device)
+        return torch.where(planned, self.planner.admit(confidence, draft_lens * planned, step.budget), draft_lens)
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
         """A step's tokens are decided: accept_lens [R], the bonus token included."""
@@ -149,16 +156,21 @@ class Planning:
         verify_lens, accept_lens = admission.verify_lens.cpu().numpy(), outcome.accept_lens.cpu().numpy()
         confidence, draft_lens = admission.confidence.float().cpu(), admission.draft_lens.cpu()
         looked_up = None if admission.looked_up is None else admission.looked_up.cpu().numpy()
+        tokens = np.minimum(accept_lens, admission.ends.cpu().numpy())
+        if padded := bool(np.count_nonzero(step.padded)):  # such drafts are no drafter's: as if there were none
+            verify_lens, accept_lens = np.where(step.padded, 0, verify_lens), np.where(step.padded, 1, accept_lens)
         # Without drafts it is not read, and the confidences, all 0, stand for it.
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
         self.planner.observe(step.view, survival, verify_lens, accept_lens, step.asks, None, looked_up)
-        self.requests.take(step.view, accept_lens)
+        self.requests.take(step.view, tokens)
         planner_seconds = admission.planner_seconds + time.perf_counter() - began
+        cases = admission.cases.cpu().numpy()
         if (tried := verify_lens > 0).any():
-            raw, temperatures = admission.raw.float().cpu().numpy(), step.temperatures.cpu().numpy()
-            self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, temperatures[tried])
-        self.metrics.observe_step(step, confidence.numpy(), draft_lens.numpy(), verify_lens, accept_lens)
+            raw = admission.raw.float().cpu().numpy()
+            self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, cases[tried])
+        counted = (confidence.numpy(), cases, draft_lens.numpy(), verify_lens, accept_lens, tokens)
+        self.metrics.observe_step(step, *([part[~step.padded] for part in counted] if padded else counted))
         self.metrics.observe_host_time(admission.draft_seconds, planner_seconds)
 
     def _take_time(self, outcome: Outcome, seconds: float) -> None:

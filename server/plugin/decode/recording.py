@@ -33,6 +33,6 @@ class Recording:
                 "confidence": blocks.confidence.tolist(),
                 "verify_lens": blocks.verify_lens.tolist(),
                 "accepted": blocks.accepted.tolist(),
-                "temperatures": blocks.temperatures.tolist(),
+                "cases": blocks.cases.tolist(),
             },
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider.scheduler.planners.base import StepView
 from outrider.server.plugin.options import RequestOptions
@@ -17,14 +18,16 @@ from outrider.server.plugin.options import RequestOptions
 class RequestTable:
     """On the device, for the forward:
 
-    limits: [rows] int64, drafted tokens per step, at most; 0 without speculation.
     seeds: [rows] int64, of the request's random numbers.
+    ends: [rows, E] int64, tokens that end the answer, filled up with -1.
 
     On the host, for the planner:
 
+    limits: [rows] int64, drafted tokens per step, at most; 0 without speculation.
+    lengths: [rows] int64, tokens of prompt and answer, at most.
     planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
     padded: [rows] bool; True drafts the last token over and over up to the limit, for steps of an exact shape; these
-        requests are greedy.
+        requests are greedy, and draft so to their end.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
     generated: [rows] int64, tokens since the prefill; started, latest: [rows] seconds on the host's clock, of the
@@ -34,9 +37,10 @@ class RequestTable:
     def __init__(self, rows: int, gamma: int, device: Any):
         self.gamma = gamma
         self.device = device
-        self.limits = torch.full((rows,), gamma, dtype=torch.int64, device=device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.host_limits = np.full(rows, gamma, dtype=np.int64)
+        self.ends = torch.full((rows, 1), -1, dtype=torch.int64, device=device)
+        self.limits = np.full(rows, gamma, dtype=np.int64)
+        self.lengths = np.zeros(rows, dtype=np.int64)
         self.planned = np.ones(rows, dtype=bool)
         self.padded = np.zeros(rows, dtype=bool)
         self.generations = np.zeros(rows, dtype=np.int64)
@@ -49,7 +53,8 @@ class RequestTable:
         """Read the settings of requests that are being prefilled (again, after a retraction)."""
         at = rows.cpu().numpy()
         options = [RequestOptions.from_custom_params(req.sampling_params.custom_params) for req in reqs]
-        self.host_limits[at] = [option.draft_limit(self.gamma) for option in options]
+        self.limits[at] = [option.draft_limit(self.gamma) for option in options]
+        self.lengths[at] = [len(req.origin_input_ids) + req.sampling_params.max_new_tokens for req in reqs]
         self.planned[at] = [option.planned for option in options]
         self.padded[at] = [option.padded for option in options]
         self.levels[at] = [option.min_tokens_per_second or 0.0 for option in options]
@@ -58,20 +63,32 @@ class RequestTable:
         self.generated[at] = 0
         seeds = torch.tensor([_seed(req) for req in reqs], dtype=torch.int64)
         self.seeds[rows.long()] = seeds.to(self.device)
-        self.limits[rows.long()] = torch.from_numpy(self.host_limits[at]).to(self.device)
+        ends = pad_sequence([torch.tensor(_end_tokens(req), dtype=torch.int64) for req in reqs], True, -1)
+        if (more := ends.shape[1] - self.ends.shape[1]) > 0:
+            self.ends = torch.nn.functional.pad(self.ends, (0, more), value=-1)
+        ends = torch.nn.functional.pad(ends, (0, self.ends.shape[1] - ends.shape[1]), value=-1)
+        self.ends[rows.long()] = ends.to(self.device)
 
     def view(self, rows: np.ndarray, contexts: np.ndarray) -> StepView:
         """What the planner may know of the requests in `rows` [R] before they draft; contexts [R] cached tokens."""
         had = self.generated[rows]
         seconds = np.maximum(time.perf_counter() - self.started[rows], 1e-9)
+        room = self.lengths[rows] - contexts - 2  # behind the anchor, and with a token of the target's at the end
+        limits = np.where(self.padded[rows], self.limits[rows], np.clip(room, 0, self.limits[rows]))
         return StepView(
             rows=rows,
             generations=self.generations[rows],
             contexts=contexts,
-            limits=self.host_limits[rows],
+            limits=limits,
             levels=self.levels[rows],
             progress=np.where(had > 0, had / seconds, np.inf),
         )
+
+    def until_end(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """[R] int64, drafted tokens [R, gamma] up to the first that ends the answer, itself included; gamma + 1 without
+        such a token."""
+        goes_on = (tokens[:, :, None] != self.ends[rows][:, None]).all(2)
+        return goes_on.long().cumprod(1).sum(1) + 1
 
     def take(self, view: StepView, accept_lens: np.ndarray) -> None:
         """Count the tokens [R] that a step brought, less those of requests whose row has another by now."""
@@ -83,6 +100,17 @@ class RequestTable:
     def speeds(self, rows: np.ndarray) -> np.ndarray:
         """[M] tokens per second that requests have had by their last tokens."""
         return self.generated[rows] / np.maximum(self.latest[rows] - self.started[rows], 1e-9)
+
+
+def _end_tokens(req: Any) -> list[int]:
+    """Tokens at which SGLang ends the request (`Req._check_token_based_finish`)."""
+    params, tokenizer = req.sampling_params, req.tokenizer
+    if params.ignore_eos:
+        return []
+    ends = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
+    if tokenizer is not None:
+        ends |= {tokenizer.eos_token_id, *(tokenizer.additional_stop_token_ids or ())}
+    return sorted(ends - {None})
 
 
 def _seed(req: Any) -> int:

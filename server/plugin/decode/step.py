@@ -40,12 +40,16 @@ class Step:
 class Admission:
     """A step whose drafts are there: how many of them are verified.
 
+    cases: [R] int64, place of each draft in `calibration.cases.CASES`.
+    ends: [R] int64, tokens that come out at most: fewer than gamma + 1 where the draft has an end of the answer in it.
     draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
     drafting: requests for which the model drafted. looked_up: [R] bool, drafts of prompt lookup; None: there is none.
     draft_seconds: of the host, spent drafting. planner_seconds: that the planner has taken so far.
     """
 
     step: Step
+    cases: torch.Tensor
+    ends: torch.Tensor
     draft_lens: torch.Tensor
     raw: torch.Tensor
     confidence: torch.Tensor
@@ -60,7 +64,7 @@ class Admission:
 class Outcome:
     """A step whose tokens are decided, on a GPU perhaps not computed yet.
 
-    accept_lens: [R] int64 in 1..gamma+1, tokens that came out, the bonus token included.
+    accept_lens: [R] int64 in 1..gamma+1, accepted drafts and the token of the target's behind them.
     """
 
     admission: Admission

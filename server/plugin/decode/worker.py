@@ -226,7 +226,7 @@ class SpeculativeWorker(BaseSpecWorker):
             )
         )
         seconds = time.perf_counter() - began
-        limits = self.requests.limits[rows]
+        limits = torch.from_numpy(step.view.limits).to(self.device)
         lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
         if step.padded.any():
             padded = torch.from_numpy(step.padded).to(self.device)

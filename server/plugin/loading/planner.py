@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.profiles import store
-from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.base import Planner
@@ -13,7 +13,7 @@ from outrider.scheduler.planners.baselines import VerifyAll
 from outrider.server.plugin.config import PluginConfig
 
 
-def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, Calibration | None]:
+def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, CalibrationTable | None]:
     """Planner, step costs and calibration; without a profile nothing is known of costs, and every draft is verified."""
     if config.drafter == "off":
         return VerifyAll(), None, None
@@ -23,6 +23,6 @@ def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, Calibrati
         return VerifyAll(), None, None
     profile = store.read(Path(config.profile))
     cost = profile.cost()
-    calibration = Calibration.load(profile.calibration) if profile.calibration else None
+    calibration = CalibrationTable.load(profile.calibration) if profile.calibration else None
     planner = registry.make(config.planner, gamma=config.gamma, threshold=config.threshold, cost=cost)
     return planner, cost, calibration

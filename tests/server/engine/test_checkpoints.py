@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.profiles import store
-from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.engine import checkpoints, profile_lookup, target
 from outrider.server.engine.settings import Settings
 
@@ -21,4 +21,4 @@ def test_shipped_profiles_fit_the_default_engine() -> None:
         assert {text.split(":")[0] for text in profile.fingerprint.differences(here)} <= OF_THE_MACHINE
         assert profile.cost().draft_seconds(1) > 0
         assert profile.calibration is not None
-        assert Calibration.load(profile.calibration).gamma == profile.fingerprint.gamma
+        assert CalibrationTable.load(profile.calibration).gamma == profile.fingerprint.gamma

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.scheduler.calibration.cases import CASES
 from outrider.scheduler.planners.base import Budget, StepView
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.step import Step
 
 GAMMA = 4
+GREEDY = {"sampling": "greedy", "source": "model"}
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def metrics(registry):
     return SpeculationMetrics(GAMMA, "test", registry)
 
 
-def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None):
+def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None, cases=None, tokens=None):
     count = len(draft_lens)
     view = StepView(*(np.zeros(count, dtype=np.int64) for _ in range(3)), np.full(count, GAMMA), *np.zeros((2, count)))
     budget = budget or Budget(draft=True, tokens=None)
@@ -35,7 +37,7 @@ def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budge
     metrics.observe_step(
         step,
         np.full((count, GAMMA), confidence, dtype=np.float32),
-        *map(np.array, (draft_lens, verify_lens, accept_lens)),
+        *map(np.array, (cases or [0] * count, draft_lens, verify_lens, accept_lens, tokens or accept_lens)),
     )
     metrics.flush()
 
@@ -43,9 +45,9 @@ def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budge
 def test_positions_behind_a_rejection_are_unobserved(metrics, value):
     # accepted all 3; rejected at the 2nd of 4; verified none; rejected at once
     observe(metrics, [4, 4, 4, 4], [3, 4, 0, 1], [4, 2, 1, 1], budget=Budget(draft=True, tokens=9))
-    assert [value("outrider_verified_position_total", position=k) for k in (1, 2, 3, 4)] == [3, 2, 1, 0]
-    assert [value("outrider_accepted_position_total", position=k) for k in (1, 2, 3, 4)] == [2, 1, 1, 0]
-    assert [value("outrider_expected_position_total", position=k) for k in (1, 2, 3, 4)] == [1.5, 1, 0.5, 0]
+    assert [value("outrider_verified_position_total", position=k, **GREEDY) for k in (1, 2, 3, 4)] == [3, 2, 1, 0]
+    assert [value("outrider_accepted_position_total", position=k, **GREEDY) for k in (1, 2, 3, 4)] == [2, 1, 1, 0]
+    assert [value("outrider_expected_position_total", position=k, **GREEDY) for k in (1, 2, 3, 4)] == [1.5, 1, 0.5, 0]
     assert value("outrider_drafted_tokens_total") == 16
     assert value("outrider_budget_tokens_total") == 9
     assert value("outrider_verified_tokens_total") == 8
@@ -60,11 +62,41 @@ def test_positions_behind_a_rejection_are_unobserved(metrics, value):
     assert value("outrider_undrafted_steps_total") == 1
 
 
+def test_each_case_is_counted_apart(metrics, value):
+    names = ["greedy, lookup", "sampled, model", "sampled, model"]
+    observe(metrics, [4] * 3, [1, 2, 2], [2, 3, 1], cases=[CASES.index(name) for name in names])
+    counted = {}
+    for case in CASES:
+        labels = dict(zip(("sampling", "source"), case.split(", "), strict=True))
+        counted[case] = [
+            sum(value(f"outrider_{kind}_position_total", position=k, **labels) for k in (1, 2, 3, 4))
+            for kind in ("verified", "accepted")
+        ]
+        middle = value("outrider_calibration_observed_total", confidence="0.55", **labels)
+        assert middle == counted[case][0]
+    assert counted == {
+        "greedy, model": [0, 0],
+        "greedy, lookup": [1, 1],
+        "sampled, model": [3, 2],
+        "sampled, lookup": [0, 0],
+    }
+
+
+def test_tokens_behind_an_answers_end_are_not_counted(metrics, value):
+    observe(metrics, [2], [2], [3], tokens=[2])  # the second draft ended the answer
+    assert value("outrider_accepted_tokens_total") == 2
+    assert value("outrider_accepted_length_sum") == 2
+    assert value("outrider_accepted_length_count") == 1
+
+
 def test_the_calibration_error_can_be_read_from_the_bins(metrics, value):
     def ece():
         bins = [f"{(b + 0.5) / 10:.2f}" for b in range(10)]
         kinds = ("observed", "accepted", "expected")
-        return [np.array([value(f"outrider_calibration_{kind}_total", confidence=b) for b in bins]) for kind in kinds]
+        return [
+            np.array([value(f"outrider_calibration_{kind}_total", confidence=b, **GREEDY) for b in bins])
+            for kind in kinds
+        ]
 
     before = ece()
     for _ in range(10):

@@ -7,15 +7,16 @@ the step after the next begins.
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from planning import curve_cost
+from planning import curve_cost, request
 
 from outrider.drafters.base import Draft
+from outrider.scheduler.calibration.cases import CASES
 from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Budget, Planner
 from outrider.scheduler.planners.synchronous import Synchronous
@@ -28,6 +29,9 @@ GAMMA = 4
 ROWS = 8
 PAYS = [1.0] * (2 * GAMMA + 1)
 """Seconds of a step by admitted tokens: verifying is free."""
+
+HALVED = CalibrationTable.of(dict.fromkeys(CASES, Calibration((2.0,) * GAMMA)), GAMMA)
+"""Halves the log odds of every confidence."""
 
 on_every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
 
@@ -78,8 +82,7 @@ def prefill(planning, *rows, **options):
     """As the worker does before the target's forward."""
     planning.interrupt(np.array(rows))
     params = RequestOptions(**options).to_custom_params()
-    reqs = [SimpleNamespace(sampling_params=SimpleNamespace(custom_params=params, sampling_seed=1)) for _ in rows]
-    planning.requests.admit(reqs, torch.tensor(rows))
+    planning.requests.admit([request(custom_params=params) for _ in rows], torch.tensor(rows))
 
 
 def begin(planning, *rows, contexts=10):
@@ -166,7 +169,7 @@ def test_what_is_asked_for_between_steps_includes_the_last_one(make, device):
         "confidence": [[0.75] * GAMMA],
         "verify_lens": [GAMMA],
         "accepted": [2],
-        "temperatures": [0.0],
+        "cases": [0],
     }
 
 
@@ -401,7 +404,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     run(planning, 2, accepted=4)
     before, cost = planning.planner, planning.cost
     other = curve_cost(1, PAYS)
-    planning.plan_by(Asynchronous(other, GAMMA), other, Calibration((2.0,) * GAMMA))
+    planning.plan_by(Asynchronous(other, GAMMA), other, HALVED)
     drift = cost.drift.plain
     assert drift != 1
     assert planning.requests.generated[2] == 5
@@ -430,7 +433,7 @@ def test_the_step_before_another_plan_is_not_timed(make, device, clock):
 
 
 def test_confidences_are_calibrated_for_the_planner_and_recorded_as_they_are(make):
-    planning = make(calibration=Calibration((2.0,) * GAMMA))
+    planning = make(calibration=HALVED)
     prefill(planning, 2)
     admission = admit(planning, begin(planning, 2), confidence=0.9)  # odds of 9 to 1 become 3 to 1
     torch.testing.assert_close(admission.confidence, torch.full((1, GAMMA), 0.75))
@@ -447,7 +450,7 @@ def test_the_planner_admits_by_calibrated_confidences(make):
     prefill(planning, 2)
     dear = curve_cost(1, [1.0, 1.8, 2.6, 3.4, 4.2])
     admitted = []
-    for calibration in (None, Calibration((2.0,) * GAMMA)):
+    for calibration in (None, HALVED):
         planning.plan_by(Synchronous(dear), None, calibration)
         admitted += admit(planning, begin(planning, 2), confidence=0.9).verify_lens.tolist()
     assert admitted == [1, 0]  # 1.9 tokens in 1.8 s, or 1.75, against one in a second

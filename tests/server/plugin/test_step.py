@@ -30,6 +30,8 @@ def outcome(verify_lens: list[int]) -> Outcome:
     confidence = torch.full((count, 4), 0.5)
     admission = Admission(
         step=step,
+        cases=torch.zeros(count, dtype=torch.int64),
+        ends=torch.full((count,), 5),
         draft_lens=torch.full((count,), 4),
         raw=confidence,
         confidence=confidence,
@@ -60,13 +62,13 @@ def test_a_recording_keeps_the_latest_and_can_be_sent_as_json():
     recording = Recording(gamma=2)
     for number in range(RECORDED_STEPS + 5):
         recording.steps.append(StepTime(number, 2 * number, 3, number % 2, 0.5, 0.25))
-    recording.blocks.record(np.array([[0.5, 0.25]]), np.array([2]), np.array([1]), np.array([0.75]))
+    recording.blocks.record(np.array([[0.5, 0.25]]), np.array([2]), np.array([1]), np.array([3]))
     sent = json.loads(json.dumps(recording.to_lists()))
     assert sent["records"] == {
         "confidence": [[0.5, 0.25]],
         "verify_lens": [2],
         "accepted": [1],
-        "temperatures": [0.75],
+        "cases": [3],
     }
     steps = sent["steps"]
     assert set(steps) == {"requests", "tokens", "context", "drafting", "seconds", "draft_seconds"}

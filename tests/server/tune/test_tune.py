@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 from running import OUTRIDER, Server, environment, free_port, wait_until
-from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
 
 from outrider.kernels.cache import cache_root
+from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.table import CalibrationTable
 
 QUICK = ("tune", "--quick", "--drafter", "ngram", "--max-requests", "2", "--name", "mine")
 
@@ -74,7 +75,10 @@ def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
     alone = {(p["requests"], p["tokens"]) for p in points if not p["drafted"]}
     assert alone == {(r, r * n) for r in (1, 2) for n in (1, 2, 4, 8)}
     assert all(p["tokens"] == 0 for p in points if p["drafted"])
-    assert len(load_sts_calibration_from_path(str(profile / "calibration.json")).temperatures) == 7
+    table = CalibrationTable.load(profile / "calibration.json")
+    drafts = {case: max(found.samples) for case, found in zip(CASES, table.by_case, strict=True)}
+    assert table.gamma == 7
+    assert drafts["greedy, lookup"] > drafts["greedy, model"] == drafts["sampled, model"] == 0
     for picture in ("steps-per-second.png", "reliability.png"):
         assert (cache / "pictures" / picture).read_bytes().startswith(b"\x89PNG")
 

@@ -1,0 +1,88 @@
+"""The calibration of an engine: one per case, and what SGLang's own DSpark reads of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.model import SURE, Calibration
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # hashed in every step
+class CalibrationTable:
+    """by_case: calibrations of one gamma, in the order of CASES; raw where a case's identity says so.
+
+    sglang: temperatures alone, for a DSpark without prompt lookup; None where no model drafted.
+    dataset: what they were fitted on, for people.
+    """
+
+    by_case: tuple[Calibration, ...]
+    sglang: Calibration | None = None
+    dataset: str = ""
+
+    def __post_init__(self) -> None:
+        gammas = {calibration.gamma for calibration in self.by_case}
+        if len(self.by_case) != len(CASES) or len(gammas) != 1:
+            raise ValueError(f"a calibration for one gamma and each of {', '.join(CASES)} is needed")
+
+    @classmethod
+    def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> CalibrationTable:
+        """Raw confidences in the cases that were not `found`."""
+        return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CASES), **other)
+
+    @property
+    def gamma(self) -> int:
+        return self.by_case[0].gamma
+
+    def apply(self, confidence: torch.Tensor, cases: torch.Tensor) -> torch.Tensor:
+        """[R, gamma] float32 calibrated, each row as its case [R] wants; without waiting for the device. 0 and NaN
+        stay."""
+        if confidence.shape[-1] != self.gamma:
+            raise ValueError(
+                f"this calibration was fitted for gamma {self.gamma}, the drafter gives {confidence.shape[-1]}: "
+                "run `outrider tune` with the gamma that is served"
+            )
+        inverse, shifts = _parameters(self, confidence.device)
+        return torch.addcmul(shifts[cases], confidence.float().clamp(max=SURE).logit_(), inverse[cases]).sigmoid_()
+
+    def to_json(self) -> dict[str, Any]:
+        """What a profile keeps. SGLang's `DSparkStsCalibration` reads `temperatures` and what describes them; without
+        that key it refuses the file."""
+        cases = {case: found.to_json() for case, found in zip(CASES, self.by_case, strict=True)}
+        theirs = self.sglang.to_json() if self.sglang else {}
+        return {**theirs, "dataset": self.dataset, "cases": cases}
+
+    @classmethod
+    def from_json(cls, data: Any) -> CalibrationTable:
+        """Raises ValueError saying what is wrong."""
+        try:
+            by_case = tuple(Calibration.from_json(data["cases"][case]) for case in CASES)
+            theirs = Calibration.from_json(data) if "temperatures" in data else None
+            return cls(by_case, theirs, str(data["dataset"]))
+        except KeyError as error:
+            raise ValueError(f"not a calibration: it lacks {error}") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"not a calibration: {error}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> CalibrationTable:
+        """Raises ValueError naming the file."""
+        try:
+            return cls.from_json(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _parameters(table: CalibrationTable, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 / T and b, [cases, gamma] each, on the device."""
+    inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_case], dtype=torch.float64)
+    shifts = torch.tensor([found.shifts for found in table.by_case], dtype=torch.float32, device=device)
+    return inverse.float().to(device), shifts

@@ -1,0 +1,95 @@
+"""Where answers end: nothing is drafted, recorded or counted behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from planning import curve_cost, request
+
+from outrider.drafters.base import Draft
+from outrider.scheduler.planners.baselines import VerifyAll
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.planning import Planning
+from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.options import RequestOptions
+
+GAMMA = 4
+END, STOP = 7, 9
+
+
+def table(*requests):
+    found = RequestTable(8, GAMMA, "cpu")
+    found.admit(requests, torch.arange(len(requests)))
+    return found
+
+
+def limits(found, *contexts):
+    return found.view(np.arange(len(contexts)), np.array(contexts)).limits.tolist()
+
+
+def test_no_more_is_drafted_than_the_answer_has_room_for():
+    """A prompt of 10 and 6 new tokens: 16 in all, of which the step brings one that is not drafted."""
+    found = table(request(prompt=10, new_tokens=6))
+    # With 10 cached the answer has one token, the anchor; 5 may follow.
+    assert [limits(found, cached)[0] for cached in (10, 11, 12, 13, 14)] == [4, 3, 2, 1, 0]
+    assert limits(found, 15) == [0]  # and never less
+
+
+def test_steps_of_an_exact_shape_keep_it_to_the_end():
+    found = table(request(prompt=10, new_tokens=6, custom_params=RequestOptions(padded=True).to_custom_params()))
+    assert limits(found, 14) == [GAMMA]
+
+
+def test_a_draft_reaches_to_the_first_token_that_ends_its_answer():
+    found = table(
+        request(ends=(END,)),
+        request(ends=(END,), stop_token_ids={STOP}),
+        request(ends=(END,), ignore_eos=True),
+        request(),
+    )
+    drafted = torch.tensor([[1, STOP, END, END]]).expand(4, GAMMA)
+    assert found.until_end(torch.arange(4), drafted).tolist() == [3, 2, GAMMA + 1, GAMMA + 1]
+    again = table(request(ends=(END, STOP)), request(ends=(2,)))
+    again.admit([request(ends=(3,))], torch.tensor([0]))  # another request in the row: its ends alone hold
+    assert again.until_end(torch.arange(2), torch.tensor([[END, STOP, 3, 1], [1, 2, 3, 2]])).tolist() == [3, 2]
+
+
+def planning_of(registry, *requests):
+    metrics = SpeculationMetrics(GAMMA, "test", registry)
+    planning = Planning(VerifyAll(), curve_cost(1, [1.0] * 9), None, RequestTable(8, GAMMA, "cpu"), metrics, "cpu")
+    planning.requests.admit(requests, torch.arange(len(requests)))
+    return planning
+
+
+def step_of(planning, tokens, accept):
+    """One step that drafts `tokens` [R, gamma] and accepts so many of them as the list of numbers `accept` says."""
+    count = len(tokens)
+    step = planning.begin(np.arange(count), np.full(count, 10), torch.zeros(count))
+    draft = Draft(torch.tensor(tokens), torch.full((count,), GAMMA), torch.full((count, GAMMA), 0.9))
+    admission = planning.admit(step, draft, 0.0)
+    planning.finish(admission, torch.tensor(accept) + 1)
+    return admission
+
+
+def test_nothing_behind_a_drafted_end_is_verified_recorded_or_counted(registry, value):
+    planning = planning_of(registry, *[request(ends=(END,))] * 3)
+    # accepted with its end; rejected before its end; ends nowhere
+    admission = step_of(planning, [[1, END, 3, 4], [1, 2, END, 4], [1, 2, 3, 4]], [2, 1, 4])
+    assert admission.verify_lens.tolist() == [2, 3, 4]
+    state = planning.state()["records"]
+    assert state["verify_lens"] == [2, 3, 4]
+    assert state["accepted"] == [2, 1, 4]
+    # 2 drafts without the target's own token behind them, 1 draft and that token, 4 drafts and that token
+    assert value("outrider_accepted_length_sum") == 2 + 2 + 5
+    assert planning.requests.generated[:3].tolist() == [2, 2, 5]
+    assert value("outrider_verified_tokens_total") == 9
+
+
+def test_drafts_that_only_fill_a_shape_say_nothing_of_the_drafter(registry, value):
+    filled = request(custom_params=RequestOptions(planned=False, padded=True).to_custom_params(), ignore_eos=True)
+    planning = planning_of(registry, filled, request())
+    step_of(planning, [[1, 1, 1, 1], [1, 2, 3, 4]], [0, 4])
+    assert planning.state()["records"]["accepted"] == [4]
+    assert value("outrider_verified_tokens_total") == 4
+    assert value("outrider_accepted_length_sum") == 5
+    assert planning.recording.blocks.total == 1
