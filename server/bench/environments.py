@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.kernels.cache import cache_root
+from outrider.server.engine.cached_folder import cached
 from outrider.server.errors import UserError
 
 LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
 """peers-ENGINE.txt there pins the packages of an engine."""
+
+
+ROOM = 4 * 2**30
+"""Bytes that the largest of them takes, and some more."""
 
 
 def lock_of(engine: str) -> Path:
@@ -48,32 +51,19 @@ def surroundings() -> dict[str, str]:
 
 
 def prepare(engine: str) -> Path:
-    """The Python of the engine's environment, made first if need be.
+    """The Python of the engine's environment, made first if need be (a few minutes).
 
-    The folder appears by one rename, when it is complete; of two that are made at once, one stays. Raises UserError
-    where it cannot be made.
+    Raises
+    ------
+    UserError
+        It cannot be made.
     """
-    target = folder(engine)
-    if python_of(target).exists():
-        return python_of(target)
-    print(f"Installing {engine} into {target} (a few minutes, once)", file=sys.stderr, flush=True)
-    made = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
-        for command in commands(engine, made):
+
+    def fill(into: Path) -> None:
+        for command in commands(engine, into):
             _run(engine, command)
-        if not target.exists():
-            made.rename(target)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the environment of the {engine} arm in {target.parent}: {error.strerror or error}; "
-            "set OUTRIDER_CACHE to a folder that can be written"
-        ) from error
-    finally:
-        if made:
-            shutil.rmtree(made, ignore_errors=True)
-    return python_of(target)
+
+    return python_of(cached(folder(engine), fill, what=f"the environment of the {engine} arm", needs=ROOM))
 
 
 def _run(engine: str, command: Sequence[str]) -> None:

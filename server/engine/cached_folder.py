@@ -43,7 +43,7 @@ def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> 
     free = shutil.disk_usage(target.parent).free
     if free < needs:
         raise UserError(
-            f"unpacking {what} needs {needs // 2**20} MB in {target.parent}, {free // 2**20} MB are free; "
+            f"{what} needs {needs // 2**20} MB in {target.parent}, {free // 2**20} MB are free; "
             "set OUTRIDER_CACHE to a folder with more room"
         )
     prefix = f".{target.name}.tmp-"
@@ -65,11 +65,14 @@ def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> 
 
 
 def is_intact(target: Path) -> bool:
-    """Whether every file is there with the content it was written with, and every link leads to a file."""
+    """Whether every file is there with the content it was written with, and every link leads somewhere.
+
+    Files in folders of it are not looked at.
+    """
     try:
         expected = json.loads((target / MANIFEST).read_text())["sha256"]
         links = [path for path in target.iterdir() if path.is_symlink()]
-        if {path: sha256(target / path) for path in expected} == expected and all(link.is_file() for link in links):
+        if {path: sha256(target / path) for path in expected} == expected and all(link.exists() for link in links):
             return True
     except (OSError, ValueError, KeyError, TypeError):
         if not target.exists():
@@ -79,7 +82,7 @@ def is_intact(target: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    return sorted(path for path in folder.iterdir() if not path.is_symlink())
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
 
 
 def sha256(path: Path) -> str:
@@ -98,7 +101,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        _say("Another start is preparing this model; waiting for it")
+        _say("Another start is preparing it; waiting")
         lock.acquire()
     try:
         yield

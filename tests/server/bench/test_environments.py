@@ -40,8 +40,9 @@ def test_an_environment_is_made_once(
     python = environments.prepare("small")
     assert python.resolve().is_file()
     assert python == environments.folder("small") / "bin" / "python"
-    assert "Installing small into" in capsys.readouterr().err
-    assert [path.name for path in (cache / "peers").iterdir()] == [environments.folder("small").name]
+    assert "Preparing the environment of the small arm in" in capsys.readouterr().err
+    made = [path.name for path in (cache / "peers").iterdir() if path.is_dir()]
+    assert made == [environments.folder("small").name]
     monkeypatch.setattr(environments, "_run", None)  # not called again
     assert environments.prepare("small") == python
     nothing_to_install.write_text("# something else\n")
@@ -54,7 +55,7 @@ def test_no_index_is_told(nothing_to_install: Path, cache: Path, monkeypatch: py
     nothing_to_install.write_text("outrider-has-no-such-package==1\n")
     with pytest.raises(UserError, match="environment of the small arm could not be made: Could not find a version"):
         environments.prepare("small")
-    assert not list((cache / "peers").iterdir())
+    assert not any(path.is_dir() for path in (cache / "peers").iterdir())
 
 
 def test_a_cache_that_cannot_be_written_is_told(cache: Path) -> None:
