@@ -40,9 +40,9 @@ def _without_time_stats(payload: Any, *_: Any, **__: Any) -> Any:
     return payload
 
 
-def _receive_what_is_there(original: Callable[..., Any], socket: zmq.Socket, flags: int = 0) -> Any:
+def _receive_what_is_there(original: Callable[..., Any], socket: Any, flags: int = 0) -> Any:
     """Twice a step the scheduler asks for requests where mostly none is; to be told so by an attempt takes longer."""
-    if flags & zmq.NOBLOCK and not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+    if flags & zmq.NOBLOCK and not socket.get(zmq.EVENTS) & zmq.POLLIN:
         raise NOTHING_THERE.with_traceback(None)
     return original(socket, flags)
 

@@ -37,6 +37,8 @@ class OutriderCpuPlatform(CpuSRTPlatform):
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
         class CpuAllocator(PagedTokenToKVPoolAllocator):
+            free_pages: torch.Tensor
+
             def alloc(self, need_size: int) -> torch.Tensor | None:
                 """Pages of one token are its slots as they are; SGLang's arithmetic on them is five operations."""
                 if self.page_size > 1:
