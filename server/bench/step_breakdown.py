@@ -69,8 +69,9 @@ class HelperTime:
         yield
         self._seconds[shape] += self._used() - before
 
-    def step(self) -> None:
-        self._steps[self._shape] += 1
+    def count(self, steps: int) -> None:
+        """So many took place meanwhile."""
+        self._steps[self._shape] += steps
 
     def per_step(self) -> dict[str, float]:
         """Milliseconds by shape."""

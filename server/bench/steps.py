@@ -166,7 +166,7 @@ async def _steps(manager: Any, shape: Shape, context: int, helpers: step_breakdo
     budget = STEPS * 2  # a step may by chance keep a draft
     gaps: list[float] = []
 
-    async def one(index: int) -> None:
+    async def one(index: int) -> int:
         request = GenerateReqInput(
             input_ids=_prompt(index, context),
             sampling_params={
@@ -181,13 +181,14 @@ async def _steps(manager: Any, shape: Shape, context: int, helpers: step_breakdo
         async for _ in manager.generate_request(request):
             now = time.perf_counter()
             pieces += 1
-            if index == 0 and helpers is not None:
-                helpers.step()
             if index == 0 and WARM_STEPS < pieces <= STEPS:
                 gaps.append((now - last) * 1e3)
             last = now
+        return pieces
 
-    await asyncio.gather(*(one(index) for index in range(shape.requests)))
+    pieces = await asyncio.gather(*(one(index) for index in range(shape.requests)))
+    if helpers is not None:
+        helpers.count(max(pieces))  # requests whose drafts are kept end before others
     return statistics.median(gaps)
 
 

@@ -41,10 +41,10 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
         backend = get_attn_backend()
         plain = input_embeds is None and pp_proxy_tensors is None and positions.ndim == 1
         plain = plain and 0 not in self.layers_to_capture
-        decoder = _decoder_of(self, backend) if plain else None
+        decoder = decoder_of(self, backend) if plain else None
         if decoder is None:
             return original(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
-        captured = sorted(i for i in set(self.layers_to_capture) if i < len(self.layers))
+        captured = captured_layers(self)
         hidden, kept = decoder.forward(
             self.embed_tokens(input_ids), positions, forward_batch.out_cache_loc, backend.batch, captured
         )
@@ -53,7 +53,12 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _decoder_of(model: Any, backend: Any) -> Decoder | None:
+def captured_layers(model: Any) -> list[int]:
+    """Layers whose input is kept for the drafter, rising."""
+    return sorted(i for i in set(model.layers_to_capture) if i < len(model.layers))
+
+
+def decoder_of(model: Any, backend: Any) -> Decoder | None:
     """Made at the first step, when weights and cache are in place; None where SGLang's own loop stays."""
     pool = getattr(backend, "token_to_kv_pool", None)
     angles = getattr(getattr(model.layers[0], "self_attn", None), "rotary_emb", None)

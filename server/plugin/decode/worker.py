@@ -24,6 +24,7 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.uniforms import Purpose, uniforms
 from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
 from outrider.server.plugin.decode.logprobs import write_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
@@ -53,6 +54,8 @@ class SpeculativeWorker(BaseSpecWorker):
         self.sampler = Sampler()
         self._temperatures_from: torch.Tensor | None = None
         self._temperatures_are = torch.empty(0)
+        self._direct: DirectForward | None = None
+        self._direct_sought = False
 
     @property
     def draft_worker(self) -> None:
@@ -167,7 +170,7 @@ class SpeculativeWorker(BaseSpecWorker):
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
-        result = self._verify(batch, flat, verify_lens)
+        result = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = result.logits_output
 
         logits = logits_output.next_token_logits
@@ -242,12 +245,23 @@ class SpeculativeWorker(BaseSpecWorker):
             confidence=torch.zeros(shape, device=self.device),
         )
 
-    def _verify(self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor) -> GenerationBatchResult:
+    def _verify(
+        self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor, seq_lens: torch.Tensor, rows: torch.Tensor
+    ) -> GenerationBatchResult:
+        direct = self._direct_forward()
+        if direct is not None and not batch.return_hidden_states:
+            return GenerationBatchResult(direct.verify(flat, seq_lens, rows), can_run_cuda_graph=False)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = flat.input_ids
         batch.out_cache_loc = flat.slots
         batch.spec_info = VerifyInput(flat.positions, verify_lens + 1, self.width, self._captures_hidden)
         return self.target_worker.forward_batch_generation(batch, is_verify=True)
+
+    def _direct_forward(self) -> DirectForward | None:
+        if not self._direct_sought or (self._direct is not None and not self._direct.stands):
+            self._direct_sought = True
+            self._direct = direct_forward(self.target_worker, self._captures_hidden)
+        return self._direct
 
     def _commit(self, flat: FlatVerify, accept_lens: torch.Tensor, logits_output: Any) -> None:
         """Show the drafter the tokens that now stand in the cache: the anchor and what was accepted after it."""

@@ -12,9 +12,15 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
+import zmq
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 OUTPUT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
+
+RECEIVE = "sglang.srt.managers.scheduler_components.request_receiver.sock_recv"
+PASSES = "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.increment_decode_cuda_graph_pass"
+"""Counts the steps that ran as a CUDA graph and those that did not; on a CPU none does."""
+NOTHING_THERE = zmq.Again()
 
 
 def register() -> None:
@@ -22,6 +28,8 @@ def register() -> None:
         "sglang.srt.managers.scheduler.Scheduler._forward_isolation", _forward_isolation, HookType.AROUND
     )
     HookRegistry.register(f"{OUTPUT}.to_payload", _without_time_stats, HookType.AFTER)
+    HookRegistry.register(RECEIVE, _receive_what_is_there, HookType.AROUND)
+    HookRegistry.register(PASSES, lambda *_, **__: None, HookType.REPLACE)
 
 
 def _without_time_stats(payload: Any, *_: Any, **__: Any) -> Any:
@@ -30,6 +38,13 @@ def _without_time_stats(payload: Any, *_: Any, **__: Any) -> Any:
     if payload is not None and not any(payload.finished_reasons):
         payload.time_stats = None
     return payload
+
+
+def _receive_what_is_there(original: Callable[..., Any], socket: Any, flags: int = 0) -> Any:
+    """Twice a step the scheduler asks for requests where mostly none is; to be told so by an attempt takes longer."""
+    if flags & zmq.NOBLOCK and not socket.get(zmq.EVENTS) & zmq.POLLIN:
+        raise NOTHING_THERE.with_traceback(None)
+    return original(socket, flags)
 
 
 def _forward_isolation(original: Callable[..., Any], scheduler: Any, batch: Any, *, overlap: bool) -> Any:

@@ -36,7 +36,21 @@ class OutriderCpuPlatform(CpuSRTPlatform):
     def get_paged_allocator_cls(self) -> type:
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
-        return PagedTokenToKVPoolAllocator
+        class CpuAllocator(PagedTokenToKVPoolAllocator):
+            free_pages: torch.Tensor
+
+            def alloc(self, need_size: int) -> torch.Tensor | None:
+                """Pages of one token are its slots as they are; SGLang's arithmetic on them is five operations."""
+                if self.page_size > 1:
+                    return super().alloc(need_size)
+                if need_size > len(self.free_pages):
+                    self.merge_and_sort_free()
+                if need_size > len(self.free_pages):
+                    return None
+                taken, self.free_pages = self.free_pages[:need_size], self.free_pages[need_size:]
+                return taken
+
+        return CpuAllocator
 
     def get_device(self, local_rank: int = 0) -> Any:
         return torch.device("cpu")

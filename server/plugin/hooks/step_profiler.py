@@ -88,6 +88,7 @@ class StepLog:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         from outrider.kernels.cpu import native
+        from outrider.server.plugin.cpu.direct_forward import DirectForward
         from outrider.server.plugin.decode.sampler import Sampler
         from outrider.server.plugin.decode.worker import SpeculativeWorker
 
@@ -101,18 +102,23 @@ class StepLog:
             (Sampler, "accept", SAMPLING),
             (Sampler, "draw", SAMPLING),
             (TpModelWorker, "forward_batch_generation", FORWARD),
+            (DirectForward, "verify", FORWARD),
             (SpeculativeWorker, "forward_batch_generation", WORKER),
         ):
             setattr(owner, name, watch.timed(part, getattr(owner, name)))
-        forward = TpModelWorker.forward_batch_generation
+        for owner, name in ((TpModelWorker, "forward_batch_generation"), (DirectForward, "verify")):
+            setattr(owner, name, self._counting_tokens(getattr(owner, name)))
+        return watch
 
-        def count_tokens(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def _counting_tokens(self, forward: Callable) -> Callable:
+        """Of a batch, which has `input_ids`."""
+
+        def wrapper(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             if self.step is not None:
                 self.step["tokens"] = batch.input_ids.numel()
             return forward(worker, batch, *args, **kwargs)
 
-        TpModelWorker.forward_batch_generation = count_tokens
-        return watch
+        return wrapper
 
 
 def install_if_asked() -> None:

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import zmq
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from outrider.server.plugin.decode.worker import HostResult
 from outrider.server.plugin.hooks import lean_step
+from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
 
 
 def make_batch() -> ScheduleBatch:
@@ -75,3 +78,42 @@ def test_a_result_on_the_host_is_not_copied():
     result.copy_to_cpu(return_logprob=True)
     assert result.next_token_ids is tokens
     assert recorded
+
+
+def test_requests_are_received_when_there_are_some():
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+        pull.bind("inproc://requests")
+        push.connect("inproc://requests")
+        receive = lambda flags: lean_step._receive_what_is_there(zmq.Socket.recv, pull, flags)  # noqa: E731
+        for _ in range(2):
+            for _ in range(2):
+                with pytest.raises(zmq.ZMQError) as caught:
+                    receive(zmq.NOBLOCK)
+                assert caught.value.errno == zmq.EAGAIN
+            push.send(b"one")
+            push.send(b"two")
+            assert pull.poll(1000)
+            assert receive(zmq.NOBLOCK) == b"one"
+            assert receive(0) == b"two"
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_slots_are_those_that_sglang_would_give(page_size):
+    def make(kind):
+        return kind(64, page_size, torch.bfloat16, "cpu", None, need_sort=False)
+
+    ours, theirs = make(OutriderCpuPlatform().get_paged_allocator_cls()), make(PagedTokenToKVPoolAllocator)
+    given = []
+    for size in (8, 20, 4, 12, 16, 8, 4):
+        slots, expected = ours.alloc(size), theirs.alloc(size)
+        assert (slots is None) == (expected is None)
+        if slots is None:
+            continue
+        assert torch.equal(slots, expected)
+        given.append(slots)
+        if len(given) % 2 == 0:
+            first = given.pop(0)
+            ours.free(first)
+            theirs.free(first)
+        assert ours.available_size() == theirs.available_size()
+    assert ours.alloc(65) is None

@@ -1,0 +1,84 @@
+"""The target's forward of a verify batch, from tokens to logits, without SGLang's batch objects around it.
+
+They are for models and machines that this one is not: pipelines, adapters, graphs, gathered logits. Making them takes
+longer than what they decide. Where `direct_forward` finds something that it does not know, SGLang's own forward stays;
+both run the same operations and give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+from outrider.kernels.attention import FlatBatch
+from outrider.kernels.decoder import Decoder
+from outrider.server.plugin.cpu import fused_model
+from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
+
+class DirectForward:
+    """model: of SGLang's Llama classes. backend: our attention's, whose cache the layers use."""
+
+    def __init__(self, model: Any, decoder: Decoder, backend: Any):
+        self.model, self.decoder, self.backend = model, decoder, backend
+        self.embedding, self.head, self.processor = model.model.embed_tokens, model.lm_head, model.logits_processor
+        self.rope = model.model.layers[0].self_attn.rotary_emb
+        self.pool, self.angles = backend.token_to_kv_pool, self.rope.cos_sin_cache
+        self.captured = fused_model.captured_layers(model.model)
+
+    @property
+    def stands(self) -> bool:
+        """Neither cache nor angles were made anew since."""
+        return self.backend.token_to_kv_pool is self.pool and self.rope.cos_sin_cache is self.angles
+
+    def verify(self, flat: FlatVerify, seq_lens: torch.Tensor, rows: torch.Tensor) -> LogitsProcessorOutput:
+        """Logits [B, V] float32 of all tokens, and what enters the captured layers, side by side [B, C * H].
+
+        seq_lens: [R] int64, tokens in the cache before the step. rows: [R] int64, of the page table.
+        """
+        indptr = flat.qo_indptr
+        batch = FlatBatch(
+            qo_indptr=indptr.int(),
+            kv_lens=(seq_lens + indptr.diff()).int(),
+            rows=rows,
+            page_table=self.backend.page_table,
+        )
+        embedded = self.embedding.quant_method.embedding(self.embedding, flat.input_ids)
+        hidden, kept = self.decoder.forward(embedded, flat.positions, flat.slots, batch, self.captured)
+        logits = self.processor._compute_lm_head(hidden, self.head)[:, : self.processor.vocab_size].float()
+        return LogitsProcessorOutput(logits, hidden_states=kept.flatten(1) if self.captured else None)
+
+
+def direct_forward(worker: Any, captures_hidden: bool) -> DirectForward | None:
+    """Of SGLang's target worker, once a prefill has run; None where its own forward stays."""
+    runner = worker.model_runner
+    model, backend = runner.model, runner.attn_backend
+    watched = (getattr(runner, name, None) for name in ("device_timer", "canary_manager", "msprobe_debugger"))
+    if any(x is not None for x in (*watched, getattr(worker, "hicache_layer_transfer_counter", None))):
+        return None
+    if runner.device != "cpu" or not _is_plain(model):
+        return None
+    decoder = fused_model.decoder_of(model.model, backend)
+    if decoder is None or bool(fused_model.captured_layers(model.model)) != captures_hidden:
+        return None
+    return DirectForward(model, decoder, backend)
+
+
+def _is_plain(model: Any) -> bool:
+    """Embedding, layers and head are all there is of it, and nothing is done to the logits."""
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
+
+    if type(model).forward is not LlamaForCausalLM.forward or type(model.model) is not LlamaModel:
+        return False
+    processor, embedding = model.logits_processor, model.model.embed_tokens
+    special = ("do_tensor_parallel_all_gather", "logit_scale", "final_logit_softcapping", "return_full_logits")
+    return (
+        type(processor) is LogitsProcessor
+        and not any(getattr(processor, name, None) for name in special)
+        and embedding.tp_size == 1
+        and getattr(embedding, "output_dtype", None) is None
+        and 0 not in model.model.layers_to_capture
+    )
