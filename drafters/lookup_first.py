@@ -7,6 +7,8 @@ drawn, so that the choice cannot favour one outcome of that draw over another.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
@@ -48,6 +50,8 @@ class LookupFirst(Drafter):
         everyone = len(asked) == len(batch.rows)
         drafted = self.model.propose(batch if everyone else batch.select(asked))
         better = expected[asked] < MODEL_RUN * drafted.confidence[:, 0]
+        if everyone and bool(better.all()):
+            return replace(drafted, looked_up=torch.zeros_like(better))
         return merge(found, drafted, asked, better, batch.temperatures)
 
 

@@ -34,6 +34,13 @@ class NgramDrafter(Drafter):
         self.max_match = max_match
         self.min_match = min_match
         self.device = device
+        weights = torch.tensor([FIRST] + [LATER] * (gamma - 1), device=device)
+        constant, slope, self.by_odds, self.by_temperature = weights.unbind(1)
+        steps = torch.arange(gamma, device=device)
+        lengths = (torch.arange(max_match + 1, device=device)[:, None] + steps).clamp(1, max_match)
+        # [max_match + 1, gamma], what a match of that length gives; what is too short to be one gives a chance of 0.
+        self.by_length = constant + slope * lengths.float().log()
+        self.by_length[:min_match] = -torch.inf
 
     def allocate(self, slots: int) -> None:
         self.history = SlotTokens(slots, self.device)
@@ -54,7 +61,7 @@ class NgramDrafter(Drafter):
         return Draft(
             tokens=tokens,
             lens=torch.where(found, self.gamma, 0),
-            confidence=self._confidence(longest, agreeing, differing, batch.temperatures) * found[:, None],
+            confidence=self._confidence(longest, agreeing, differing, batch.temperatures),
             looked_up=torch.ones_like(found),
         )
 
@@ -93,10 +100,9 @@ class NgramDrafter(Drafter):
     def _confidence(
         self, longest: torch.Tensor, agreeing: torch.Tensor, differing: torch.Tensor, temperatures: torch.Tensor
     ) -> torch.Tensor:
-        """[R, gamma] chance that each token is accepted if those before it were; all arguments [R]."""
-        steps = torch.arange(self.gamma, device=longest.device)
-        length = (longest[:, None] + steps).clamp(1, self.max_match).float().log()
-        odds = ((agreeing + 0.5) / (differing + 0.5)).log()[:, None]
-        weights = torch.tensor([FIRST] + [LATER] * (self.gamma - 1), device=longest.device).unbind(1)
-        logits = weights[0] + weights[1] * length + weights[2] * odds + weights[3] * temperatures[:, None]
-        return torch.sigmoid(logits)
+        """[R, gamma] chance that each token is accepted if those before it were, 0 without a match; all arguments [R]."""
+        odds = ((agreeing + 0.5) / (differing + 0.5)).log_()
+        logits = self.by_length[longest]
+        logits += odds[:, None] * self.by_odds
+        logits += temperatures[:, None] * self.by_temperature
+        return logits.sigmoid_()

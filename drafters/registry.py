@@ -71,10 +71,13 @@ def make(name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup:
     drafter: Drafter = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
     if drafter.target_layers and target.capture_layers is not None:
         target.capture_layers(list(drafter.target_layers))
-    if not (lookup and entry.needs_checkpoint):
+    if not entry.needs_checkpoint:
         return drafter
 
+    from outrider.drafters.deferred import Deferred
     from outrider.drafters.lookup_first import LookupFirst
     from outrider.drafters.ngram import NgramDrafter
 
-    return LookupFirst(NgramDrafter(drafter.gamma, device=target.device), drafter)
+    if str(target.device).startswith("cpu"):
+        drafter = Deferred(drafter)
+    return LookupFirst(NgramDrafter(drafter.gamma, device=target.device), drafter) if lookup else drafter

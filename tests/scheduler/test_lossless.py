@@ -2,6 +2,9 @@
 
 One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, so c_1 = 0.8. The second position's
 confidence is 0.9 after x_1 = A and 0 after x_1 = B. Tokens are drafted, planned and accepted by the project's own code.
+
+Then two such requests at a time, of which the planner decides who drafts. The others have what prompt lookup found, here
+always B and B, with confidence 0.3.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import torch
 from planning import curve_cost, view
 
 from outrider.kernels.acceptance import accept
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Planner
@@ -133,3 +138,84 @@ class Peeking(Asynchronous):
 def test_an_asynchronous_planner_that_peeks_is_seen():
     share, _ = first_tokens(steps_of(Peeking(curve_cost(1, APPENDIX), 2, smoothing=1)))
     assert share > 0.7 + bound(0.7)
+
+
+# -- who drafts -------------------------------------------------------------------------------------------------------
+
+Asks = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+LOOKUP = torch.tensor([0.3, 0.6])
+
+
+def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
+    """Of two requests: share of A among their first tokens, and of steps in which the model drafted for them.
+
+    asks: (asked [2] bool, verify_lens [2]) from the drafts [2, 2] that the model would make and their confidences.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= Q[:, 0]).long()
+    confidence = torch.stack([torch.full((SAMPLES, 2), 0.8), torch.where(tokens[:, :, 0] == A, 0.9, 0.0)], 2)
+    found = [asks(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
+    asked, verify_lens = torch.cat([a for a, _ in found]), torch.cat([n for _, n in found])
+    drafts = torch.where(asked[:, None], tokens.flatten(0, 1), torch.full((2,), B))
+    q = torch.where(asked[:, None, None], Q, torch.nn.functional.one_hot(torch.full((2,), B), 2).float())
+    _, out = accept(
+        drafts,
+        verify_lens,
+        torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
+        uniforms=torch.rand(2 * SAMPLES, 2, generator=generator),
+        final_uniforms=torch.rand(2 * SAMPLES, generator=generator),
+        probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
+        draft_probs=q.contiguous(),
+    )
+    return (out[:, 0] == A).float().view(-1, 2).mean(0).tolist(), asked.float().view(-1, 2).mean(0).tolist()
+
+
+def asks_of(planner: Planner) -> Asks:
+    """Whole steps of a planner, lookups included."""
+
+    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        step = view(2, 2)
+        budget = planner.budget(step)
+        asked = torch.from_numpy(budget.asked(step.limits))
+        confidence = torch.where(asked[:, None], sure, LOOKUP)
+        verify_lens = planner.admit(confidence, torch.tensor([2, 2]), budget)
+        survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy()
+        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
+        return asked, verify_lens
+
+    return asks
+
+
+def drafting_is_dear(smoothing: int) -> Asynchronous:
+    """Of whoever drew A two steps ago, the model's draft pays."""
+    drafts = [Point(1, 0, 0, (0.35,), drafted=True), Point(2, 0, 0, (0.7,), drafted=True)]
+    verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
+    return Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing)
+
+
+@pytest.mark.parametrize("smoothing", [1, 8])
+def test_who_drafts_is_decided_without_a_look_at_what_is_drawn(smoothing):
+    """Drafts that some have in some steps: the model's, looked-up ones or none, as the steps before suggest."""
+    shares, asked = shares_of_two(asks_of(drafting_is_dear(smoothing)))
+    assert all(abs(share - 0.7) < bound(0.7) for share in shares)
+    assert all(0.1 < share < 0.9 for share in asked)
+
+
+def test_a_choice_of_the_source_that_looks_at_the_draw_is_seen():
+    """Who drew B gets the looked-up draft instead, of which the planner might think that it is as good."""
+
+    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return drafts[:, 0] == A, torch.tensor([1, 1])
+
+    shares, _ = shares_of_two(asks)
+    assert all(abs(share - 0.85) < bound(0.85) for share in shares)
+
+
+def test_leaving_out_a_request_for_its_own_draw_is_seen():
+    """Nothing is verified of drafts that are not sure to the end, and a token is drawn without them."""
+
+    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([True, True]), torch.where(sure[:, 1] > 0, 2, 0)
+
+    shares, _ = shares_of_two(asks)
+    assert all(abs(share - 0.85) < bound(0.85) for share in shares)

@@ -11,6 +11,7 @@ from profile_samples import profile
 from tiny_drafters import TINY, make_model
 
 from outrider.drafters.block import BlockDrafter, save_compact
+from outrider.drafters.deferred import Deferred
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.profiles import store
@@ -51,7 +52,9 @@ def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
     save_compact(make_model(TINY), tmp_path)
     model = Llama()
     config = PluginConfig(drafter="dspark", gamma=3, drafter_path=str(tmp_path), lookup=False)
-    drafter = load_drafter(config, runner(model))
+    deferred = load_drafter(config, runner(model))
+    assert isinstance(deferred, Deferred)
+    drafter = deferred.model
     assert isinstance(drafter, BlockDrafter)
     assert (drafter.gamma, drafter.dtype) == (3, torch.float32)
     assert model.captured == list(TINY.target_layers)

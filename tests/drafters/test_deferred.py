@@ -1,0 +1,95 @@
+"""A drafter that takes in later what it was shown drafts the same, and reads nothing meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_drafters import WIDE, make_drafter
+
+from outrider.drafters.base import DraftBatch, Drafter, Features
+from outrider.drafters.deferred import ROWS, Deferred
+
+SLOTS = 512
+
+
+def features(slots: torch.Tensor) -> Features:
+    """Of tokens at these slots, whose positions are the slots modulo 100."""
+    hidden = torch.randn(len(slots), len(WIDE.target_layers) * WIDE.hidden_size)
+    return Features(hidden, slots + 1, slots % 100, slots)
+
+
+def batch(seq_lens: list[int]) -> DraftBatch:
+    count = len(seq_lens)
+    return DraftBatch(
+        anchors=torch.arange(count),
+        seq_lens=torch.tensor(seq_lens),
+        page_table=torch.arange(SLOTS, dtype=torch.int32).view(4, -1),
+        rows=torch.arange(count),
+        temperatures=torch.zeros(count),
+        uniforms=torch.rand(count, WIDE.gamma),
+    )
+
+
+class Spy(Drafter):
+    def __init__(self, drafter: Drafter):
+        self.drafter, self.seen = drafter, []
+        self.gamma, self.target_layers = drafter.gamma, drafter.target_layers
+
+    def allocate(self, slots: int) -> None:
+        self.drafter.allocate(slots)
+
+    def observe(self, features: Features) -> None:
+        self.seen.append(len(features.slots))
+        self.drafter.observe(features)
+
+    def propose(self, batch: DraftBatch):
+        return self.drafter.propose(batch)
+
+
+def test_drafts_are_those_of_a_drafter_that_takes_everything_in_at_once() -> None:
+    """Tokens come one and many at a time, and slots are given to other tokens before anybody drafts."""
+    at_once, deferred = make_drafter(WIDE, slots=SLOTS), Deferred(make_drafter(WIDE, slots=SLOTS))
+    torch.manual_seed(1)
+    for _ in range(6):
+        for count in (300, 1, 3, 8, 60, 60, 1, 8):
+            shown = features(torch.randperm(SLOTS)[:count])
+            at_once.observe(shown)
+            deferred.observe(shown)
+        asked = batch([90, 17, 40])
+        ours, theirs = deferred.propose(asked), at_once.propose(asked)
+        assert torch.equal(ours.tokens, theirs.tokens)
+        assert torch.equal(ours.confidence, theirs.confidence)
+        for mine, right in zip(deferred.model.pools, at_once.pools, strict=True):
+            assert torch.equal(torch.stack(mine), torch.stack(right))
+
+
+def test_the_model_is_left_alone_until_somebody_drafts_or_much_waits() -> None:
+    spy = Spy(make_drafter(WIDE, slots=SLOTS))
+    deferred = Deferred(spy)
+    for slot in range(ROWS):
+        deferred.observe(features(torch.tensor([slot])))
+    assert spy.seen == []
+    deferred.observe(features(torch.tensor([ROWS])))
+    assert spy.seen == [ROWS]
+    deferred.propose(batch([5]))
+    assert spy.seen == [ROWS, 1]
+    deferred.propose(batch([5]))
+    assert spy.seen == [ROWS, 1]
+
+
+def test_what_is_shown_may_be_overwritten_afterwards() -> None:
+    """An engine uses the same memory for every step."""
+    at_once, deferred = make_drafter(WIDE, slots=SLOTS), Deferred(make_drafter(WIDE, slots=SLOTS))
+    shown = features(torch.arange(4))
+    at_once.observe(shown)
+    deferred.observe(shown)
+    shown.hidden.zero_()
+    shown.slots.zero_()
+    asked = batch([4])
+    assert torch.equal(deferred.propose(asked).confidence, at_once.propose(asked).confidence)
+
+
+def test_a_drafter_model_wants_hidden_states() -> None:
+    slots = torch.arange(2)
+    with pytest.raises(ValueError, match="needs the outputs of target layers"):
+        Deferred(make_drafter(WIDE)).observe(Features(None, slots, slots, slots))
