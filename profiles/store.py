@@ -36,12 +36,14 @@ class ProfileError(ValueError):
 class Profile:
     """What was measured of one engine.
 
-    measured_at: ISO 8601, UTC. measured_how: the command, for people. folder: where it lies; None until it is saved.
+    thorough: False: a quick one, to be refined. measured_at: ISO 8601, UTC. measured_how: the command, for people.
+    folder: where it lies; None until it is saved.
     """
 
     name: str
     fingerprint: Fingerprint
     points: tuple[Point, ...]
+    thorough: bool
     measured_at: str
     measured_how: str
     folder: Path | None = None
@@ -78,6 +80,7 @@ def save(profile: Profile, root: Path, calibration: dict[str, Any] | None) -> Pr
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "schema": SCHEMA,
+        "thorough": profile.thorough,
         "measured_at": profile.measured_at,
         "measured_how": profile.measured_how,
         "fingerprint": profile.fingerprint.to_json(),
@@ -112,6 +115,7 @@ def read(folder: Path) -> Profile:
             name=folder.name,
             fingerprint=Fingerprint.from_json(content["fingerprint"]),
             points=StepCost.from_json(content["points"]).points,
+            thorough=content["thorough"] is True,
             measured_at=str(content["measured_at"]),
             measured_how=str(content["measured_how"]),
             folder=folder,

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.server.engine.flags import add_drafter_flags, add_target_flags
@@ -19,6 +20,7 @@ from outrider.server.engine.settings import LOG_LEVELS, PLANNERS, Settings
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
     from outrider.server.engine.resolve import Resolved
+    from outrider.server.tune.idle import Traffic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tune",
         action=argparse.BooleanOptionalAction,
         default=defaults.tune,
-        help="without a profile that fits, measure a quick one at start (default: yes)",
+        help="without a profile that fits, measure a quick one at start and refine it in idle time (default: yes)",
     )
 
     capacity = parser.add_argument_group("capacity")
@@ -117,9 +119,13 @@ def run(args: argparse.Namespace) -> int:
             await _tune(engine, resolved)
         _announce(resolved.settings, engine)
 
+    async def beside(traffic: Traffic) -> None:
+        if settings.tune and settings.profile is None and resolved.settings.profile is not None:
+            await _refine(engine, resolved, traffic)
+
     grace = 0.0
     try:
-        exit_code = listen.serve(resolved, engine, listener, before_first)
+        exit_code = listen.serve(resolved, engine, listener, before_first, beside)
         if exit_code == 0 and not on_cpu:
             grace = engines.EXIT_SECONDS
         return exit_code
@@ -139,6 +145,25 @@ async def _tune(engine: Engine, resolved: Resolved) -> None:
         _say(f"Not measured ({error}); every draft is verified")
     else:
         _say(f"Profile {tuned.profile.name}: {tuned.summary}")
+
+
+async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
+    """Make a quick profile a thorough one while nobody is served."""
+    from outrider.profiles import store
+    from outrider.server.tune import measure
+    from outrider.server.tune.effort import THOROUGH
+    from outrider.server.tune.idle import Idle
+
+    try:
+        quick = store.read(Path(str(resolved.settings.profile)))
+        if quick.thorough:
+            return
+        _say(f"Profile {quick.name} is a quick one: it is refined while nobody is served (--no-tune stops that)")
+        tuned = await measure.tune(engine, resolved, THOROUGH, how="in idle time", refined=quick, run=Idle(traffic).run)
+    except (OSError, ValueError, RuntimeError) as error:
+        _say(f"The profile is not refined: {error}")
+    else:
+        _say(f"Profile {tuned.profile.name} is refined: {tuned.summary}")
 
 
 def _announce(settings: Settings, engine: Engine) -> None:

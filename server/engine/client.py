@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from typing import Any
 
 
@@ -9,15 +11,21 @@ async def generate(manager: Any, prompt: str | list[int], *, stream: bool = Fals
     """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
     Of several engines the first one's, whose records `control.read` returns. stream: have every step's tokens sent
-    here, as for a client that reads along.
+    here, as for a client that reads along. Cancelled, it has the engine give the request up.
     """
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     key = "text" if isinstance(prompt, str) else "input_ids"
-    request = GenerateReqInput(**{key: prompt}, sampling_params=sampling, stream=stream, routed_dp_rank=0)
+    request = GenerateReqInput(
+        **{key: prompt}, sampling_params=sampling, stream=stream, routed_dp_rank=0, rid=uuid.uuid4().hex
+    )
     answer: dict[str, Any] = {}
-    async for piece in manager.generate_request(request):
-        answer = piece
+    try:
+        async for piece in manager.generate_request(request):
+            answer = piece
+    except asyncio.CancelledError:
+        manager.abort_request(request.rid)
+        raise
     return answer
 
 

@@ -37,6 +37,8 @@ class Lifecycle:
         self.drain_seconds = drain_seconds
         self.state = State.STARTING
         self.in_flight = 0
+        self._last_served = time.monotonic()
+        self._changed = asyncio.Event()  # somebody is served, or the server stops
         self.server: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -60,7 +62,7 @@ class Lifecycle:
             loop.add_signal_handler(number, self._on_stop_signal)
         # A process of the engine that catches its own failure reports it so.
         loop.add_signal_handler(signal.SIGQUIT, self.fail, "the engine reported a failure")
-        self._watcher = self._run(self._watch())
+        self._watcher = self.run(self._watch())
 
     def end(self) -> None:
         """The last request is answered: let the engine go, and no longer mind that it does."""
@@ -77,10 +79,28 @@ class Lifecycle:
     async def request(self) -> AsyncIterator[None]:
         """Counts a request as under way."""
         self.in_flight += 1
+        self._changed.set()
         try:
             yield
         finally:
             self.in_flight -= 1
+            self._last_served = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Requests are taken, and there are none."""
+        return self.state is State.UP and not self.in_flight
+
+    async def quiet(self, seconds: float) -> None:
+        """Return when nobody has been served for so long; never, once the server stops."""
+        while not (self.idle and time.monotonic() - self._last_served >= seconds):
+            await asyncio.sleep(0.5)
+
+    async def arrival(self) -> None:
+        """Return when somebody is served, or the server stops."""
+        while self.idle:
+            self._changed.clear()
+            await self._changed.wait()
 
     def fail(self, reason: str) -> None:
         """The engine is lost: end what is under way with errors, and the server with it."""
@@ -93,7 +113,7 @@ class Lifecycle:
             return
         logger.error("%s; stopping", reason)
         self.engine.fail_requests(f"{reason}; the server is restarting")
-        self._run(self._linger())
+        self.run(self._linger())
 
     def _on_stop_signal(self) -> None:
         if self.state is State.DRAINING:
@@ -101,7 +121,8 @@ class Lifecycle:
             self.drain_seconds = 0
         elif self.state is not State.FAILED:
             self.state = State.DRAINING
-            self._run(self._drain())
+            self._changed.set()
+            self.run(self._drain())
 
     async def _drain(self) -> None:
         logger.warning("stopping; %d requests are under way", self.in_flight)
@@ -126,7 +147,8 @@ class Lifecycle:
         if self.server is not None:
             self.server.should_exit = True
 
-    def _run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """As a task, to its end or the server's."""
         # The loop keeps only weak references to tasks.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)

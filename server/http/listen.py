@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -40,11 +40,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    resolved: Resolved, engine: Engine, listener: socket.socket, before_first: Callable[[], Awaitable[None]]
+    resolved: Resolved,
+    engine: Engine,
+    listener: socket.socket,
+    before_first: Callable[[], Awaitable[None]],
+    beside: Callable[[Lifecycle], Coroutine[Any, Any, None]],
 ) -> int:
     """Answer requests until a signal, or until the engine dies; the return value is the exit code.
 
-    before_first: awaited once the engine has answered, before the first request is taken.
+    before_first: awaited once the engine has answered, before the first request is taken. beside: run from then on.
     Raises UserError where the engine does not answer.
     """
     # Imports SGLang, which reads the environment that the engine was started with.
@@ -61,6 +65,7 @@ def serve(
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
             await before_first()
             lifecycle.up()
+            lifecycle.run(beside(lifecycle))
         except Exception as error:
             failure = engine.report.read() or str(error) or repr(error)
             server.should_exit = True

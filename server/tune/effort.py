@@ -39,27 +39,33 @@ class Effort:
     seconds: float | None = None
 
     def shapes(self, gamma: int, max_requests: int, max_total_tokens: int) -> list[Shape]:
-        """What fits the engine, small shapes first, so that a run that is cut short has measured something of each."""
+        """What fits the engine, in the order of the fields; raises RuntimeError where nothing does."""
         tokens = self.tokens or tuple(range(1, gamma + 2))
         room = (gamma + 1) * 2 + self.steps + MARGIN_STEPS
-        return [
+        found = [
             Shape(requests, count, context)
             for context in self.contexts
             for requests in self.requests
             for count in tokens
             if count <= gamma + 1 and requests <= max_requests and requests * (context + room) <= max_total_tokens
         ]
+        if not found:
+            raise RuntimeError(f"a KV cache of {max_total_tokens} tokens holds no step to measure")
+        return found
 
 
 THOROUGH = Effort()
 QUICK = Effort(
-    requests=(1, 4, 16),
-    tokens=(1, 2, 4, 8),
+    requests=(1, 8, 32, 2, 16, 4),
+    tokens=(1, 3, 8),
     contexts=(128,),
     steps=6,
-    rounds=1,
+    rounds=2,
     prompts=16,
     new_tokens=48,
     seconds=20.0,
 )
-"""For a server that starts without a profile: well under a minute on two cores with the embedded model."""
+"""For a server that starts without a profile: well under a minute on two cores with the embedded model.
+
+One context and few tokens, but every number of requests, the ends and the middle first for machines on which the time
+does not suffice: between measured numbers of requests more was lost than by fewer tokens (`scheduler/MEASURED.md`)."""

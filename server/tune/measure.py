@@ -11,10 +11,11 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial as partial_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,11 +28,11 @@ from outrider.scheduler.calibration.fit import fit_table
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.cost.step_times import Point, merge
 from outrider.server.engine import client, profile_lookup
-from outrider.server.engine.settings import Settings
 from outrider.server.plugin import control
 from outrider.server.plugin.options import RequestOptions
 from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
 from outrider.server.tune.events import Progress
+from outrider.server.tune.idle import at_once
 from outrider.server.tune.report import Tuned
 
 if TYPE_CHECKING:
@@ -40,9 +41,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+class Run(Protocol):
+    """Runs a piece of a measurement; see `tune.idle`."""
+
+    async def __call__(self, piece: Callable[[], Awaitable[T]]) -> T: ...
+
+
 PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 SAMPLED = (1.0, 0.7, 0.4)
 """Temperatures of the sampled class: how far confidences are off changes with the temperature, and it has one fit."""
+NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "cases": []}
 CONCURRENCY = 8
 """Answers written at a time for the calibration."""
 MAX_REQUESTS = 64
@@ -90,24 +99,17 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
 
 
 async def record_answers(
-    manager: Any,
-    questions: Sequence[tuple[str, float]],
-    *,
-    new_tokens: int,
-    concurrency: int,
-    context_length: int,
-    progress: Callable[[Progress], None],
+    engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int, gamma: int
 ) -> Records:
     """Answer every question at temperature 0 and at its own, with all drafts verified; what the worker recorded."""
+    manager = engine.tokenizer_manager
     await control.command(manager, control.FORGET)
-    asked = [(question, 0.0) for question, _ in questions] + list(questions)
-    gate, done = asyncio.Semaphore(concurrency), 0
+    gate = asyncio.Semaphore(CONCURRENCY)
 
     async def ask(question: str, temperature: float) -> None:
-        nonlocal done
         async with gate:
             ids = client.chat_ids(manager, question)
-            room = context_length - len(ids) - 1
+            room = engine.context_length - len(ids) - 1
             if room > 0:
                 await client.generate(
                     manager,
@@ -116,17 +118,16 @@ async def record_answers(
                     max_new_tokens=min(new_tokens, room),
                     custom_params=RequestOptions(planned=False).to_custom_params(),
                 )
-            done += 1
-            progress(Progress("answers", done, len(asked)))
 
-    await asyncio.gather(*(ask(question, temperature) for question, temperature in asked))
-    return to_records((await control.read(manager))["records"])
+    greedy = [(question, 0.0) for question, _ in questions]
+    await asyncio.gather(*(ask(question, temperature) for question, temperature in [*greedy, *questions]))
+    return to_records((await control.read(manager))["records"], gamma)
 
 
-def to_records(lists: dict[str, list[Any]]) -> Records:
+def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
     """What `control.read` brought, as arrays."""
     return Records(
-        confidence=np.asarray(lists["confidence"], dtype=np.float64),
+        confidence=np.asarray(lists["confidence"], dtype=np.float64).reshape(-1, gamma),
         verify_lens=np.asarray(lists["verify_lens"], dtype=np.int64),
         accepted=np.asarray(lists["accepted"], dtype=np.int64),
         cases=np.asarray(lists["cases"], dtype=np.int64),
@@ -162,38 +163,40 @@ async def tune(
     questions: Sequence[str] | None = None,
     how: str = "at start",
     progress: Callable[[Progress], None] = no_progress,
+    refined: Profile | None = None,
+    run: Run = at_once,
 ) -> Tuned:
     """Measure an engine, write the profile to the folder `resolved.settings.profile` and have the engine plan by it.
 
-    Step times are kept as they come, beside that folder, and a later call goes on from them. Raises RuntimeError when
-    nothing could be measured.
+    Step times are kept as they come, beside that folder, and a later call goes on from them.
+    refined: the profile that is replaced; what it alone knows is kept, and half of the KV cache left to those served.
+    run: runs the pieces, of a second or a few each. Raises RuntimeError when nothing could be measured.
     """
     settings = resolved.settings
     assert settings.profile is not None
     manager, folder = engine.tokenizer_manager, Path(settings.profile)
     here = profile_lookup.fingerprint(settings, resolved.model)
     partial = PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)
-    await _measure_grid(engine, settings, effort, partial, progress)
-    if not partial.points:
+    room = engine.max_total_tokens // (1 if refined is None else 2)
+    shapes = effort.shapes(settings.gamma, settings.max_running_requests or MAX_REQUESTS, room)
+    await _measure_grid(manager, shapes, effort, partial, progress, run)
+    points = _of_shapes(partial.points, shapes, effort.steps)
+    if not points:
         raise RuntimeError("no step ran alone; is the server busy?")
+    sizes = {point.requests for point in points}
+    if refined is not None:
+        points += [point for point in refined.points if point.requests not in sizes]
     asked = list(questions or built_in_questions())[: effort.prompts]
-    parts = []
-    for part in split(with_temperatures(asked)):
-        parts.append(
-            await record_answers(
-                manager,
-                part,
-                new_tokens=effort.new_tokens,
-                concurrency=CONCURRENCY,
-                context_length=engine.context_length,
-                progress=progress,
-            )
-        )
+    parts = [
+        await _answers(engine, part, effort.new_tokens, settings.gamma, progress, run)
+        for part in split(with_temperatures(asked))
+    ]
     calibration = fit_table(*parts, dataset=f"{len(asked)} prompts, greedy and sampled")
     profile = Profile(
         name=folder.name,
         fingerprint=here,
-        points=tuple(merge(partial.points)),
+        points=tuple(merge(points)),
+        thorough=effort.seconds is None,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         measured_how=how,
     )
@@ -204,28 +207,49 @@ async def tune(
 
 
 async def _measure_grid(
-    engine: Engine,
-    settings: Settings,
+    manager: Any,
+    shapes: Sequence[Shape],
     effort: Effort,
     partial: PartialMeasurement,
     progress: Callable[[Progress], None],
+    run: Run,
 ) -> None:
     """Time every shape `effort.rounds` times in turn, less what `partial` already holds."""
-    manager = engine.tokenizer_manager
-    shapes = effort.shapes(settings.gamma, settings.max_running_requests or MAX_REQUESTS, engine.max_total_tokens)
-    if not shapes:
-        raise RuntimeError(f"the KV cache of {engine.max_total_tokens} tokens holds no step to measure")
     times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
     began, total = time.monotonic(), effort.rounds * len(shapes)
-    await measure_shape(manager, shapes[0], effort.steps)  # warm
+    await run(partial_of(measure_shape, manager, shapes[0], effort.steps))  # warm
     for number in range(total):
         round_number, shape = number // len(shapes), shapes[number % len(shapes)]
         if effort.seconds is not None and time.monotonic() - began > effort.seconds:
             break
         if times[shape.requests, shape.requests * shape.tokens, shape.total_context(effort.steps)] <= round_number:
-            for point in await measure_shape(manager, shape, effort.steps):
+            for point in await run(partial_of(measure_shape, manager, shape, effort.steps)):
                 partial.add(point)
         progress(Progress("step times", number + 1, total))
+
+
+def _of_shapes(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
+    """Those of the shapes. What another effort left when it was interrupted has contexts a few tokens apart, between
+    which the slope would be noise."""
+    wanted = {(shape.requests, shape.total_context(steps)) for shape in shapes}
+    return [point for point in points if (point.requests, point.context) in wanted]
+
+
+async def _answers(
+    engine: Engine,
+    questions: Sequence[tuple[str, float]],
+    new_tokens: int,
+    gamma: int,
+    progress: Callable[[Progress], None],
+    run: Run,
+) -> Records:
+    """Records of the answers to `questions`, a few at a time."""
+    records = [to_records(NO_RECORDS, gamma)]
+    for start in range(0, len(questions), CONCURRENCY):
+        asked = questions[start : start + CONCURRENCY]
+        records.append(await run(partial_of(record_answers, engine, asked, new_tokens, gamma)))
+        progress(Progress("answers", start + len(asked), len(questions)))
+    return Records.concatenate(records)
 
 
 def built_in_questions() -> list[str]:

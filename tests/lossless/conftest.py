@@ -90,6 +90,7 @@ def jagged_profile(folder: Path) -> Path:
         name="jagged",
         fingerprint=profile_lookup.fingerprint(settings, model),
         points=tuple(points),
+        thorough=True,
         measured_at="2026-01-01T00:00:00+00:00",
         measured_how="made up by a test",
     )

@@ -37,6 +37,7 @@ def profile(name: str = "epyc", fingerprint: Fingerprint = HERE, measured_at: st
         name=name,
         fingerprint=fingerprint,
         points=tuple(sorted(POINTS, key=lambda p: p.key)),
+        thorough=True,
         measured_at=measured_at,
         measured_how="outrider tune",
     )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-from types import SimpleNamespace
 
 import pytest
 
-from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
-from outrider.server.tune import cli, events, measure
+from outrider.server.tune import cli, events
 from outrider.server.tune.effort import QUICK, THOROUGH, Effort, Shape
 from outrider.server.tune.events import Failed, Finished, Progress
 from outrider.server.tune.request import BadOption, TuneRequest
@@ -22,7 +19,7 @@ def test_effort_asked_for() -> None:
     assert TuneRequest(quick=True, rounds=5).effort.rounds == 5
     assert TuneRequest(max_requests=6).effort.requests == (1, 2, 4, 6)
     assert TuneRequest(max_requests=64).effort.requests == (1, 2, 4, 8, 16, 32, 64)
-    assert TuneRequest(quick=True, max_requests=4).effort.requests == (1, 4)
+    assert TuneRequest(quick=True, max_requests=4).effort.requests == (1, 2, 4)
 
 
 @pytest.mark.parametrize(("option", "value"), [("max_requests", 0), ("rounds", -1), ("name", "../up"), ("name", "")])
@@ -59,9 +56,8 @@ def test_shapes_fit_the_engine() -> None:
 
 
 def test_an_engine_too_small_for_any_shape_is_told() -> None:
-    engine = SimpleNamespace(tokenizer_manager=None, max_total_tokens=100)
-    with pytest.raises(RuntimeError, match="the KV cache of 100 tokens"):
-        asyncio.run(measure._measure_grid(engine, Settings(), QUICK, None, measure.no_progress))
+    with pytest.raises(RuntimeError, match="a KV cache of 100 tokens"):
+        QUICK.shapes(gamma=7, max_requests=64, max_total_tokens=100)
 
 
 @pytest.mark.parametrize(
