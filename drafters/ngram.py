@@ -42,7 +42,7 @@ class NgramDrafter(Drafter):
         self.history.write(features.slots, features.tokens)
 
     def propose(self, batch: DraftBatch) -> Draft:
-        if native.fits(batch.temperatures, batch.uniforms):
+        if native.fits(batch.temperatures):
             tokens, counts = torch.ops.outrider.lookup(
                 self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, self.gamma,
                 self.min_match, self.max_match,

@@ -44,8 +44,8 @@ def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
         tokens,
         verify_lens,
         qo_indptr,
-        uniforms=torch.rand(SAMPLES, 2, generator=generator),
-        final_uniforms=torch.rand(SAMPLES, generator=generator),
+        uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
+        final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
         probs=rows,
         draft_probs=Q.expand(SAMPLES, 2, 2).contiguous(),
     )

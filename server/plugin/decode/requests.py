@@ -18,7 +18,7 @@ class RequestTable:
     """On the device, for the forward:
 
     limits: [rows] int64, drafted tokens per step, at most; 0 without speculation.
-    seeds: [rows] int64, of the request's random numbers.
+    seeds: [rows] int64, of the request's random numbers. seeded: [rows] bool, it came with the request.
 
     On the host, for the planner:
 
@@ -36,6 +36,7 @@ class RequestTable:
         self.device = device
         self.limits = torch.full((rows,), gamma, dtype=torch.int64, device=device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.seeded = torch.zeros(rows, dtype=torch.bool, device=device)
         self.host_limits = np.full(rows, gamma, dtype=np.int64)
         self.planned = np.ones(rows, dtype=bool)
         self.padded = np.zeros(rows, dtype=bool)
@@ -56,8 +57,11 @@ class RequestTable:
         self.generations[at] += 1
         self.started[at] = time.perf_counter()
         self.generated[at] = 0
-        seeds = torch.tensor([_seed(req) for req in reqs], dtype=torch.int64)
+        given = [req.sampling_params.sampling_seed for req in reqs]
+        # A seed of our own need not stay: the numbers drawn with it are not needed again.
+        seeds = torch.tensor([secrets.randbits(62) if seed is None else seed for seed in given], dtype=torch.int64)
         self.seeds[rows.long()] = seeds.to(self.device)
+        self.seeded[rows.long()] = torch.tensor([seed is not None for seed in given], device=self.device)
         self.limits[rows.long()] = torch.from_numpy(self.host_limits[at]).to(self.device)
 
     def view(self, rows: np.ndarray, contexts: np.ndarray) -> StepView:
@@ -83,10 +87,3 @@ class RequestTable:
     def speeds(self, rows: np.ndarray) -> np.ndarray:
         """[M] tokens per second that requests have had by their last tokens."""
         return self.generated[rows] / np.maximum(self.latest[rows] - self.started[rows], 1e-9)
-
-
-def _seed(req: Any) -> int:
-    """The request's own seed, or a random one that stays with it (chunks and retractions prefill it again)."""
-    if req.sampling_params.sampling_seed is None:
-        req.sampling_params.sampling_seed = secrets.randbits(62)
-    return int(req.sampling_params.sampling_seed)

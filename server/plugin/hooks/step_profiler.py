@@ -88,7 +88,7 @@ class StepLog:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         from outrider.kernels.cpu import native
-        from outrider.server.plugin.decode.sampler import Sampler
+        from outrider.server.plugin.decode.sampling import Sampling
         from outrider.server.plugin.decode.worker import SpeculativeWorker
 
         def compiled() -> dict[str, float]:
@@ -98,8 +98,8 @@ class StepLog:
         watch = Stopwatch(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter, compiled)
         for owner, name, part in (
             (MHATokenToKVPool, "set_kv_buffer", SMALL),
-            (Sampler, "accept", SAMPLING),
-            (Sampler, "draw", SAMPLING),
+            (Sampling, "accept", SAMPLING),
+            (Sampling, "draw", SAMPLING),
             (TpModelWorker, "forward_batch_generation", FORWARD),
             (SpeculativeWorker, "forward_batch_generation", WORKER),
         ):
