@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from outrider.kernels.sampling import Rules
+
 
 @dataclass(frozen=True, slots=True)
 class Features:
@@ -41,8 +43,11 @@ class DraftBatch:
     temperatures: [R] float32; 0 means greedy.
     ask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of length 0, or
         what is found without a model. None: all.
-    uniforms: [R, gamma] float32 in [0, 1), the only randomness a drafter may use: token k is drawn by
-        inverting the cumulative distribution at uniforms[:, k-1], so a request's seed decides its drafts.
+    keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
+        `kernels.noise.gumbel_argmax`. A seeded request's are the target's own, so that both tend to draw the same.
+    top_ks, top_ps, min_ps: [R], the requests' other sampling rules (`kernels.sampling.Rules`); None: off for all.
+        Where q follows them it comes nearer to the target's distribution.
+    wants_probs: somebody asks for the draft's probs.
     """
 
     anchors: torch.Tensor
@@ -50,8 +55,16 @@ class DraftBatch:
     page_table: torch.Tensor
     rows: torch.Tensor
     temperatures: torch.Tensor
-    uniforms: torch.Tensor
+    keys: torch.Tensor
     ask: torch.Tensor | None = None
+    top_ks: torch.Tensor | None = None
+    top_ps: torch.Tensor | None = None
+    min_ps: torch.Tensor | None = None
+    wants_probs: bool = True
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.temperatures, self.top_ks, self.top_ps, self.min_ps)
 
     def select(self, requests: torch.Tensor) -> DraftBatch:
         """The part that is about `requests` [M] int64, of which all are asked for."""
@@ -60,9 +73,9 @@ class DraftBatch:
             anchors=self.anchors[requests],
             seq_lens=self.seq_lens[requests],
             rows=self.rows[requests],
-            temperatures=self.temperatures[requests],
-            uniforms=self.uniforms[requests],
+            keys=self.keys[requests],
             ask=None,
+            **self.rules.of(requests)._asdict(),
         )
 
 
@@ -75,7 +88,8 @@ class Draft:
     confidence: [R, gamma] float32, c_k = P(token k is accepted | tokens before it were), which may depend on
         x_0 .. x_{k-1} but never on x_k or later (DSpark, section 3.2.1).
     probs: [R, gamma, V'] float32, q: exactly the distribution each token was drawn from; None means a point mass on
-        the drafted token (greedy and lookup drafts). Rows of greedy requests (temperature 0) are not read.
+        the drafted token (greedy and lookup drafts), or that nobody asked. Rows of greedy and seeded requests are
+        not read.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.

@@ -1,7 +1,7 @@
 """A drafter model that takes in what was committed when it next drafts.
 
-Observing a token reads the model's weights, whether one comes or many: while nobody drafts, which is most steps of a busy
-server, it would cost percents of a step for nothing. What is drafted stays the same to the bit.
+Observing a token reads the model's weights, whether one comes or many: while nobody drafts, which is most steps of a
+busy server, it would cost percents of a step for nothing. What is drafted stays the same to the bit.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     """The lookups `found` of R requests, replaced for those of the M `asked` where the model's draft is `better` [M].
 
     Where q is given at all, a lookup's is a point mass on its token; its draft ends before a token that the model's
-    vocabulary lacks, unless the request is greedy and q is not read.
+    vocabulary lacks, unless the request is greedy.
     """
     taken = asked[better]
     tokens, lens, confidence = found.tokens.clone(), found.lens.clone(), found.confidence.clone()

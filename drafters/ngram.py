@@ -49,7 +49,7 @@ class NgramDrafter(Drafter):
         self.history.write(features.slots, features.tokens)
 
     def propose(self, batch: DraftBatch) -> Draft:
-        if native.fits(batch.temperatures, batch.uniforms):
+        if native.fits(batch.temperatures):
             tokens, counts = torch.ops.outrider.lookup(
                 self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, self.gamma,
                 self.min_match, self.max_match,
@@ -100,7 +100,7 @@ class NgramDrafter(Drafter):
     def _confidence(
         self, longest: torch.Tensor, agreeing: torch.Tensor, differing: torch.Tensor, temperatures: torch.Tensor
     ) -> torch.Tensor:
-        """[R, gamma] chance that each token is accepted if those before it were, 0 without a match; all arguments [R]."""
+        """[R, gamma] chance that a token is accepted if those before it were, 0 without a match; all arguments [R]."""
         odds = ((agreeing + 0.5) / (differing + 0.5)).log_()
         logits = self.by_length[longest]
         logits += odds[:, None] * self.by_odds

@@ -4,7 +4,8 @@ Request r has verified `verify_lens[r]` draft tokens; row `qo_indptr[r] + k` of 
 distribution p for the token after x_k (x_0 is the anchor). Left to right, x_{k+1} is kept with probability
 min(1, p(x) / q(x)); the first rejected one is replaced by a draw from max(0, p - q), renormalised; if all are
 kept, a bonus token is drawn from p (Leviathan et al., 2023, algorithm 1). Whatever q is, what comes out is
-distributed as p. A greedy request keeps a token if and only if it is the argmax.
+distributed as p. A request whose tokens are decided keeps a token if and only if it is the one wanted: the argmax for
+a greedy request, what its seed draws from p for a seeded one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.cpu import native
-from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf
+from outrider.kernels.noise import gumbel_argmax, torch_gumbel_argmax
 
 
 def accept(
@@ -21,10 +22,10 @@ def accept(
     qo_indptr: torch.Tensor,
     *,
     uniforms: torch.Tensor | None = None,
-    final_uniforms: torch.Tensor | None = None,
-    argmax: torch.Tensor | None = None,
+    final_keys: torch.Tensor | None = None,
+    wanted: torch.Tensor | None = None,
     probs: torch.Tensor | None = None,
-    greedy: torch.Tensor | None = None,
+    decided: torch.Tensor | None = None,
     draft_probs: torch.Tensor | None = None,
     vocab: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,14 +37,14 @@ def accept(
     verify_lens : [R] in 0 .. gamma, how many of them were verified; the others are not read.
     qo_indptr : [R + 1], request r owns target rows `qo_indptr[r]:qo_indptr[r + 1]`, `verify_lens[r] + 1` of
     them.
-    uniforms : [R, gamma] in [0, 1), one per acceptance test; required with `probs`.
-    final_uniforms : [R] in [0, 1), for the replacement or bonus token; independent of `uniforms`; required with
-    `probs`.
-    argmax : [B] int64, the target's best token per row; read for greedy requests, required if there are any.
+    uniforms : [R, gamma] float64 in (0, 1), one per acceptance test; required with `probs`.
+    final_keys : [R] int64, of the noise that draws the replacement or bonus token; independent of `uniforms`;
+    required with `probs`.
+    wanted : [B] int64, the token after each row of decided requests; required if there are any.
     probs : [B, V] float32, p after the request's sampling rules; read for the others, required if there are
     any.
-    greedy : [R] bool; None: all greedy if `probs` is None, otherwise none.
-    draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for greedy requests.
+    decided : [R] bool; None: all if `probs` is None, otherwise none.
+    draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for decided requests.
     None: a point
         mass on the drafted token.
     vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Others have
@@ -54,31 +55,31 @@ def accept(
     accept_lens : [R] int64 in 1 .. gamma + 1, tokens that come out, the final one included.
     out : [R, gamma + 1] int64, the tokens; 0 at and beyond `accept_lens`.
     """
-    if probs is None and greedy is None and argmax is not None and argmax.is_cpu and native.available():
-        return torch.ops.outrider.accept_greedy(tokens, verify_lens.long(), qo_indptr.long(), argmax)
-    greedy = _check(tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab)
+    if probs is None and decided is None and wanted is not None and wanted.is_cpu and native.available():
+        return torch.ops.outrider.accept_wanted(tokens, verify_lens.long(), qo_indptr.long(), wanted)
+    decided = _check(tokens, verify_lens, qo_indptr, uniforms, final_keys, wanted, probs, decided, draft_probs, vocab)
     gamma = tokens.shape[1]
     steps = torch.arange(gamma, device=tokens.device)
     first_row = qo_indptr[:-1].long()
     verified = steps < verify_lens[:, None]
     rows, tokens = first_row[:, None] + steps.where(verified, 0), tokens.where(verified, 0)
     keep = torch.zeros_like(tokens, dtype=torch.bool)
-    if argmax is not None:
-        keep = argmax[rows] == tokens
+    if wanted is not None:
+        keep = wanted[rows] == tokens
     if probs is not None and uniforms is not None:
         token_q = 1.0 if draft_probs is None else _token_probs(draft_probs, vocab, tokens)
-        keep = keep.where(greedy[:, None], uniforms * token_q < probs[rows, tokens])
+        keep = keep.where(decided[:, None], uniforms * token_q < probs[rows, tokens])
     keep &= verified
     kept = keep.long().cumprod(1).sum(1)
     final_row = first_row + kept
     final = torch.zeros_like(kept)
-    if argmax is not None:
-        final = argmax[final_row]
-    if probs is not None and final_uniforms is not None:
-        drawn = (~greedy).nonzero()[:, 0]
+    if wanted is not None:
+        final = wanted[final_row]
+    if probs is not None and final_keys is not None:
+        drawn = (~decided).nonzero()[:, 0]
         rejected = kept[drawn] < verify_lens[drawn]
         final[drawn] = _draw(
-            probs, final_row[drawn], rejected, drawn, kept[drawn], tokens, final_uniforms[drawn], draft_probs, vocab
+            probs, final_row[drawn], rejected, drawn, kept[drawn], tokens, final_keys[drawn], draft_probs, vocab
         )
     out = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(gamma + 1, device=tokens.device) > kept[:, None], 0)
@@ -91,24 +92,24 @@ def _draw(
     requests: torch.Tensor,
     steps: torch.Tensor,
     tokens: torch.Tensor,
-    uniforms: torch.Tensor,
+    keys: torch.Tensor,
     draft_probs: torch.Tensor | None,
     vocab: torch.Tensor | None,
 ) -> torch.Tensor:
     """[M] final tokens: from p at `rows`, or where `rejected` from the residual of token `steps` of `requests`."""
     gamma = tokens.shape[1]
     if gamma == 0:
-        return inverse_cdf(probs[rows], uniforms)
+        return gumbel_argmax(probs[rows], keys)
     steps = steps.clamp(max=gamma - 1)
     last = tokens[requests, steps]
     if probs.is_contiguous() and (draft_probs is None or draft_probs.is_contiguous()) and native.fits(probs):
         q = None if draft_probs is None else draft_probs.flatten(0, 1)
         place = requests * gamma + steps
-        return torch.ops.outrider.draw_final(probs, rows, last.where(rejected, -1), q, place, vocab, uniforms)
+        return torch.ops.outrider.draw_final(probs, rows, last.where(rejected, -1), q, place, vocab, keys)
     weights, which = probs[rows], rejected.nonzero()[:, 0]
     q = None if draft_probs is None else draft_probs[requests[which], steps[which]]
     weights[which] = residual(weights[which], last[which], q, vocab)
-    return inverse_cdf(weights, uniforms)
+    return gumbel_argmax(weights, keys)
 
 
 def residual(p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None) -> torch.Tensor:
@@ -141,15 +142,15 @@ def reference_accept(
     qo_indptr: torch.Tensor,
     *,
     uniforms: torch.Tensor | None = None,
-    final_uniforms: torch.Tensor | None = None,
-    argmax: torch.Tensor | None = None,
+    final_keys: torch.Tensor | None = None,
+    wanted: torch.Tensor | None = None,
     probs: torch.Tensor | None = None,
-    greedy: torch.Tensor | None = None,
+    decided: torch.Tensor | None = None,
     draft_probs: torch.Tensor | None = None,
     vocab: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `accept` means, one token at a time, with q spread over the whole vocabulary."""
-    greedy = _check(tokens, verify_lens, qo_indptr, uniforms, final_uniforms, argmax, probs, greedy, draft_probs, vocab)
+    decided = _check(tokens, verify_lens, qo_indptr, uniforms, final_keys, wanted, probs, decided, draft_probs, vocab)
     lens, out = (
         torch.ones_like(verify_lens, dtype=torch.int64),
         tokens.new_zeros(tokens.shape[0], tokens.shape[1] + 1),
@@ -157,17 +158,17 @@ def reference_accept(
     for r in range(tokens.shape[0]):
         for k in range(int(verify_lens[r]) + 1):
             row, bonus = int(qo_indptr[r]) + k, k == int(verify_lens[r])
-            if argmax is not None and greedy[r]:
-                out[r, k] = argmax[row]
-                stop = bonus or bool(tokens[r, k] != argmax[row])
-            elif probs is not None and uniforms is not None and final_uniforms is not None:
+            if wanted is not None and decided[r]:
+                out[r, k] = wanted[row]
+                stop = bonus or bool(tokens[r, k] != wanted[row])
+            elif probs is not None and uniforms is not None and final_keys is not None:
                 p, q, x = probs[row], torch.zeros_like(probs[row]), 0 if bonus else int(tokens[r, k])
                 if not bonus:
                     columns = torch.arange(p.shape[0]) if vocab is None else vocab
                     q[x if draft_probs is None else columns] = 1.0 if draft_probs is None else draft_probs[r, k]
                 stop = bonus or bool(uniforms[r, k] * q[x] >= p[x])
                 weights = (p - q).clamp(min=0) if stop and (p > q).any() else p
-                out[r, k] = reference_inverse_cdf(weights[None], final_uniforms[r, None]) if stop else x
+                out[r, k] = torch_gumbel_argmax(weights[None], final_keys[r, None]) if stop else x
             if stop:
                 break
             lens[r] += 1
@@ -179,35 +180,35 @@ def _check(
     verify_lens: torch.Tensor,
     qo_indptr: torch.Tensor,
     uniforms: torch.Tensor | None,
-    final_uniforms: torch.Tensor | None,
-    argmax: torch.Tensor | None,
+    final_keys: torch.Tensor | None,
+    wanted: torch.Tensor | None,
     probs: torch.Tensor | None,
-    greedy: torch.Tensor | None,
+    decided: torch.Tensor | None,
     draft_probs: torch.Tensor | None,
     vocab: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The greedy mask, after checking what can be checked without waiting for a device."""
+    """The decided mask, after checking what can be checked without waiting for a device."""
     requests, gamma = tokens.shape
     if verify_lens.shape != (requests,) or qo_indptr.shape != (requests + 1,):
         raise ValueError(
             f"for tokens {tuple(tokens.shape)} expected verify_lens [{requests}] and qo_indptr [{requests + 1}], "
             f"got {tuple(verify_lens.shape)} and {tuple(qo_indptr.shape)}"
         )
-    for name, given, shape in (("uniforms", uniforms, tokens.shape), ("final_uniforms", final_uniforms, (requests,))):
+    for name, given, shape in (("uniforms", uniforms, tokens.shape), ("final_keys", final_keys, (requests,))):
         if given is None and probs is not None:
             raise ValueError(f"probs are drawn from with {name} {list(shape)}, which are missing")
         if given is not None and given.shape != shape:
             raise ValueError(f"expected {name} {list(shape)}, got {list(given.shape)}")
     if tokens.device.type == "cpu" and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
         raise ValueError("qo_indptr must give every request verify_lens + 1 rows")
-    if greedy is None:
-        if probs is not None and argmax is not None:
-            raise ValueError("both argmax and probs given: say with greedy=[R] bool which request uses which")
-        greedy = torch.full((requests,), probs is None, device=tokens.device)
-    elif tokens.device.type == "cpu" and ((argmax is None and greedy.any()) or (probs is None and not greedy.all())):
-        raise ValueError("greedy requests need argmax, the others need probs")
-    if argmax is None and probs is None:
-        raise ValueError("give argmax for greedy requests, probs for the others, or both with a greedy mask")
+    if decided is None:
+        if probs is not None and wanted is not None:
+            raise ValueError("both wanted and probs given: say with decided=[R] bool which request uses which")
+        decided = torch.full((requests,), probs is None, device=tokens.device)
+    elif tokens.device.type == "cpu" and ((wanted is None and decided.any()) or (probs is None and not decided.all())):
+        raise ValueError("decided requests need wanted, the others need probs")
+    if wanted is None and probs is None:
+        raise ValueError("give wanted for decided requests, probs for the others, or both with a decided mask")
     if draft_probs is not None:
         expected = None if probs is None else probs.shape[1]
         width = expected if vocab is None else vocab.shape[0]
@@ -216,4 +217,4 @@ def _check(
                 f"draft_probs must be [{requests}, {gamma}, {width}], got {tuple(draft_probs.shape)}; "
                 "a drafter with fewer tokens than the target must pass its vocab"
             )
-    return greedy
+    return decided

@@ -1,4 +1,4 @@
-"""The target's distribution after a request's sampling rules, and drawing from a distribution.
+"""The target's distribution after a request's sampling rules, and its tokens.
 
 The rules are those of SGLang's torch sampler (`top_k_top_p_min_p_sampling_from_probs_torch`): softmax at the
 request's temperature; on the falling probabilities keep rank < top_k, keep while the mass before a token is
@@ -9,14 +9,29 @@ acceptance divides by it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.noise import gumbel_argmax
 
 HEAD = 1024
 """Candidates looked at before a row is sorted completely; nearly every filtered row keeps fewer."""
-BLOCK = 256
-"""Tokens summed at once when a cumulative distribution is inverted."""
+
+
+class Rules(NamedTuple):
+    """How each of N rows is sampled; see `target_probs`. None: off for every row."""
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor | None = None
+    top_ps: torch.Tensor | None = None
+    min_ps: torch.Tensor | None = None
+
+    def of(self, rows: torch.Tensor) -> Rules:
+        """Those of `rows` [M]."""
+        others = (None if rule is None else rule[rows] for rule in self[1:])
+        return Rules(self.temperatures[rows], *others)
 
 
 def target_probs(
@@ -42,9 +57,7 @@ def target_probs(
     """
     _check_rules(logits, temperatures, top_ks, top_ps, min_ps)
     if logits.stride(1) == 1 and native.fits(logits):
-        top_ks = None if top_ks is None else top_ks.long().contiguous()
-        rules = [None if rule is None else rule.float().contiguous() for rule in (top_ps, min_ps)]
-        return torch.ops.outrider.target_probs(logits, temperatures.float().contiguous(), top_ks, *rules)
+        return torch.ops.outrider.target_probs(logits, *_native(Rules(temperatures, top_ks, top_ps, min_ps)))
     return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
 
 
@@ -143,59 +156,20 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row: the first whose cumulative weight exceeds `uniforms` times the total.
+def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, rules: Rules, keys: torch.Tensor) -> torch.Tensor:
+    """[N] int64, the token drawn from `target_probs` in each of the `rows` [N] of logits [B, V].
 
-    Sums in float64 and in two levels (blocks, then tokens of one block). A token of weight 0 is never
-    returned.
-
-    Parameters
-    ----------
-    weights : [B, V] float32, not negative, not all 0; need not sum to 1.
-    uniforms : [B] in [0, 1).
-
-    Returns
-    -------
-    [B] int64.
+    rules, keys: N of each; see `gumbel_argmax`. At temperature 0 it is the best token, whatever the key.
     """
-    if weights.dim() != 2 or uniforms.shape != weights.shape[:1]:
-        raise ValueError(f"expected weights [B, V] and uniforms [B], got {weights.shape} and {uniforms.shape}")
-    if weights.dtype == torch.float32 and weights.is_contiguous() and native.fits(weights):
-        rows = torch.arange(weights.shape[0])
-        none = torch.full_like(rows, -1)
-        return torch.ops.outrider.draw_final(weights, rows, none, None, None, None, uniforms.float().contiguous())
-    return torch_inverse_cdf(weights, uniforms)
+    if logits.stride(1) == 1 and native.fits(logits):
+        return torch.ops.outrider.draw_tokens(logits, rows, *_native(rules), keys.contiguous())
+    return gumbel_argmax(target_probs(logits[rows], *rules), keys)
 
 
-def torch_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """`inverse_cdf` without compiled kernels, on any device."""
-    width = min(BLOCK, weights.shape[1])
-    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % width))
-    blocks = blocks.view(weights.shape[0], -1, width)
-    sums = blocks.sum(-1, dtype=torch.float64)
-    ends = sums.cumsum(-1)
-    goal = uniforms.double()[:, None] * ends[:, -1:]
-    block = _first_above(ends, goal, sums)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, width))[:, 0]
-    goal = goal - (ends - sums).gather(1, block)
-    token = _first_above(inside.cumsum(-1, dtype=torch.float64), goal, inside)
-    return (block * width + token)[:, 0]
-
-
-def _first_above(ends: torch.Tensor, goal: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """[B, 1] index of the first of `ends` above `goal`; where rounding points at no weight, the heaviest
-    instead."""
-    index = torch.searchsorted(ends, goal, right=True).clamp_(max=ends.shape[1] - 1)
-    return index.where(weights.gather(1, index) > 0, weights.argmax(-1, keepdim=True))
-
-
-def reference_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """What `inverse_cdf` means, one row at a time."""
-    out = torch.empty(weights.shape[0], dtype=torch.int64)
-    for b, row in enumerate(weights.double()):
-        ends = row.cumsum(-1)
-        out[b] = (ends > uniforms[b].double() * ends[-1]).nonzero()[0, 0]
-    return out
+def _native(rules: Rules) -> list[torch.Tensor | None]:
+    """The rules in the types of the compiled kernels."""
+    types = (torch.float32, torch.int64, torch.float32, torch.float32)
+    return [None if rule is None else rule.to(dtype).contiguous() for rule, dtype in zip(rules, types, strict=True)]
 
 
 def _check_rules(logits: torch.Tensor, *rules: torch.Tensor | None) -> None:

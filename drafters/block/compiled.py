@@ -76,14 +76,14 @@ class CompiledBlock:
     def propose(
         self, pools: Pools, batch: DraftBatch, gamma: int
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Tokens [R, gamma], probs [R, gamma, V'] (None where all are greedy), confidence [R, gamma]; see `Draft`."""
+        """Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for), confidence [R, gamma]."""
         config, weights = self.model.config, self.draft
         embedded = torch.cat([self.embedding[batch.anchors].to(self.mask.dtype), self.mask])
         return torch.ops.outrider.propose_block(
-            batch.anchors, batch.seq_lens, batch.rows, batch.page_table, batch.temperatures,
-            batch.uniforms[:, :gamma].contiguous(), embedded, self.cos_sin, *zip(*pools, strict=True),
+            batch.anchors, batch.seq_lens, batch.rows, batch.page_table, *batch.rules,
+            batch.keys[:, :gamma].contiguous(), embedded, self.cos_sin, *zip(*pools, strict=True),
             weights.packed, weights.kinds, weights.outputs, self.draft_norms, self.w1, self.sure, self.vocab,
-            gamma, config.first_row, config.rms_norm_eps,
+            gamma, config.first_row, config.rms_norm_eps, batch.wants_probs,
         )  # fmt: skip
 
 

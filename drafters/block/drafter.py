@@ -145,13 +145,11 @@ class BlockDrafter(Drafter):
         hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
         logits = hidden @ self.head.T
         if self.model.markov_head is None:
-            return sample_parallel(logits, temperatures=batch.temperatures, uniforms=batch.uniforms, vocab=self.vocab)
+            return sample_parallel(logits, batch, vocab=self.vocab)
         return sample_block(
             logits,
             hidden,
-            anchors=batch.anchors,
-            temperatures=batch.temperatures,
-            uniforms=batch.uniforms,
+            batch,
             vocab=self.vocab,
             markov=self.model.markov_head,
             confidence=self.model.confidence_head,

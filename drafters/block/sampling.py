@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.sampling import inverse_cdf
+from outrider.kernels.noise import gumbel_argmax
+from outrider.kernels.sampling import Rules, target_probs
 
+from ..base import DraftBatch
 from .heads import ConfidenceHead, MarkovHead
 
 
-def choose(row: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns [R] drawn from logits [R, V'] at temperatures [R] (0: the largest), and the distribution [R, V']."""
-    greedy = temperatures <= 0
-    q = torch.softmax(row / temperatures.masked_fill(greedy, 1.0)[:, None], -1)
+def choose(
+    row: torch.Tensor, rules: Rules, keys: torch.Tensor, vocab: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns [R] drawn from logits [R, V'] by each one's rules and key [R], and the distribution [R, V'].
+
+    vocab: [V'] target token of each column, None for the identity. At temperature 0 the largest logit is chosen, and
+    the distribution is that of temperature 1, unfiltered.
+    """
+    greedy = rules.temperatures <= 0
     if bool(greedy.all()):
-        return row.argmax(-1), q
-    return torch.where(greedy, row.argmax(-1), inverse_cdf(q, uniforms)), q
+        return row.argmax(-1), torch.softmax(row, -1)
+    q = target_probs(row, *rules)
+    column = gumbel_argmax(q, keys, vocab)
+    if bool(greedy.any()):
+        q[greedy] = torch.softmax(row[greedy], -1)
+    return column, q
 
 
 def sample_block(
     logits: torch.Tensor,
     hidden: torch.Tensor,
+    batch: DraftBatch,
     *,
-    anchors: torch.Tensor,
-    temperatures: torch.Tensor,
-    uniforms: torch.Tensor,
     vocab: torch.Tensor | None,
     markov: MarkovHead,
     confidence: ConfidenceHead | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Draw gamma tokens per request, each given the one before it.
 
-    logits: [R, gamma, V'] base logits U_k; hidden: [R, gamma, d]; anchors, temperatures: [R]; uniforms: [R, gamma].
+    logits: [R, gamma, V'] base logits U_k; hidden: [R, gamma, d].
     vocab: [V'] target token of each column, None for the identity.
-    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None when every request is greedy), confidence [R, gamma].
-    Without a confidence head the confidence is max_v q_k(v): like the head's, it does not depend on the token drawn.
+    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or nobody asks) and confidence
+    [R, gamma]. Without a confidence head that is max_v q_k(v): like the head's, it does not depend on the token drawn.
     """
-    all_greedy = bool((temperatures <= 0).all())
-    state, previous = markov.start(hidden), anchors
-    tokens, probs, embedded = [], [], []
+    all_greedy = bool((batch.temperatures <= 0).all())
+    wants_probs = batch.wants_probs and not all_greedy
+    state, previous = markov.start(hidden), batch.anchors
+    tokens, probs, embedded, sure = [], [], [], []
     for k in range(logits.shape[1]):
         before = markov.w1(previous)
         state, latent = markov.step(state, before, hidden[:, k])
@@ -46,25 +56,29 @@ def sample_block(
         if all_greedy and confidence is not None:
             column = row.argmax(-1)
         else:
-            column, q = choose(row, temperatures, uniforms[:, k])
-            probs.append(q)
+            column, q = choose(row, batch.rules, batch.keys[:, k], vocab)
+            sure.append(q.amax(-1))
+            if wants_probs:
+                probs.append(q)
         previous = column if vocab is None else vocab[column]
         tokens.append(previous)
         embedded.append(before)
-    if confidence is None:
-        sure = torch.stack(probs, 1).amax(-1)
+    if confidence is not None:
+        chances = torch.sigmoid(confidence(hidden, torch.stack(embedded, 1)).float())
     else:
-        sure = torch.sigmoid(confidence(hidden, torch.stack(embedded, 1)).float())
-    return torch.stack(tokens, 1), None if all_greedy else torch.stack(probs, 1), sure
+        chances = torch.stack(sure, 1)
+    return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, chances
 
 
 def sample_parallel(
-    logits: torch.Tensor, *, temperatures: torch.Tensor, uniforms: torch.Tensor, vocab: torch.Tensor | None
+    logits: torch.Tensor, batch: DraftBatch, *, vocab: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """`sample_block` without a sequential head: all positions at once, independently of each other."""
     requests, gamma, width = logits.shape
-    heat = temperatures.repeat_interleave(gamma)
-    column, q = choose(logits.reshape(-1, width).float(), heat, uniforms.flatten())
+    each = torch.arange(requests, device=logits.device).repeat_interleave(gamma)
+    keys = batch.keys[:, :gamma].flatten()
+    column, q = choose(logits.reshape(-1, width).float(), batch.rules.of(each), keys, vocab)
     tokens = column if vocab is None else vocab[column]
-    probs = None if bool((temperatures <= 0).all()) else q.view(requests, gamma, width)
+    all_greedy = bool((batch.temperatures <= 0).all())
+    probs = q.view(requests, gamma, width) if batch.wants_probs and not all_greedy else None
     return tokens.view(requests, gamma), probs, q.amax(-1).view(requests, gamma)

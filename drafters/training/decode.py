@@ -13,7 +13,8 @@ from itertools import accumulate
 import torch
 
 from outrider.kernels.attention import FlatBatch
-from outrider.kernels.uniforms import Purpose, uniforms
+from outrider.kernels.noise import Purpose, streams
+from outrider.kernels.sampling import Rules
 
 from ..block.sampling import choose
 from .flat import flat_layers
@@ -130,9 +131,8 @@ def decode(
         if kept:
             kept.put(places, features, last, logits)
         heat = torch.tensor([temperatures[text.number] for text in texts], device=device)
-        streams = torch.tensor([seeds[text.number] for text in texts], device=device)
-        points = uniforms(streams, batch.kv_lens.long(), 1, Purpose.FINAL)[:, 0]
-        chosen, _ = choose(logits, heat, points)
+        own = torch.tensor([seeds[text.number] for text in texts], device=device)
+        chosen, _ = choose(logits, Rules(heat), streams(own, batch.kv_lens.long(), Purpose.TOKEN))
         for (row, text), token in zip(list(live.items()), chosen.tolist(), strict=True):
             text.ids.append(token)
             if token in stop_ids or len(text.ids) - text.prompt >= max_new_tokens:

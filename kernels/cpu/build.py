@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
+EXACT = ("-ffp-contract=off",)
+"""Of the operations: the bits of random numbers may not depend on the processor they were compiled for."""
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
-OPERATIONS = ("ops", "instruction_sets", "products", "layer", "forward", "block", "lookup", "ragged")
+OPERATIONS = ("ops", "instruction_sets", "products", "layer", "forward", "block", "lookup", "noise", "ragged")
 INSTRUCTION_SETS = {
     "scalar": (),
     "avx2": ("-mavx2", "-mfma"),
@@ -77,7 +79,7 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
 def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    for part in (torch.__version__, version, *COMMON, *extra_flags, repr(INSTRUCTION_SETS), repr(TILES)):
+    for part in (torch.__version__, version, *COMMON, *EXACT, *extra_flags, repr(INSTRUCTION_SETS), repr(TILES)):
         digest.update(part.encode() + b"\0")
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
@@ -89,12 +91,13 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     logger.warning("compiling the CPU kernels for this machine: half a minute, once")
     torch_root = Path(torch.__file__).parent
     base = [compiler, *COMMON, *extra_flags]
+    exact = [*base, *EXACT]
     tiles = dict(TILES)
     if not _knows_tiles(compiler):
         del tiles["amx"]
     include = ["-isystem", str(torch_root / "include"), "-fopenmp", *(["-DWITH_AMX"] if "amx" in tiles else [])]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        jobs = {f"{folder}/{name}.o": [*base, *include, "-c", str(SOURCES / f"{name}.cpp")] for name in OPERATIONS}
+        jobs = {f"{folder}/{name}.o": [*exact, *include, "-c", str(SOURCES / f"{name}.cpp")] for name in OPERATIONS}
         for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
             for name, flags in sets.items():
                 jobs[f"{folder}/{name}.o"] = [*base, *flags, f"-DISA={name}", "-c", str(SOURCES / source)]

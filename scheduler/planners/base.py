@@ -14,6 +14,13 @@ a looked-up one (q is a point mass, a function of the text so far) or a model's:
 between procedures that are each exact. A choice that looked at this step's draws (to draft again, to prefer the source
 that happens to be confident of what it drew, to leave out a request for what another drew with equal random numbers)
 would not be.
+
+Other requests may be asked because their draws say nothing of x_{r,k}: a request without a seed has random numbers
+that nobody shares. Requests with equal seeds share theirs, so r's admission may well depend on what equals its own
+draw, or one still to come. That does no harm: what a seeded request says at a position is y, a function of its seed,
+the position and the text before it (`kernels/noise.py`). A draft is kept if it equals y, and y comes out if it does not
+or was never admitted. Admission decides how many of these y a step finds, and no budget changes one of them. Nor do
+they tell of a request without a seed, whose numbers are independent of every seed's.
 """
 
 from __future__ import annotations

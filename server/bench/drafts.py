@@ -108,7 +108,7 @@ def _arms(drafter: BlockDrafter, target: Model, requests: int, args: argparse.Na
         page_table=table,
         rows=torch.arange(requests),
         temperatures=torch.full((requests,), args.temperature),
-        uniforms=torch.rand(requests, drafter.gamma),
+        keys=torch.randint(2**62, (requests, drafter.gamma)),
     )
     slots = table[:, args.context : args.context + args.committed].flatten().long()
     positions = torch.arange(args.context, args.context + args.committed).repeat(requests)

@@ -19,7 +19,7 @@ from statistics import median, quantiles
 
 import torch
 
-from outrider.kernels import attention, fused, int8, linear, sampling
+from outrider.kernels import attention, fused, int8, linear, noise, sampling
 from outrider.kernels.cpu import native
 from outrider.server.bench import harness
 from outrider.server.bench.kernel_step import OURS, PLAIN, Model, Shape
@@ -158,6 +158,18 @@ def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tup
                     partial(sampling.torch_target_probs, logits, heat, top_k, top_p),
                     partial(sampling.target_probs, logits, heat, top_k, top_p),
                 )
+            if only in f"draw {rule} {rows}":
+                every, keys = torch.arange(rows), torch.randint(2**62, (rows,))
+                rules_of_all = sampling.Rules(heat, top_k, top_p)
+                yield (
+                    f"draw {rule} {rows}",
+                    partial(_draw_plain, logits, rules_of_all, keys),
+                    partial(sampling.draw_tokens, logits, every, rules_of_all, keys),
+                )
+
+
+def _draw_plain(logits: torch.Tensor, rules: sampling.Rules, keys: torch.Tensor) -> torch.Tensor:
+    return noise.torch_gumbel_argmax(sampling.torch_target_probs(logits, *rules), keys)
 
 
 def _step_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:

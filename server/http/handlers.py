@@ -14,6 +14,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
 
+from outrider.kernels.noise import choice_seed
 from outrider.server.http.errors import code_for, error_body
 from outrider.server.http.protocol import ChatRequest, TextRequest
 from outrider.server.plugin.options import RequestOptions
@@ -38,31 +39,28 @@ class _Handler:
         )
         request.custom_params = options.to_custom_params()
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
-        if request.seed is not None and request.n > 1:
+        if request.seed is not None:
             internal = _with_a_seed_each(internal, request.seed, request.n)
         return internal, request
 
 
 def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
-    """Send n samples as n prompts: SGLang would give all of them the one seed, and they would be the same."""
+    """Send n samples as n prompts, of seeds of their own: SGLang would give all choices of a request the one seed."""
     name = "text" if internal.text is not None else "input_ids"
     prompts = getattr(internal, name)
     several = isinstance(prompts, list) and not isinstance(prompts[0], int)
+    if n == 1 and not several:
+        return internal
     prompts = prompts if several else [prompts]
     parameters = []
     for index in range(len(prompts) * n):
         one = copy.copy(internal.sampling_params)
         one["n"] = 1
-        one["sampling_seed"] = _wrapped(seed + index % n)
+        one["sampling_seed"] = choice_seed(seed, index)
         parameters.append(one)
     setattr(internal, name, [prompt for prompt in prompts for _ in range(n)])
     internal.sampling_params = parameters
     return internal
-
-
-def _wrapped(seed: int) -> int:
-    """Keep seed + index within SGLang's 64 bits, signed."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 class ChatHandler(_Handler, OpenAIServingChat):

@@ -11,6 +11,7 @@ from tiny_drafters import DFLASH, GATED, TINY, WIDE, WIDE_DFLASH, make_model
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter
 from outrider.kernels.cpu import native
+from outrider.kernels.noise import torch_gumbel_argmax
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 
@@ -28,7 +29,7 @@ LENGTHS = torch.tensor([40, 1, 23, 17])
 
 
 def drafts(
-    config: BlockConfig, dtype: torch.dtype, temperatures: list[float]
+    config: BlockConfig, dtype: torch.dtype, temperatures: list[float], **rules: torch.Tensor | bool
 ) -> tuple[list[Draft], list[torch.Tensor]]:
     """The compiled and the plain draft of four requests with the same state, and the pools of both."""
     model = make_model(config).to(dtype)
@@ -41,7 +42,8 @@ def drafts(
         page_table=table,
         rows=torch.tensor([2, 0, 3, 1]),
         temperatures=torch.tensor(temperatures),
-        uniforms=torch.rand(len(LENGTHS), config.gamma),
+        keys=torch.randint(2**62, (len(LENGTHS), config.gamma)),
+        **rules,
     )
     slots = torch.cat([table[row, :length] for row, length in zip(batch.rows, LENGTHS, strict=True)]).long()
     positions = torch.cat([torch.arange(int(length)) for length in LENGTHS])
@@ -61,8 +63,9 @@ def drafts(
 
 @EACH
 def test_float32_drafts_are_those_of_the_plain_model(config: BlockConfig) -> None:
-    for heat in ([0.0] * 4, [0.0, 0.7, 1.0, 1.3]):
-        (ours, plain), states = drafts(config, torch.float32, heat)
+    filters = {"top_ks": torch.tensor([1, 5, 2**30, 2**30]), "top_ps": torch.tensor([1.0, 0.8, 0.5, 1.0])}
+    for heat, rules in (([0.0] * 4, {}), ([0.0, 0.7, 1.0, 1.3], {}), ([0.0, 0.7, 1.0, 1.3], filters)):
+        (ours, plain), states = drafts(config, torch.float32, heat, **rules)
         torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
         assert torch.equal(ours.tokens, plain.tokens)
         assert torch.equal(ours.lens, plain.lens)
@@ -71,6 +74,11 @@ def test_float32_drafts_are_those_of_the_plain_model(config: BlockConfig) -> Non
             assert ours.probs is None is plain.probs
         else:
             torch.testing.assert_close(ours.probs[1:], plain.probs[1:], rtol=1e-3, atol=1e-6)
+            assert not rules or ((ours.probs[1:] > 0).sum(-1)[0] <= 5).all()
+            (unasked, unasked_plain), _ = drafts(config, torch.float32, heat, wants_probs=False, **rules)
+            assert unasked.probs is None is unasked_plain.probs
+            assert torch.equal(unasked.tokens, ours.tokens)
+            assert torch.equal(unasked_plain.tokens, ours.tokens)
         assert (ours.vocab is None) == (plain.vocab is None)
 
 
@@ -85,29 +93,28 @@ def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(config: BlockCon
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_draws_follow_q(dtype: torch.dtype) -> None:
-    """A grid of uniforms hits every token in proportion to its q, at each position, given those before."""
-    config, count = WIDE, 4000
+def test_draws_are_those_of_the_keys(dtype: torch.dtype) -> None:
+    """At each position, given the tokens before it, each key draws what it draws from q; q is the same for all keys."""
+    config, count = WIDE, 400
     drafter = BlockDrafter(make_model(config).to(dtype), embedding=(e := torch.randn(96, 64).to(dtype)), head=e)
     drafter.allocate(64)
-    uniforms = torch.full((count, config.gamma), 0.37)
     for k in range(config.gamma):
-        grid = uniforms.clone()
-        grid[:, k] = (torch.arange(count) + 0.5) / count
+        keys = torch.full((count, config.gamma), 37)
+        keys[:, k] = torch.arange(count)
         draft = drafter.propose(
             DraftBatch(
                 anchors=torch.full((count,), 3),
                 seq_lens=torch.full((count,), 9),
                 page_table=torch.arange(64).int().view(1, -1),
                 rows=torch.zeros(count, dtype=torch.int64),
-                temperatures=torch.full((count,), 0.9),
-                uniforms=grid,
+                temperatures=torch.full((count,), 4.0),
+                keys=keys,
             )
         )
         assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # it was known before the draw
-        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
-        counts = torch.bincount(columns, minlength=len(draft.vocab)) / count
-        torch.testing.assert_close(counts, draft.probs[0, k], atol=1.01 / count, rtol=0)
+        drawn = torch_gumbel_argmax(draft.probs[:, k], keys[:, k], draft.vocab)
+        assert len(set(drawn.tolist())) > 5
+        assert torch.equal(draft.tokens[:, k], draft.vocab[drawn])
 
 
 def test_steps_aside_for_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +137,7 @@ def test_what_does_not_fit_is_explained() -> None:
         page_table=torch.arange(64).int().view(1, -1),
         rows=torch.tensor([0]),
         temperatures=torch.zeros(1),
-        uniforms=torch.zeros(1, 4),
+        keys=torch.zeros(1, 4, dtype=torch.int64),
     )
     with pytest.raises(RuntimeError, match=r"positions 61 \.\. 64 are not in the page table \[1, 64\]"):
         drafter.propose(batch)

@@ -52,7 +52,7 @@ def propose(texts: list[list[int]], temperatures: list[float], sure: float = 0.5
             page_table=table.to(torch.int32),
             rows=torch.arange(len(texts)),
             temperatures=torch.tensor(temperatures),
-            uniforms=torch.zeros(len(texts), GAMMA),
+            keys=torch.zeros(len(texts), GAMMA, dtype=torch.int64),
         )
     )
     return draft, model

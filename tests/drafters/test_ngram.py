@@ -27,7 +27,7 @@ def propose(texts, gamma=4):
             page_table=table.to(torch.int32),
             rows=torch.arange(count),
             temperatures=torch.zeros(count),
-            uniforms=torch.zeros(count, gamma),
+            keys=torch.zeros(count, gamma, dtype=torch.int64),
         )
     )
 
@@ -104,7 +104,7 @@ def test_a_prefix_from_the_radix_cache_brings_its_text():
             page_table=table.to(torch.int32),
             rows=torch.tensor([1]),
             temperatures=torch.zeros(1),
-            uniforms=torch.zeros(1, 4),
+            keys=torch.zeros(1, 4, dtype=torch.int64),
         )
     )
     assert draft.tokens[0].tolist() == [7, 8, 9, 1]

@@ -172,14 +172,14 @@ def decode_with(drafter: BlockDrafter, target: TargetModel, ids: list[int], prom
     drafter.allocate(256)
     table = torch.arange(256, dtype=torch.int32)[None]
     whole = sequence_features(target, [(ids, prompt)], drafter.target_layers, 1)[0]
-    seen, at, cycles, uniforms = 0, prompt, 0, torch.zeros(1, drafter.gamma)
+    seen, at, cycles, keys = 0, prompt, 0, torch.zeros(1, drafter.gamma, dtype=torch.int64)
     while at < len(ids) - 1:
         places = torch.arange(seen, at)
         drafter.observe(Features(whole.features[seen:at], whole.tokens[seen:at], places, places))
         seen = at
         draft = drafter.propose(
             DraftBatch(
-                anchors=torch.tensor([ids[at]]), seq_lens=torch.tensor([at]), page_table=table, uniforms=uniforms,
+                anchors=torch.tensor([ids[at]]), seq_lens=torch.tensor([at]), page_table=table, keys=keys,
                 rows=torch.zeros(1, dtype=torch.int64), temperatures=torch.zeros(1),
             )
         )  # fmt: skip

@@ -6,13 +6,17 @@ from scipy.stats import chi2
 
 from outrider.kernels.acceptance import accept, reference_accept, residual
 from outrider.kernels.cpu import native
-from outrider.kernels.sampling import inverse_cdf
+from outrider.kernels.noise import gumbel_argmax
 
 GAMMA = 4
 
 
 def simplex(*shape: int, generator: torch.Generator, sharp: float = 2.0) -> torch.Tensor:
     return (torch.randn(shape, generator=generator) * sharp).softmax(-1)
+
+
+def keys(count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(2**62, (count,), generator=generator)
 
 
 def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
@@ -26,21 +30,21 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
     vocab = torch.arange(0, vocab_size, 2) if q_kind == "truncated" else None
     width = vocab_size if vocab is None else len(vocab)
     q = simplex(requests, GAMMA, width, generator=generator)
-    tokens = inverse_cdf(q.flatten(0, 1), torch.rand(requests * GAMMA, generator=generator)).view(requests, GAMMA)
+    tokens = gumbel_argmax(q.flatten(0, 1), keys(requests * GAMMA, generator)).view(requests, GAMMA)
     tokens = tokens if vocab is None else vocab[tokens]
     tokens[torch.arange(GAMMA) >= verify_lens[:, None]] = 10**9
-    greedy = torch.rand(requests, generator=generator) < 0.3
-    argmax = probs.argmax(-1)
-    agree = argmax[qo_indptr[:-1, None].long() + torch.arange(GAMMA).clamp(max=verify_lens[:, None])]
-    lucky = (torch.rand(tokens.shape, generator=generator) < 0.7) & (tokens < vocab_size) & greedy[:, None]
+    decided = torch.rand(requests, generator=generator) < 0.3
+    wanted = probs.argmax(-1)
+    agree = wanted[qo_indptr[:-1, None].long() + torch.arange(GAMMA).clamp(max=verify_lens[:, None])]
+    lucky = (torch.rand(tokens.shape, generator=generator) < 0.7) & (tokens < vocab_size) & decided[:, None]
     tokens = agree.where(lucky, tokens)
-    q[greedy] = torch.nan
+    q[decided] = torch.nan
     keywords = {
-        "uniforms": torch.rand(requests, GAMMA, generator=generator),
-        "final_uniforms": torch.rand(requests, generator=generator),
-        "argmax": argmax,
+        "uniforms": torch.rand(requests, GAMMA, generator=generator, dtype=torch.float64),
+        "final_keys": keys(requests, generator),
+        "wanted": wanted,
         "probs": probs,
-        "greedy": greedy,
+        "decided": decided,
         "draft_probs": None if q_kind == "point mass" else q,
         "vocab": vocab,
     }
@@ -71,39 +75,39 @@ def test_equals_reference(seed, q_kind):
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("seed", range(3))
-def test_all_greedy_needs_only_the_argmax(seed):
+def test_decided_requests_need_only_the_tokens_wanted(seed):
     arrays, keywords = verify_batch(seed, 60, 24, "point mass")
     agree = torch.rand(arrays[0].shape, generator=torch.Generator().manual_seed(seed)) < 0.7
     rows = arrays[2][:-1, None].long() + torch.arange(GAMMA).clamp(max=arrays[1][:, None])
-    tokens = keywords["argmax"][rows].where(agree, arrays[0])
-    lens, out = accept(tokens, *arrays[1:], argmax=keywords["argmax"])
-    expected_lens, expected = reference_accept(tokens, *arrays[1:], argmax=keywords["argmax"])
+    tokens = keywords["wanted"][rows].where(agree, arrays[0])
+    lens, out = accept(tokens, *arrays[1:], wanted=keywords["wanted"])
+    expected_lens, expected = reference_accept(tokens, *arrays[1:], wanted=keywords["wanted"])
     assert lens.unique().tolist() == list(range(1, GAMMA + 2))
     assert torch.equal(lens, expected_lens)
     assert torch.equal(out, expected)
 
 
 @pytest.mark.usefixtures("compiled")
-def test_greedy_rows_that_are_not_those_of_the_lengths_are_an_error():
+def test_wanted_rows_that_are_not_those_of_the_lengths_are_an_error():
     arrays, keywords = verify_batch(0, 5, 24, "point mass")
     with pytest.raises((ValueError, RuntimeError), match=r"verify_lens \+ 1 rows"):
-        accept(arrays[0], arrays[1] + 1, arrays[2], argmax=keywords["argmax"])
+        accept(arrays[0], arrays[1] + 1, arrays[2], wanted=keywords["wanted"])
 
 
 def test_without_drafts_every_token_comes_from_p():
-    uniforms = torch.rand(7, generator=torch.Generator().manual_seed(0))
+    final_keys = keys(7, torch.Generator().manual_seed(0))
     probs = simplex(7, 9, generator=torch.Generator().manual_seed(1))
     none = torch.empty(7, 0, dtype=torch.int64)
     lens, out = accept(
         none,
         torch.zeros(7).long(),
         torch.arange(8),
-        uniforms=none.float(),
-        final_uniforms=uniforms,
+        uniforms=none.double(),
+        final_keys=final_keys,
         probs=probs,
     )
     assert lens.tolist() == [1] * 7
-    assert torch.equal(out[:, 0], inverse_cdf(probs, uniforms))
+    assert torch.equal(out[:, 0], gumbel_argmax(probs, final_keys))
 
 
 def test_vanishing_residual_falls_back_to_p():
@@ -116,8 +120,8 @@ def test_mistakes_are_explained():
     arrays, keywords = verify_batch(0, 5, 24, "truncated")
     with pytest.raises(ValueError, match="must pass its vocab"):
         accept(*arrays, **(keywords | {"vocab": None}))
-    with pytest.raises(ValueError, match="greedy requests need argmax"):
-        accept(*arrays, **(keywords | {"argmax": None, "greedy": torch.ones(5, dtype=torch.bool)}))
+    with pytest.raises(ValueError, match="decided requests need wanted"):
+        accept(*arrays, **(keywords | {"wanted": None, "decided": torch.ones(5, dtype=torch.bool)}))
     with pytest.raises(ValueError, match=r"verify_lens \+ 1 rows"):
         accept(arrays[0], arrays[1] + 1, arrays[2], **keywords)
     with pytest.raises(ValueError, match="which are missing"):
@@ -150,7 +154,7 @@ def first_two(q_kind: str, seed: int, acceptor=accept):
     if q_kind == "point mass":
         tokens = torch.tensor([[1, 5]]).expand(SAMPLES, 2)
     else:
-        drawn = inverse_cdf(q.repeat(SAMPLES, 1), torch.rand(2 * SAMPLES, generator=generator)).view(SAMPLES, 2)
+        drawn = gumbel_argmax(q.repeat(SAMPLES, 1), keys(2 * SAMPLES, generator)).view(SAMPLES, 2)
         tokens = drawn if vocab is None else vocab[drawn]
     # Row 3r + k of the target: p_0 after the anchor, p_1 after one kept token, p_0 again after two.
     probs = torch.cat([p, p[:1]]).repeat(SAMPLES, 1)
@@ -158,8 +162,8 @@ def first_two(q_kind: str, seed: int, acceptor=accept):
         tokens,
         torch.full((SAMPLES,), 2),
         torch.arange(SAMPLES + 1) * 3,
-        uniforms=torch.rand(SAMPLES, 2, generator=generator),
-        final_uniforms=torch.rand(SAMPLES, generator=generator),
+        uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
+        final_keys=keys(SAMPLES, generator),
         probs=probs,
         draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1).contiguous(),
         vocab=vocab,
@@ -182,13 +186,13 @@ def test_partly_verified_blocks_are_distributed_as_p():
     verify_lens = torch.randint(0, 2, (SAMPLES,), generator=generator)
     qo_indptr = torch.cat([torch.zeros(1).long(), (verify_lens + 1).cumsum(0)])
     q = torch.tensor([0.6, 0.3, 0.1])
-    tokens = inverse_cdf(q.expand(SAMPLES, 3), torch.rand(SAMPLES, generator=generator))[:, None]
+    tokens = gumbel_argmax(q.expand(SAMPLES, 3), keys(SAMPLES, generator))[:, None]
     _, out = accept(
         tokens,
         verify_lens,
         qo_indptr,
-        uniforms=torch.rand(SAMPLES, 1, generator=generator),
-        final_uniforms=torch.rand(SAMPLES, generator=generator),
+        uniforms=torch.rand(SAMPLES, 1, generator=generator, dtype=torch.float64),
+        final_keys=keys(SAMPLES, generator),
         probs=p.repeat(int(qo_indptr[-1]), 1),
         draft_probs=q.expand(SAMPLES, 1, 3).contiguous(),
     )
@@ -203,7 +207,7 @@ def one_percent_too_willing(tokens, verify_lens, qo_indptr, *, uniforms, **keywo
 def replaced_from_p(tokens, verify_lens, qo_indptr, *, probs, **keywords):
     """Draws the replacement from p instead of the residual."""
     lens, out = accept(tokens, verify_lens, qo_indptr, probs=probs, **keywords)
-    final = inverse_cdf(probs[qo_indptr[:-1] + lens - 1], keywords["final_uniforms"])
+    final = gumbel_argmax(probs[qo_indptr[:-1] + lens - 1], keywords["final_keys"])
     return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
 
 
@@ -218,7 +222,7 @@ def test_the_chi_square_test_sees_one_percent():
     shifted = p.clone()
     shifted[0] += 0.01
     shifted[1] -= 0.01
-    draw = torch.rand(SAMPLES, generator=torch.Generator().manual_seed(4))
+    some = keys(SAMPLES, torch.Generator().manual_seed(4))
     for weights, same in ((p, True), (shifted, False)):
-        counts = torch.bincount(inverse_cdf(weights.expand(SAMPLES, -1), draw), minlength=TARGET_VOCAB)
+        counts = torch.bincount(gumbel_argmax(weights.expand(SAMPLES, -1), some), minlength=TARGET_VOCAB)
         assert chi_square_ok(counts.double(), p) == same

@@ -10,7 +10,8 @@ from outrider.kernels.attention import FlatBatch, flat_attention, reference_atte
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear
 from outrider.kernels.linear import pack, packed_linear, reference_linear
-from outrider.kernels.sampling import inverse_cdf, reference_inverse_cdf, reference_target_probs, target_probs
+from outrider.kernels.noise import torch_gumbel_argmax
+from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs, target_probs
 
 pytestmark = [
     pytest.mark.skipif(not native.available(), reason="no compiled kernels here"),
@@ -78,8 +79,8 @@ def test_between_the_products(dtype, tolerance):
 
 def test_sampling():
     generator = torch.Generator().manual_seed(0)
-    logits, draws = torch.randn(40, 700, generator=generator) * 3, torch.rand(40, generator=generator)
-    rules = torch.full((40,), 0.8), torch.full((40,), 30), torch.full((40,), 0.9), torch.full((40,), 0.01)
+    logits, keys = torch.randn(40, 700, generator=generator) * 3, torch.randint(2**62, (40,), generator=generator)
+    rules = Rules(torch.full((40,), 0.8), torch.full((40,), 30), torch.full((40,), 0.9), torch.full((40,), 0.01))
     probs = target_probs(logits, *rules)
     torch.testing.assert_close(probs, reference_target_probs(logits, *rules), rtol=1e-5, atol=1e-8)
-    assert torch.equal(inverse_cdf(probs, draws), reference_inverse_cdf(probs, draws))
+    assert torch.equal(draw_tokens(logits, torch.arange(40), rules, keys), torch_gumbel_argmax(probs, keys))

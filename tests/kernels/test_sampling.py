@@ -1,15 +1,15 @@
 import pytest
 import torch
 
+from outrider.kernels.cpu import native
+from outrider.kernels.noise import gumbel_argmax
 from outrider.kernels.sampling import (
-    BLOCK,
     HEAD,
+    Rules,
     argmax,
-    inverse_cdf,
-    reference_inverse_cdf,
+    draw_tokens,
     reference_target_probs,
     target_probs,
-    torch_inverse_cdf,
     torch_target_probs,
 )
 
@@ -36,7 +36,6 @@ def decided(logits, temperatures, top_ps):
 
 
 PROBS = pytest.mark.parametrize("probs_of", [target_probs, torch_target_probs])
-DRAWS = pytest.mark.parametrize("draw", [inverse_cdf, torch_inverse_cdf])
 
 
 @PROBS
@@ -94,25 +93,18 @@ def test_argmax_is_the_first_of_the_best(dtype):
     assert argmax(logits[:, :900])[3] == 20
 
 
-@DRAWS
-@pytest.mark.parametrize("vocab", [1, 5, BLOCK, 3 * BLOCK + 1])
-def test_inverse_cdf_equals_reference(vocab, draw):
-    generator = torch.Generator().manual_seed(vocab)
-    weights = torch.rand(400, vocab, generator=generator)
-    weights[torch.rand(400, vocab, generator=generator) < 0.7] = 0
-    weights[:, vocab // 2] += 1e-6
-    uniforms = torch.rand(400, generator=generator)
-    uniforms[:2] = torch.tensor([0.0, 1 - 2**-24])
-    got = draw(weights, uniforms)
-    assert torch.equal(got, reference_inverse_cdf(weights, uniforms))
-    assert bool((weights.gather(1, got[:, None]) > 0).all())
-
-
-@DRAWS
-def test_inverse_cdf_never_returns_a_token_of_weight_zero(draw):
-    extremes = torch.tensor([0.0, 2**-24, 0.5, 1 - 2**-24])
-    for scale in (1e-38, 1e-20, 1.0):
-        for place in (0, 1, BLOCK - 1, BLOCK, 3 * BLOCK - 1):
-            weights = torch.zeros(4, 3 * BLOCK)
-            weights[:, place] = scale
-            assert draw(weights, extremes).tolist() == [place] * 4
+@pytest.mark.parametrize("compiled", [True, False])
+def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
+    """Of some rows, in any order; at temperature 0 the best one."""
+    if not compiled:
+        monkeypatch.setattr(native, "available", lambda: False)
+    generator = torch.Generator().manual_seed(3)
+    logits, rows = torch.randn(50, 3000, generator=generator) * 3, torch.randperm(50, generator=generator)[:40]
+    settings, keys = Rules(*rules(40)), torch.randint(2**62, (40,), generator=generator)
+    drawn = draw_tokens(logits, rows, settings, keys)
+    assert torch.equal(drawn, gumbel_argmax(target_probs(logits[rows], *settings), keys))
+    greedy = settings.temperatures == 0
+    assert 0 < int(greedy.sum()) < 40
+    assert torch.equal(drawn[greedy], logits[rows[greedy]].argmax(-1))
+    alone = [draw_tokens(logits, rows[i, None], settings.of(torch.tensor([i])), keys[i, None]) for i in range(40)]
+    assert torch.equal(drawn, torch.cat(alone))

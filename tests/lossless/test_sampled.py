@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from asking import accepted_tokens, complete, complete_all, tokens
+from asking import accepted_tokens, complete, complete_all, counter, tokens
 from chi_square import p_value
 from scipy import stats
 
@@ -124,15 +125,54 @@ def test_third_token_with_and_without_speculation(exact_server):
     assert stats.chi2_contingency(table).pvalue > 1e-4
 
 
-def test_a_seed_decides_the_answer(exact_server, prompts):
-    body = {"max_tokens": 24, "temperature": 1.0}
-    for speculate in (False, True):
-        once, again = (
-            tokens(complete(exact_server, prompts[0], speculate=speculate, seed=7, **body)) for _ in range(2)
-        )
-        other = tokens(complete(exact_server, prompts[0], speculate=speculate, seed=8, **body))
-        assert once == again
-        assert once != other
+SEEDED = [{"temperature": 1.0, "seed": 7}, {"temperature": 0.7, "top_p": 0.9, "seed": 8}]
+TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def seeded(exact_server, prompts):
+    """Answers of seeded requests that have the server to themselves, without speculation."""
+    body = {"max_tokens": TOKENS, "ignore_eos": True}
+    alone = [tokens(complete(exact_server, prompts[i], speculate=False, **body, **SEEDED[i])) for i in range(2)]
+    other = tokens(complete(exact_server, prompts[0], speculate=False, **body, **(SEEDED[0] | {"seed": 9})))
+    assert other != alone[0]
+    return alone
+
+
+@pytest.mark.parametrize(
+    ("served", "others"),
+    [
+        ("exact_server", 0),
+        ("exact_server", 16),
+        ("exact_server", 32),  # more than its cache holds: some are retracted, and start again
+        ("planned_server", 0),
+        ("planned_server", 16),
+        ("planned_server", 32),
+        ("dspark_server", 16),
+        ("dflash_server", 16),
+    ],
+    indirect=["served"],
+)
+def test_a_seed_decides_the_answer(served, others, seeded, prompts):
+    """With speculation, by whichever drafter, in whatever company; the other servers are also other starts."""
+    company = [
+        {},
+        {"temperature": 0},
+        {"temperature": 1.0, "seed": 7},
+        {"temperature": 1.0, "speculation": {"enabled": False}},
+    ]
+    retracted = counter(served, "sglang:num_retracted_requests_total")
+    asked = [(prompts[i], SEEDED[i]) for i in range(2)]
+    asked += [(prompts[2 + i], company[i % len(company)]) for i in range(others)]
+    asked = asked[2:12] + asked[:2] + asked[12:]  # in the midst of the others
+    body = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
+    with ThreadPoolExecutor(len(asked)) as pool:
+        ask = lambda one: tokens(complete(served, one[0], speculate=True, **(body | one[1])))  # noqa: E731
+        answers = list(pool.map(ask, asked))
+    first = min(10, others)
+    assert answers[first : first + 2] == seeded
+    if others == 32:
+        assert counter(served, "sglang:num_retracted_requests_total") > retracted
 
 
 def test_without_a_seed_answers_differ(exact_server, prompts):
@@ -149,6 +189,10 @@ def test_choices_of_one_seeded_request_differ_and_come_again(exact_server, promp
     )
     assert once == again
     assert len(set(once)) == 3
+    one = tokens(complete(exact_server, prompts[0], speculate=False, **(body | {"n": 1})))
+    assert once[0] == tuple(one)
+    twice = complete(exact_server, [PROMPT, PROMPT], speculate=True, chat=False, **(body | {"n": 2}))
+    assert len({tuple(choice["token_ids"]) for choice in twice["choices"]}) == 4
 
 
 def test_logprobs_of_sampled_tokens(exact_server, target):

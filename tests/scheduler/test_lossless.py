@@ -3,8 +3,8 @@
 One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, so c_1 = 0.8. The second position's
 confidence is 0.9 after x_1 = A and 0 after x_1 = B. Tokens are drafted, planned and accepted by the project's own code.
 
-Then two such requests at a time, of which the planner decides who drafts. The others have what prompt lookup found, here
-always B and B, with confidence 0.3.
+Then two such requests at a time, of which the planner decides who drafts. The others have what prompt lookup found,
+here always B and B, with confidence 0.3.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
         tokens,
         verify_lens,
         qo_indptr,
-        uniforms=torch.rand(SAMPLES, 2, generator=generator),
-        final_uniforms=torch.rand(SAMPLES, generator=generator),
+        uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
+        final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
         probs=rows,
         draft_probs=Q.expand(SAMPLES, 2, 2).contiguous(),
     )

@@ -75,7 +75,7 @@ nobody, some = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
 draft = drafter.propose(
     DraftBatch(
         anchors=some, seq_lens=some, page_table=torch.zeros(2, 16, dtype=torch.int32), rows=some, temperatures=nobody,
-        uniforms=torch.zeros(2, 4),
+        keys=some[:, None].expand(2, 4),
     )
 )
 print(json.dumps([draft.tokens.tolist(), planner.admit(draft.confidence, draft.lens, None).tolist()]))

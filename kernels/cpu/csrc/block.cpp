@@ -146,27 +146,28 @@ void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, co
 // Draws the tokens of a draft from its logits, [R * gamma, V'] of hidden states [R, gamma, d].
 class Drawing {
  public:
-  Drawing(const Tensor& states, const Tensor& logits, const Tensor& temperatures, const Tensor& uniforms,
-          at::TensorList sure, const std::optional<Tensor>& vocab)
+  Drawing(const Tensor& states, const Tensor& logits, const Rules& rules, const Tensor& keys,
+          at::TensorList sure, const std::optional<Tensor>& vocab, bool wants_probs)
       : logits_(logits), states_(states), type_(type_of(logits, "logits")) {
     const int64_t requests = states.size(0), gamma = states.size(1);
     a_.columns = logits.size(-1);
     a_.width = states.size(2);
-    check_dense(temperatures, at::kFloat, {requests}, "temperatures");
-    check_dense(uniforms, at::kFloat, {requests, gamma}, "uniforms");
+    check_dense(keys, at::kLong, {requests, gamma}, "keys");
     if (vocab) check_dense(*vocab, at::kLong, {a_.columns}, "vocab");
-    a_.temperatures = temperatures.data_ptr<float>();
-    a_.uniforms = uniforms.data_ptr<float>();
+    a_.rules = rules;
+    a_.keys = keys.data_ptr<int64_t>();
     a_.vocab = vocab ? vocab->data_ptr<int64_t>() : nullptr;
     if (!sure.empty()) {
       check_dense(sure[0], at::kFloat, {a_.width}, "the confidence's weight");
       a_.state_weight = sure[0].data_ptr<float>();
       a_.token_weight = sure[1].data_ptr<float>();
     }
-    if (std::any_of(a_.temperatures, a_.temperatures + requests, [](float t) { return t > 0; }))
-      probs = at::empty({requests, gamma, a_.columns}, temperatures.options());
-    tokens = at::empty({requests, gamma}, temperatures.options().dtype(at::kLong));
-    confidence = at::empty({requests, gamma}, temperatures.options());
+    const auto* heat = rules.temperatures;
+    sampled_ = std::any_of(heat, heat + requests, [](float t) { return t > 0; });
+    const auto floats = keys.options().dtype(at::kFloat);
+    if (sampled_ && wants_probs) probs = at::empty({requests, gamma, a_.columns}, floats);
+    tokens = at::empty({requests, gamma}, keys.options());
+    confidence = at::empty({requests, gamma}, floats);
   }
 
   // Of every request's positions step, step + apart, ... bias: [R, V'], added to one position's logits.
@@ -178,7 +179,7 @@ class Drawing {
     a.logits = static_cast<const char*>(logits_.data_ptr()) + step * a.columns * size;
     a.states = static_cast<const char*>(states_.data_ptr()) + step * a.width * size;
     a.bias = bias.defined() ? bias.data_ptr() : nullptr;
-    a.uniforms += step;
+    a.keys += step;
     a.probs = probs ? probs->data_ptr<float>() + step * a.columns : nullptr;
     a.tokens = tokens.data_ptr<int64_t>() + step;
     a.confidence = confidence.data_ptr<float>() + step;
@@ -188,7 +189,7 @@ class Drawing {
     a.rows = tokens.numel() / apart;
     a.rows_per_request = tokens.size(1) / apart;
     std::atomic<int64_t> next{0};
-    on_every_thread(a.rows, [&] { kernels().choose[type_](a, next); }, a.rows * a.columns * (probs ? 32 : 4));
+    on_every_thread(a.rows, [&] { kernels().choose[type_](a, next); }, a.rows * a.columns * (sampled_ ? 32 : 4));
   }
 
   std::optional<Tensor> probs;
@@ -197,21 +198,24 @@ class Drawing {
  private:
   const Tensor logits_, states_;
   const int type_;
+  bool sampled_;  // somebody is not greedy
   ChooseArgs a_{};
 };
 
-// A draft of gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, where a request is not
-// greedy, the distribution each token was drawn from, [R, gamma, V']; rows of greedy requests are not written there.
+// A draft of gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, where that is wanted and a
+// request is not greedy, the distribution each token was drawn from, [R, gamma, V']; rows of greedy requests are not
+// written there. noise: [R, gamma], the key of each draw's.
 // embedded: [R + 1, d], of the anchors and of the mask. weights: four a layer, the head and, with a Markov head, W2.
 // norms: four a layer and the last one.
 // w1: [V, r], none without a Markov head. sure: [d] and [V] float32, the confidence head's weight of a hidden state and
 // what it adds for the token before; empty without one. vocab: [V'], none for the identity.
 std::tuple<Tensor, std::optional<Tensor>, Tensor> propose_block(
     const Tensor& anchors, const Tensor& seq_lens, const Tensor& rows, const Tensor& page_table,
-    const Tensor& temperatures, const Tensor& uniforms, const Tensor& embedded, const Tensor& cos_sin,
+    const Tensor& temperatures, const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
+    const std::optional<Tensor>& min_ps, const Tensor& noise, const Tensor& embedded, const Tensor& cos_sin,
     at::TensorList keys, at::TensorList values, at::TensorList packed, at::IntArrayRef kinds, at::IntArrayRef outputs,
     at::TensorList norms, const std::optional<Tensor>& w1, at::TensorList sure, const std::optional<Tensor>& vocab,
-    int64_t gamma, int64_t first_row, double eps) {
+    int64_t gamma, int64_t first_row, double eps, bool wants_probs) {
   const int64_t requests = rows.numel(), layers = keys.size();
   const Weights weights(packed, kinds, outputs, 4 * layers + (w1 ? 2 : 1));
   check_dense(embedded, embedded.scalar_type(), {requests + 1, embedded.size(-1)}, "embedded");
@@ -223,7 +227,8 @@ std::tuple<Tensor, std::optional<Tensor>, Tensor> propose_block(
   const Tensor states =
       block_states(embedded, places, rows, page_table, cos_sin, keys, values, weights, norms, eps)
           .narrow(1, first_row, gamma).contiguous();
-  Drawing drawing(states, weights.multiply(states, 4 * layers), temperatures, uniforms, sure, vocab);
+  const Rules rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);
+  Drawing drawing(states, weights.multiply(states, 4 * layers), rules, noise, sure, vocab, wants_probs);
   if (!w1) {
     drawing.draw(0, 1, {}, nullptr, 0);
   } else {
@@ -243,9 +248,10 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("observe_block(Tensor features, Tensor positions, Tensor slots, Tensor cos_sin, Tensor(a!)[] keys, "
         "Tensor(b!)[] values, Tensor[] packed, int[] kinds, int[] outputs, Tensor[] norms, float eps) -> ()");
   m.def("propose_block(Tensor anchors, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures, "
-        "Tensor uniforms, Tensor embedded, Tensor cos_sin, Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] packed, "
+        "Tensor? top_ks, Tensor? top_ps, Tensor? min_ps, Tensor noise, Tensor embedded, Tensor cos_sin, "
+        "Tensor(a!)[] keys, Tensor(b!)[] values, Tensor[] packed, "
         "int[] kinds, int[] outputs, Tensor[] norms, Tensor? w1, Tensor[] sure, Tensor? vocab, int gamma, "
-        "int first_row, float eps) -> (Tensor, Tensor?, Tensor)");
+        "int first_row, float eps, bool wants_probs) -> (Tensor, Tensor?, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {

@@ -28,28 +28,27 @@ void choose(const ChooseArgs& a, std::atomic<int64_t>& next) {
   sums.resize(a.columns);
   weights.resize(a.columns);
   for (int64_t i; (i = next++) < a.rows;) {
-    const int64_t row = i * a.stride;
-    const float temperature = a.temperatures[i / a.rows_per_request];
+    const int64_t row = i * a.stride, request = i / a.rows_per_request;
+    const bool greedy = !(a.rules.temperatures[request] > 0);
     const T* bias = a.bias ? static_cast<const T*>(a.bias) + i * a.columns : nullptr;
     widen(static_cast<const T*>(a.logits) + row * a.columns, bias, sums.data(), a.columns);
     const float top = largest(sums.data(), a.columns);
+    int64_t column;
+    float chance = 0;
+    if (greedy) {
+      column = first_of(sums.data(), top, a.columns);
+      if (!a.state_weight) chance = float(1 / exponentials(sums.data(), 1.f, top, weights.data(), a.columns));
+    } else {
+      float* probs = a.probs ? a.probs + row * a.columns : weights.data();
+      chance = probabilities(sums.data(), top, a.rules, request, probs, a.columns);
+      column = std::max<int64_t>(0, gumbel_argmax(probs, a.keys[row], a.vocab, a.columns));
+    }
     if (a.state_weight) {
       const T* state = static_cast<const T*>(a.states) + row * a.width;
       const float logit = weighted(state, a.state_weight, a.width) + a.token_weight[a.previous[i * a.previous_stride]];
-      a.confidence[row] = 1.f / (1.f + std::exp(-logit));
+      chance = 1.f / (1.f + std::exp(-logit));
     }
-    int64_t column = std::find(sums.begin(), sums.end(), top) - sums.begin();
-    if (temperature > 0 || !a.state_weight) {
-      float* probs = temperature > 0 ? a.probs + row * a.columns : weights.data();
-      const float heat = temperature > 0 ? temperature : 1.f;
-      const float share = float(1 / exponentials(sums.data(), heat, top, probs, a.columns));
-      if (!a.state_weight) a.confidence[row] = share;  // the largest weight is 1
-      if (temperature > 0) {
-        for (int64_t c = 0; c < a.columns; ++c) probs[c] *= share;
-        column = draw(probs, a.uniforms[row], a.columns);
-      }
-    }
-    if (column < 0 || column == a.columns) column = 0;  // nothing compares with NaN
+    a.confidence[row] = chance;
     a.tokens[row] = a.vocab ? a.vocab[column] : column;
   }
 }

@@ -27,6 +27,8 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {int8_linear<float>, int8_linear<bf16>},
       {target_probs<float>, target_probs<bf16>},
       {argmax<float>, argmax<bf16>},
+      {draw_tokens<float>, draw_tokens<bf16>},
+      gumbel_argmax,
       draw_final,
       {choose<float>, choose<bf16>},
   };

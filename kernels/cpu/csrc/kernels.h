@@ -79,31 +79,50 @@ struct Int8Args {
   int64_t rows, groups, outputs;
 };
 
-struct ProbsArgs {
-  const void* logits;
-  float* out;
+// Gumbel noise as its exponential e^-G, of a token in the stream `key`: compiled once, and never by ISA's flags, since its
+// bits decide what is drawn.
+double exponential_noise(uint64_t key, int64_t token);
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;  // of SplitMix64
+
+// How each row is sampled; temperature 0: the best token.
+struct Rules {
   const float* temperatures;
   const int64_t* top_ks;
   const float *top_ps, *min_ps;  // these three may be null: off
+};
+
+struct ProbsArgs {
+  const void* logits;
+  float* out;
+  Rules rules;
   int64_t rows, vocab, stride;
+};
+
+// A token from each of the `count` rows of the logits that `rows` names; rules and keys are those of the draws.
+struct DrawArgs {
+  const void* logits;
+  const int64_t *rows, *keys;
+  int64_t* tokens;
+  Rules rules;
+  int64_t count, vocab, stride;
 };
 
 struct FinalArgs {
   const float *probs, *q;
   const int64_t *rows, *rejected, *q_rows, *tokens;  // tokens: of the columns of q; null: all
-  const float* uniforms;
+  const int64_t* keys;
   int64_t* out;
   int64_t requests, vocab, columns;
 };
 
-// Draft tokens of `rows` rows, `stride` rows apart in logits, states, uniforms, probs, tokens and confidence.
+// Draft tokens of `rows` rows, `stride` rows apart in logits, states, keys, probs, tokens and confidence.
 struct ChooseArgs {
   const void *logits, *bias;  // [columns] each row; bias is added to them, null: none
   const void* states;         // [width] each row
-  const float *temperatures, *uniforms;  // a temperature for rows_per_request neighbouring rows
-  const int64_t *vocab, *previous;       // tokens of the columns, null: their numbers; the tokens before
+  Rules rules;                // one for rows_per_request neighbouring rows
+  const int64_t *keys, *vocab, *previous;  // vocab: tokens of the columns, null: their numbers; previous: tokens before
   const float *state_weight, *token_weight;  // of the confidence; null: it is the largest probability
-  float *probs, *confidence;  // probs null: all are greedy
+  float *probs, *confidence;  // probs null: nobody asks for them
   int64_t* tokens;
   int64_t rows, stride, rows_per_request, previous_stride, columns, width;
 };
@@ -129,6 +148,8 @@ struct Kernels {
   Function<const Int8Args&, std::atomic<int64_t>&> int8_linear[2];
   Function<const ProbsArgs&, std::atomic<int64_t>&> target_probs[2];
   Function<const void*, int64_t*, int64_t, int64_t, int64_t, int64_t> argmax[2];
+  Function<const DrawArgs&, std::atomic<int64_t>&> draw_tokens[2];
+  Function<const float*, const int64_t*, const int64_t*, int64_t*, int64_t, int64_t, int64_t> gumbel_argmax;
   Function<const FinalArgs&, std::atomic<int64_t>&> draw_final;
   Function<const ChooseArgs&, std::atomic<int64_t>&> choose[2];
 };

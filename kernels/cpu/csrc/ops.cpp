@@ -204,18 +204,23 @@ void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& posi
                    [&](int64_t begin, int64_t end) { kernels().rope[type](a, begin, end); });
 }
 
+Rules rules_of(const Tensor& temperatures, const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
+               const std::optional<Tensor>& min_ps, int64_t rows) {
+  for (const auto& rule : {std::make_optional(temperatures), top_ks, top_ps, min_ps})
+    TORCH_CHECK(!rule || (rule->is_contiguous() && rule->numel() == rows), "every rule needs one value per row");
+  return {temperatures.data_ptr<float>(), top_ks ? top_ks->data_ptr<int64_t>() : nullptr,
+          top_ps ? top_ps->data_ptr<float>() : nullptr, min_ps ? min_ps->data_ptr<float>() : nullptr};
+}
+
 Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std::optional<Tensor>& top_ks,
                     const std::optional<Tensor>& top_ps, const std::optional<Tensor>& min_ps) {
   const Timed timed(SAMPLING);
   const int type = type_of(logits, "logits");
   TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.size(1) < INT32_MAX, "logits must be [rows, vocab]");
   const int64_t rows = logits.size(0), vocab = logits.size(1);
-  for (const auto& rule : {std::make_optional(temperatures), top_ks, top_ps, min_ps})
-    TORCH_CHECK(!rule || (rule->is_contiguous() && rule->numel() == rows), "every rule needs one value per row");
   Tensor out = at::empty({rows, vocab}, logits.options().dtype(at::kFloat));
-  const ProbsArgs a{logits.data_ptr(), out.data_ptr<float>(), temperatures.data_ptr<float>(),
-                    top_ks ? top_ks->data_ptr<int64_t>() : nullptr, top_ps ? top_ps->data_ptr<float>() : nullptr,
-                    min_ps ? min_ps->data_ptr<float>() : nullptr, rows, vocab, logits.stride(0)};
+  const ProbsArgs a{logits.data_ptr(), out.data_ptr<float>(), rules_of(temperatures, top_ks, top_ps, min_ps, rows),
+                    rows, vocab, logits.stride(0)};
   std::atomic<int64_t> next{0};
   on_every_thread(rows, [&] { kernels().target_probs[type](a, next); });
   return out;
@@ -238,14 +243,14 @@ void check_numbers(const Tensor& x, at::ScalarType type, int64_t count, const ch
 }
 
 Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejected, const std::optional<Tensor>& q,
-                  const std::optional<Tensor>& q_rows, const std::optional<Tensor>& vocab, const Tensor& uniforms) {
+                  const std::optional<Tensor>& q_rows, const std::optional<Tensor>& vocab, const Tensor& keys) {
   const Timed timed(SAMPLING);
   const int64_t requests = rows.numel(), width = probs.size(-1);
   TORCH_CHECK(probs.dim() == 2 && width > 0 && (!q || (q->dim() == 2 && q_rows)), "probs and q must be matrices");
   check_numbers(probs, at::kFloat, probs.numel(), "probs");
   check_numbers(rows, at::kLong, requests, "rows");
   check_numbers(rejected, at::kLong, requests, "rejected");
-  check_numbers(uniforms, at::kFloat, requests, "uniforms");
+  check_numbers(keys, at::kLong, requests, "keys");
   check_range(rows, 0, probs.size(0), "rows");
   check_range(rejected, -1, width, "rejected");
   if (q) {
@@ -260,7 +265,7 @@ Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejecte
   Tensor out = at::empty({requests}, rows.options());
   const FinalArgs a{probs.data_ptr<float>(), q ? q->data_ptr<float>() : nullptr, rows.data_ptr<int64_t>(),
                     rejected.data_ptr<int64_t>(), q ? q_rows->data_ptr<int64_t>() : nullptr,
-                    q && vocab ? vocab->data_ptr<int64_t>() : nullptr, uniforms.data_ptr<float>(),
+                    q && vocab ? vocab->data_ptr<int64_t>() : nullptr, keys.data_ptr<int64_t>(),
                     out.data_ptr<int64_t>(), requests, width, q ? q->size(1) : 0};
   std::atomic<int64_t> next{0};
   on_every_thread(requests, [&] { kernels().draw_final(a, next); });
@@ -286,7 +291,7 @@ TORCH_LIBRARY(outrider, m) {
   m.def("target_probs(Tensor logits, Tensor temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps) -> Tensor");
   m.def("argmax(Tensor x) -> Tensor");
   m.def("draw_final(Tensor probs, Tensor rows, Tensor rejected, Tensor? q, Tensor? q_rows, Tensor? vocab, "
-        "Tensor uniforms) -> Tensor");
+        "Tensor keys) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {

@@ -46,6 +46,8 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Te
 Tensor silu_mul(const Tensor& x);
 void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& positions, const Tensor& cos_sin,
           std::optional<Tensor> k_pool, std::optional<Tensor> v_pool, const std::optional<Tensor>& slots);
+Rules rules_of(const Tensor& temperatures, const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
+               const std::optional<Tensor>& min_ps, int64_t rows);
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs);
 Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
                    int64_t outputs);

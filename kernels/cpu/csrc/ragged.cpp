@@ -22,30 +22,6 @@ Tensor integers(const Tensor& x, int64_t count, const char* name) {
   return out;
 }
 
-// SplitMix64's finaliser.
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-
-Tensor uniforms(const Tensor& seeds, const Tensor& positions, int64_t count, int64_t purpose) {
-  constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
-  const Tensor seed = dense(seeds, at::kLong, 1, "seeds");
-  const int64_t requests = seed.numel();
-  const Tensor position = integers(positions, requests, "positions");
-  Tensor out = at::empty({requests, count}, seeds.options().dtype(at::kFloat));
-  const auto* s = seed.data_ptr<int64_t>();
-  const auto* p = position.data_ptr<int64_t>();
-  float* u = out.data_ptr<float>();
-  for (int64_t r = 0; r < requests; ++r) {
-    const uint64_t stream = mix(uint64_t(s[r]) + GOLDEN * uint64_t(purpose));
-    const uint64_t step = mix(stream + GOLDEN * uint64_t(p[r]));
-    for (int64_t k = 0; k < count; ++k) *u++ = float(mix(step + GOLDEN * uint64_t(k + 1)) >> 40) * 0x1p-24f;
-  }
-  return out;
-}
-
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // input_ids, positions, slots [B], qo_indptr [R + 1], request, step [B].
@@ -98,12 +74,12 @@ void write_page_table(Tensor page_table, const Tensor& rows, const Tensor& start
   }
 }
 
-// accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the argmax of the row before its own.
-std::tuple<Tensor, Tensor> accept_greedy(const Tensor& tokens, const Tensor& verify_lens, const Tensor& qo_indptr,
-                                         const Tensor& argmax) {
+// accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the one wanted after the row before its own.
+std::tuple<Tensor, Tensor> accept_wanted(const Tensor& tokens, const Tensor& verify_lens, const Tensor& qo_indptr,
+                                         const Tensor& wanted) {
   const Tensor token = dense(tokens, at::kLong, 2, "tokens");
   const int64_t requests = token.size(0), gamma = token.size(1);
-  const Tensor lens = integers(verify_lens, requests, "verify_lens"), best = dense(argmax, at::kLong, 1, "argmax"),
+  const Tensor lens = integers(verify_lens, requests, "verify_lens"), best = dense(wanted, at::kLong, 1, "wanted"),
                indptr = integers(qo_indptr, requests + 1, "qo_indptr");
   Tensor accept_lens = at::empty({requests}, lens.options());
   Tensor out = at::empty({requests, gamma + 1}, token.options());
@@ -113,11 +89,11 @@ std::tuple<Tensor, Tensor> accept_greedy(const Tensor& tokens, const Tensor& ver
                     indptr.data_ptr<int64_t>()[r + 1] == first + len + 1,
                 "qo_indptr must give every request verify_lens + 1 rows");
     const int64_t* drafted = token.data_ptr<int64_t>() + r * gamma;
-    const int64_t* wanted = best.data_ptr<int64_t>() + first;
+    const int64_t* next = best.data_ptr<int64_t>() + first;
     int64_t* came = out.data_ptr<int64_t>() + r * (gamma + 1);
     int64_t kept = 0;
-    while (kept < len && drafted[kept] == wanted[kept]) ++kept;
-    for (int64_t k = 0; k <= gamma; ++k) came[k] = k <= kept ? wanted[k] : 0;
+    while (kept < len && drafted[kept] == next[kept]) ++kept;
+    for (int64_t k = 0; k <= gamma; ++k) came[k] = k <= kept ? next[k] : 0;
     accept_lens.data_ptr<int64_t>()[r] = kept + 1;
   }
   return {accept_lens, out};
@@ -126,18 +102,16 @@ std::tuple<Tensor, Tensor> accept_greedy(const Tensor& tokens, const Tensor& ver
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
-  m.def("uniforms(Tensor seeds, Tensor positions, int count, int purpose) -> Tensor");
   m.def("flatten_verify(Tensor anchors, Tensor drafts, Tensor verify_lens, Tensor seq_lens, Tensor page_table, "
         "Tensor rows) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("write_page_table(Tensor(a!) page_table, Tensor rows, Tensor starts, Tensor ends, Tensor slots) -> ()");
-  m.def("accept_greedy(Tensor tokens, Tensor verify_lens, Tensor qo_indptr, Tensor argmax) -> (Tensor, Tensor)");
+  m.def("accept_wanted(Tensor tokens, Tensor verify_lens, Tensor qo_indptr, Tensor wanted) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {
-  m.impl("uniforms", uniforms);
   m.impl("flatten_verify", flatten_verify);
   m.impl("write_page_table", write_page_table);
-  m.impl("accept_greedy", accept_greedy);
+  m.impl("accept_wanted", accept_wanted);
 }
 
 }  // namespace outrider

@@ -46,7 +46,8 @@ inline double exponentials(const T* x, float temperature, float top, float* out,
 }
 
 // Keeps what the rules keep of `weights` (largest 1, sum `total`), normalised; among equals the lower token comes first.
-inline void filter(float* weights, int64_t n, double total, int64_t top_k, float top_p, float min_p) {
+// Returns the largest that is left.
+inline float filter(float* weights, int64_t n, double total, int64_t top_k, float top_p, float min_p) {
   static thread_local std::vector<uint64_t> ranking;  // weight's bits, then the complement of the token: sorts as wanted
   ranking.resize(n + 1);
   int64_t count = 0;
@@ -90,6 +91,27 @@ inline void filter(float* weights, int64_t n, double total, int64_t top_k, float
   for (; kept < std::min(bound, top_k) && before <= limit; ++kept) before += weight_of(ranking[kept]);
   std::memset(weights, 0, n * sizeof(float));
   for (int64_t j = 0; j < kept; ++j) weights[uint32_t(~uint32_t(ranking[j]))] = weight_of(ranking[j]) / before;
+  return float(1 / before);
+}
+
+// Probabilities of one row after rule `r`, a temperature above 0; `top` is the largest logit. Returns the largest of them.
+template <typename T>
+inline float probabilities(const T* logits, float top, const Rules& rules, int64_t r, float* out, int64_t n) {
+  const double total = exponentials(logits, rules.temperatures[r], top, out, n);
+  const int64_t top_k = rules.top_ks ? rules.top_ks[r] : n;
+  const float top_p = rules.top_ps ? rules.top_ps[r] : 1.f, min_p = rules.min_ps ? rules.min_ps[r] : 0.f;
+  if (top_k < n || top_p < 1 || min_p > 0) return filter(out, n, total, top_k, top_p, min_p);
+  const float share = float(1 / total);
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(out + i, load(out + i) * share);
+  for (; i < n; ++i) out[i] *= share;
+  return share;
+}
+
+template <typename T>
+inline int64_t first_of(const T* x, float top, int64_t n) {
+  const T* found = std::find_if(x, x + n, [&](T y) { return scalar(y) == top; });
+  return found == x + n ? 0 : found - x;  // nothing compares with NaN
 }
 
 template <typename T>
@@ -97,24 +119,13 @@ void target_probs(const ProbsArgs& a, std::atomic<int64_t>& next) {
   for (int64_t row; (row = next++) < a.rows;) {
     const T* logits = static_cast<const T*>(a.logits) + row * a.stride;
     float* out = a.out + row * a.vocab;
-    const float top = largest(logits, a.vocab), temperature = a.temperatures[row];
-    if (temperature <= 0) {
+    const float top = largest(logits, a.vocab);
+    if (a.rules.temperatures[row] > 0) {
+      probabilities(logits, top, a.rules, row, out, a.vocab);
+    } else {
       std::memset(out, 0, a.vocab * sizeof(float));
-      const auto best = std::find_if(logits, logits + a.vocab, [&](T x) { return scalar(x) == top; });
-      if (best != logits + a.vocab) out[best - logits] = 1;
-      continue;
+      out[first_of(logits, top, a.vocab)] = 1;
     }
-    const double total = exponentials(logits, temperature, top, out, a.vocab);
-    const int64_t top_k = a.top_ks ? a.top_ks[row] : a.vocab;
-    const float top_p = a.top_ps ? a.top_ps[row] : 1.f, min_p = a.min_ps ? a.min_ps[row] : 0.f;
-    if (top_k < a.vocab || top_p < 1 || min_p > 0) {
-      filter(out, a.vocab, total, top_k, top_p, min_p);
-      continue;
-    }
-    const float share = float(1 / total);
-    int64_t i = 0;
-    for (; i + W <= a.vocab; i += W) store(out + i, load(out + i) * share);
-    for (; i < a.vocab; ++i) out[i] *= share;
   }
 }
 
@@ -122,35 +133,98 @@ template <typename T>
 void argmax(const void* x, int64_t* out, int64_t n, int64_t stride, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* from = static_cast<const T*>(x) + row * stride;
-    const float top = largest(from, n);
-    const auto best = std::find_if(from, from + n, [&](T y) { return scalar(y) == top; });
-    out[row] = best == from + n ? 0 : best - from;
+    out[row] = first_of(from, largest(from, n), n);
   }
 }
 
-// The first token whose cumulative weight exceeds uniform * total; never one of weight 0. -1 if all weights are 0.
-inline int64_t draw(const float* weights, float uniform, int64_t n) {
-  static thread_local std::vector<double> ends;
-  const int64_t blocks = (n + SUM_BLOCK - 1) / SUM_BLOCK;
-  ends.resize(blocks);
-  double total = 0;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t start = block * SUM_BLOCK, stop = std::min(n, start + SUM_BLOCK);
-    double part[4] = {};
-    for (int64_t i = start; i < stop; ++i) part[i % 4] += weights[i];
-    ends[block] = total += (part[0] + part[1]) + (part[2] + part[3]);
+using Wide = uint64_t __attribute__((vector_size(W * 4)));  // half as many lanes
+using LooseWide = int64_t __attribute__((vector_size(W * 4), aligned(8), may_alias));
+
+inline Wide mix(Wide x) {  // SplitMix64's finaliser
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
+// The upper 31 bits of W hashes as numbers in [0, 1]: what noise is at least, but for their rounding.
+template <std::size_t... I>
+inline Vec least_noise(Wide low, Wide high, std::index_sequence<I...>) {
+  const IntVec upper = __builtin_shufflevector(reinterpret_cast<IntVec>(mix(low)), reinterpret_cast<IntVec>(mix(high)),
+                                               int(2 * I + 1)...);
+  return __builtin_convertvector(upper >> 1 & 0x7fffffff, Vec) * 0x1p-31f;
+}
+
+inline bool any(IntVec mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+#else
+  int32_t all = 0;
+  for (int i = 0; i < W; ++i) all |= mask[i];
+  return all != 0;
+#endif
+}
+
+// The column of the largest log weight + Gumbel noise, which is that of the smallest exponential noise / weight; never one
+// of weight 0. tokens: of the columns, null: their numbers. -1 if all weights are 0.
+// Noise is at least its uniform number, so that a few bits of a hash tell of nearly every token that it does not win.
+inline int64_t gumbel_argmax(const float* weights, uint64_t key, const int64_t* tokens, int64_t n) {
+  constexpr auto lanes = std::make_index_sequence<W>();
+  Wide low, high;  // counters of the tokens of W columns
+  for (int j = 0; j < W / 2; ++j) {
+    low[j] = key + GOLDEN * uint64_t(j + 1);
+    high[j] = key + GOLDEN * uint64_t(j + 1 + W / 2);
   }
-  if (!(total > 0)) return -1;
-  const double goal = double(uniform) * total;
-  const int64_t block = std::min<int64_t>(std::upper_bound(ends.begin(), ends.end(), goal) - ends.begin(), blocks - 1);
-  double reached = block ? ends[block - 1] : 0;
-  int64_t token = block * SUM_BLOCK;
-  for (int64_t i = token; i < std::min(n, (block + 1) * SUM_BLOCK); ++i) {
-    if (weights[i] <= 0) continue;
-    token = i;  // where rounding leaves the goal beyond the block, its last token of some weight
-    if ((reached += weights[i]) > goal) break;
+  double best = INFINITY;
+  float limit = INFINITY;  // of noise / weight, above `best` by more than roundings
+  int64_t found = -1;
+  for (int64_t i = 0; i < n; i += W, low += GOLDEN * W, high += GOLDEN * W) {
+    float rest[W] = {};
+    if (i + W > n) std::memcpy(rest, weights + i, (n - i) * sizeof(float));
+    const Vec weight = load(i + W > n ? rest : weights + i);
+    if (!any(weight > Vec{})) continue;
+    if (tokens) {
+      int64_t here[W] = {};
+      std::memcpy(here, tokens + i, std::min<int64_t>(W, n - i) * sizeof(int64_t));
+      low = (reinterpret_cast<Wide>(*reinterpret_cast<LooseWide*>(here)) + 1) * GOLDEN + key;
+      high = (reinterpret_cast<Wide>(*reinterpret_cast<LooseWide*>(here + W / 2)) + 1) * GOLDEN + key;
+    }
+    const IntVec may_win = least_noise(low, high, lanes) <= weight * limit;
+    if (!any(may_win)) continue;
+    for (int j = 0; j < W; ++j) {
+      if (!may_win[j] || !(weight[j] > 0)) continue;
+      const double time = exponential_noise(key, tokens ? tokens[i + j] : i + j) / double(weight[j]);
+      if (!(time < best)) continue;
+      best = time;
+      limit = float(best) * 1.000001f;
+      found = i + j;
+    }
   }
-  return token;
+  return found;
+}
+
+// Of rows [begin, end).
+inline void gumbel_argmax(const float* weights, const int64_t* keys, const int64_t* tokens, int64_t* out, int64_t n,
+                          int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row)
+    out[row] = std::max<int64_t>(0, gumbel_argmax(weights + row * n, keys[row], tokens, n));
+}
+
+template <typename T>
+void draw_tokens(const DrawArgs& a, std::atomic<int64_t>& next) {
+  static thread_local std::vector<float> probs;
+  probs.resize(a.vocab);
+  for (int64_t i; (i = next++) < a.count;) {
+    const T* logits = static_cast<const T*>(a.logits) + a.rows[i] * a.stride;
+    const float top = largest(logits, a.vocab);
+    if (a.rules.temperatures[i] > 0) {
+      probabilities(logits, top, a.rules, i, probs.data(), a.vocab);
+      a.tokens[i] = std::max<int64_t>(0, gumbel_argmax(probs.data(), a.keys[i], nullptr, a.vocab));
+    } else {
+      a.tokens[i] = first_of(logits, top, a.vocab);
+    }
+  }
 }
 
 // One token per request from row `rows` of p; after a rejection (`rejected` >= 0) from max(0, p - q), or from p where
@@ -168,9 +242,9 @@ inline void draw_final(const FinalArgs& a, std::atomic<int64_t>& next) {
       for (int64_t c = 0; q && !a.tokens && c < a.columns; ++c) rest[c] = std::max(0.f, p[c] - q[c]);
       for (int64_t c = 0; q && a.tokens && c < a.columns; ++c)
         rest[a.tokens[c]] = std::max(0.f, p[a.tokens[c]] - q[c]);
-      token = draw(rest.data(), a.uniforms[r], a.vocab);
+      token = gumbel_argmax(rest.data(), a.keys[r], nullptr, a.vocab);
     }
-    a.out[r] = token >= 0 ? token : std::max<int64_t>(0, draw(p, a.uniforms[r], a.vocab));
+    a.out[r] = token >= 0 ? token : std::max<int64_t>(0, gumbel_argmax(p, a.keys[r], nullptr, a.vocab));
   }
 }
 

@@ -18,7 +18,7 @@ from outrider.server.plugin.options import RequestOptions
 class RequestTable:
     """On the device, for the forward:
 
-    seeds: [rows] int64, of the request's random numbers.
+    seeds: [rows] int64, of the request's random numbers. seeded: [rows] bool, it came with the request.
     ends: [rows, E] int64, tokens that end the answer, filled up with -1.
 
     On the host, for the planner:
@@ -38,6 +38,7 @@ class RequestTable:
         self.gamma = gamma
         self.device = device
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.seeded = torch.zeros(rows, dtype=torch.bool, device=device)
         self.ends = torch.full((rows, 1), -1, dtype=torch.int64, device=device)
         self.limits = np.full(rows, gamma, dtype=np.int64)
         self.lengths = np.zeros(rows, dtype=np.int64)
@@ -61,8 +62,11 @@ class RequestTable:
         self.generations[at] += 1
         self.started[at] = time.perf_counter()
         self.generated[at] = 0
-        seeds = torch.tensor([_seed(req) for req in reqs], dtype=torch.int64)
+        given = [req.sampling_params.sampling_seed for req in reqs]
+        # A seed of our own need not stay: the numbers drawn with it are not needed again.
+        seeds = torch.tensor([secrets.randbits(62) if seed is None else seed for seed in given], dtype=torch.int64)
         self.seeds[rows.long()] = seeds.to(self.device)
+        self.seeded[rows.long()] = torch.tensor([seed is not None for seed in given], device=self.device)
         ends = pad_sequence([torch.tensor(_end_tokens(req), dtype=torch.int64) for req in reqs], True, -1)
         if (more := ends.shape[1] - self.ends.shape[1]) > 0:
             self.ends = torch.nn.functional.pad(self.ends, (0, more), value=-1)
@@ -111,10 +115,3 @@ def _end_tokens(req: Any) -> list[int]:
     if tokenizer is not None:
         ends |= {tokenizer.eos_token_id, *(tokenizer.additional_stop_token_ids or ())}
     return sorted(ends - {None})
-
-
-def _seed(req: Any) -> int:
-    """The request's own seed, or a random one that stays with it (chunks and retractions prefill it again)."""
-    if req.sampling_params.sampling_seed is None:
-        req.sampling_params.sampling_seed = secrets.randbits(62)
-    return int(req.sampling_params.sampling_seed)

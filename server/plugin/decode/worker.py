@@ -2,8 +2,7 @@
 
 SGLang's scheduler calls `forward_batch_generation` for every batch. A prefill runs the target, shows its tokens to the
 drafter and draws the first token; a decode step runs the seven stages of the design. All randomness comes from
-`outrider.kernels.uniforms`, all sampling from `Sampler`, so a request's seed decides its answer with speculation
-on or off.
+`outrider.kernels.noise`, all sampling from `Sampling`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
-from outrider.kernels.uniforms import Purpose, uniforms
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
@@ -30,7 +28,7 @@ from outrider.server.plugin.decode.logprobs import write_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.decode.sampler import Sampler
+from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten
 from outrider.server.plugin.decode.step import Step
 from outrider.server.plugin.loading.planner import load_plan
@@ -51,9 +49,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.config = PluginConfig.from_env()
         self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
         self.speculative_num_draft_tokens = self.width
-        self.sampler = Sampler()
-        self._temperatures_from: torch.Tensor | None = None
-        self._temperatures_are = torch.empty(0)
+        self._sampling: tuple[torch.Tensor, Sampling] | None = None
         self._direct: DirectForward | None = None
         self._direct_sought = False
 
@@ -148,7 +144,8 @@ class SpeculativeWorker(BaseSpecWorker):
         )
         logits = logits_output.next_token_logits
         apply_rules(logits, batch.reqs, batch.sampling_info, context)
-        tokens = self.sampler.draw(logits, batch.sampling_info, self.requests.seeds[rows], seq_lens - 1)
+        sampling = Sampling.of(batch.sampling_info, self.requests.seeds[rows], self.requests.seeded[rows])
+        tokens = sampling.draw(logits, seq_lens - 1)
         if batch.return_logprob:
             write_logprobs(logits_output, batch, logits, context.request, tokens)
         return tokens
@@ -163,10 +160,10 @@ class SpeculativeWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors = batch.spec_info.bonus_tokens.long()
-        seeds = self.requests.seeds[rows]
+        sampling = self._sampling_of(batch, rows)
 
-        step = self.planning.begin(*self._host_view(batch), self._temperatures(batch))
-        draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, seeds)
+        step = self.planning.begin(*self._host_view(batch), sampling.rules.temperatures)
+        draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
@@ -182,9 +179,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
             )
             apply_rules(logits, batch.reqs, batch.sampling_info, context, grammar_barrier)
-        accept_lens, tokens = self.sampler.accept(
-            logits, batch.sampling_info, draft, verify_lens, flat, seeds, seq_lens
-        )
+        accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
         self._commit(flat, accept_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
@@ -206,7 +201,7 @@ class SpeculativeWorker(BaseSpecWorker):
         )
 
     def _draft(
-        self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, seeds: torch.Tensor
+        self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
     ) -> tuple[Draft, float]:
         """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Requests that
         switched speculation off get length 0."""
@@ -223,9 +218,10 @@ class SpeculativeWorker(BaseSpecWorker):
                 seq_lens=seq_lens,
                 page_table=self.req_to_token_pool.req_to_token,
                 rows=rows,
-                temperatures=step.temperatures,
-                uniforms=uniforms(seeds, seq_lens, gamma, Purpose.DRAFT),
                 ask=None if step.asks.all() else torch.from_numpy(step.asks).to(self.device),
+                keys=sampling.draft_keys(seq_lens, gamma),
+                wants_probs=not sampling.all_decided,
+                **sampling.rules._asdict(),
             )
         )
         seconds = time.perf_counter() - began
@@ -295,13 +291,13 @@ class SpeculativeWorker(BaseSpecWorker):
         """Rows and cached tokens of the batch's requests, without waiting for the device."""
         return batch.req_pool_indices_cpu.numpy().astype(np.int64), batch.seq_lens_cpu.numpy().astype(np.int64)
 
-    def _temperatures(self, batch: Any) -> torch.Tensor:
-        """[R] float32, 0 for greedy requests."""
-        info = batch.sampling_info
-        if info.temperatures is not self._temperatures_from:  # other requests
-            self._temperatures_from = info.temperatures
-            self._temperatures_are = torch.where(self.sampler.greedy(info), 0.0, info.temperatures[:, 0])
-        return self._temperatures_are
+    def _sampling_of(self, batch: Any, rows: torch.Tensor) -> Sampling:
+        """Made once for the requests of a running batch; others come with other tensors."""
+        mark = batch.sampling_info.temperatures
+        if self._sampling is None or self._sampling[0] is not mark:
+            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], self.requests.seeded[rows])
+            self._sampling = mark, found
+        return self._sampling[1]
 
     def _slots_at(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.req_to_token_pool.req_to_token[rows, positions].long()

@@ -89,7 +89,7 @@ class StepLog:
 
         from outrider.kernels.cpu import native
         from outrider.server.plugin.cpu.direct_forward import DirectForward
-        from outrider.server.plugin.decode.sampler import Sampler
+        from outrider.server.plugin.decode.sampling import Sampling
         from outrider.server.plugin.decode.worker import SpeculativeWorker
 
         def compiled() -> dict[str, float]:
@@ -99,8 +99,8 @@ class StepLog:
         watch = Stopwatch(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter, compiled)
         for owner, name, part in (
             (MHATokenToKVPool, "set_kv_buffer", SMALL),
-            (Sampler, "accept", SAMPLING),
-            (Sampler, "draw", SAMPLING),
+            (Sampling, "accept", SAMPLING),
+            (Sampling, "draw", SAMPLING),
             (TpModelWorker, "forward_batch_generation", FORWARD),
             (DirectForward, "verify", FORWARD),
             (SpeculativeWorker, "forward_batch_generation", WORKER),

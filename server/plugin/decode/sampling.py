@@ -1,0 +1,112 @@
+"""From logits to tokens under each request's sampling rules and seed, for single rows and for verify batches.
+
+A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token),
+and its drafts are drawn with the same noise and kept if equal: nothing else can change its text. Other requests' drafts
+are kept by rejection sampling, with numbers of the decode step's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.drafters.base import Draft
+from outrider.kernels.acceptance import accept
+from outrider.kernels.noise import Purpose, streams, substreams, uniforms
+from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
+from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """How the R requests of a batch are sampled.
+
+    rules: of each; temperature 0: greedy. seeds: [R] int64, of its random numbers.
+    seeded: [R] bool, not greedy, and its seed alone decides. decided: [R] bool, greedy or seeded.
+    all_greedy, any_seeded, all_decided: known on the host.
+    """
+
+    rules: Rules
+    seeds: torch.Tensor
+    seeded: torch.Tensor
+    decided: torch.Tensor
+    all_greedy: bool
+    any_seeded: bool
+    all_decided: bool
+
+    @classmethod
+    def of(cls, info: Any, seeds: torch.Tensor, seeded: torch.Tensor) -> Sampling:
+        """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`."""
+        greedy = info.top_ks <= 1
+        rules = Rules(
+            temperatures=torch.where(greedy, 0.0, info.temperatures[:, 0]),
+            top_ks=info.top_ks if info.need_top_k_sampling else None,
+            top_ps=info.top_ps if info.need_top_p_sampling else None,
+            min_ps=info.min_ps if info.need_min_p_sampling else None,
+        )
+        if info.is_all_greedy:
+            return cls(rules, seeds, torch.zeros_like(greedy), greedy, True, False, True)
+        seeded = seeded & ~greedy
+        decided = seeded | greedy
+        return cls(rules, seeds, seeded, decided, False, bool(seeded.any()), bool(decided.all()))
+
+    def draft_keys(self, positions: torch.Tensor, gamma: int) -> torch.Tensor:
+        """[R, gamma] of the noise that drafts are drawn with, behind anchors at positions [R]."""
+        if self.all_greedy:
+            return positions.new_zeros(len(positions), gamma)
+        shape = (len(positions), gamma)
+        ahead = positions[:, None] + torch.arange(1, gamma + 1, device=positions.device)
+        same = streams(self.seeds[:, None].expand(shape), ahead, Purpose.TOKEN) if self.any_seeded else None
+        if same is not None and self.all_decided:
+            return same
+        own = substreams(streams(self.seeds, positions, Purpose.DRAFT), gamma)
+        return own if same is None else torch.where(self.seeded[:, None], same, own)
+
+    def draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The token after each request's row, at positions [R]: logits [R, V] -> [R] int64."""
+        if self.all_greedy:
+            return argmax(logits)
+        everyone = torch.arange(len(logits), device=logits.device)
+        return self._draw(logits, everyone, everyone, positions)
+
+    def accept(
+        self, logits: torch.Tensor, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Verify: logits [B, V] -> accept_lens [R] in 1..gamma+1 and tokens [R, gamma+1]."""
+        if self.all_greedy:
+            return accept(draft.tokens, verify_lens, flat.qo_indptr, wanted=argmax(logits))
+        if self.all_decided or len(logits) == len(verify_lens):  # anchors alone: nothing to test, every token is drawn
+            rows = torch.arange(len(logits), device=logits.device)
+            wanted = self._draw(logits, rows, flat.request, flat.positions)
+            return accept(draft.tokens, verify_lens, flat.qo_indptr, wanted=wanted)
+        wanted = torch.zeros_like(flat.request)
+        rows = self.decided[flat.request].nonzero()[:, 0]
+        if len(rows):
+            wanted[rows] = self._draw(logits, rows, flat.request[rows], flat.positions[rows])
+        anchors = flat.positions[flat.qo_indptr[:-1].long()]
+        heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then
+        return accept(
+            draft.tokens,
+            verify_lens,
+            flat.qo_indptr,
+            uniforms=uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), draft.tokens.shape[1]),
+            final_keys=streams(self.seeds, anchors, Purpose.FINAL),
+            wanted=wanted,
+            probs=target_probs(logits, *self.rules._replace(temperatures=heat).of(flat.request)),
+            decided=self.decided,
+            draft_probs=draft.probs,
+            vocab=draft.vocab,
+        )
+
+    def _draw(
+        self, logits: torch.Tensor, rows: torch.Tensor, request: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """[M] the token after each of the `rows`, which belong to requests [M] and stand at positions [M]."""
+        seeds = self.seeds[request]
+        keys = streams(seeds, positions + 1, Purpose.TOKEN) if self.any_seeded else None
+        if keys is None or not self.all_decided:
+            own = streams(seeds, positions, Purpose.FINAL)
+            keys = own if keys is None else torch.where(self.seeded[request], keys, own)
+        return draw_tokens(logits, rows, self.rules.of(request), keys)

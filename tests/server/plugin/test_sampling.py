@@ -1,0 +1,240 @@
+"""What comes out of whole decode steps: the worker's own drafting, admission, flattening and acceptance, over a target
+and a drafter that are tables, so that every distribution is known.
+
+Four requests with one seed share a batch and a budget. The first opens with OPEN, the others with LEAD; the confidence
+of their second drafts tells how the equal draw of the first request came out: the trap that non-anticipation is about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from chi_square import p_value
+from planning import curve_cost
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.block.sampling import choose
+from outrider.kernels.cpu import native
+from outrider.scheduler.planners.admission import survival_of
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import Budget
+from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
+from outrider.server.plugin.decode.sampling import Sampling
+from outrider.server.plugin.decode.spec_inputs import flatten
+
+A, B, C, OPEN, LEAD, TO_OPEN, TO_LEAD = range(7)
+GAMMA, SEEDS, LENGTH = 2, 2400, 4
+TARGET = torch.tensor(  # by the token before
+    [
+        [0.4, 0.4, 0.2, 0, 0, 0, 0],
+        [0.2, 0.3, 0.5, 0, 0, 0, 0],
+        [0.3, 0.3, 0.4, 0, 0, 0, 0],
+        [0.7, 0.3, 0, 0, 0, 0, 0],
+        [0.5, 0.5, 0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0],
+    ]
+)
+DRAFT = TARGET.clone()
+DRAFT[A] = torch.tensor([0.4, 0.35, 0.25, 0, 0, 0, 0])
+DRAFT[B] = torch.tensor([0.9, 0.05, 0.05, 0, 0, 0, 0])
+DRAFT[OPEN] = DRAFT[LEAD]
+
+
+class Table(Drafter):
+    """Draws from a table's row of the token before, as the block drafters do."""
+
+    gamma = GAMMA
+
+    def __init__(self, rows: torch.Tensor):
+        self.rows = rows
+        self.overlap = torch.minimum(rows, TARGET).sum(1)
+
+    def allocate(self, slots: int) -> None:
+        pass
+
+    def observe(self, features: Features) -> None:
+        pass
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        previous, tokens, probs, confidence = batch.anchors, [], [], []
+        for k in range(GAMMA):
+            confidence.append(self.overlap[previous])
+            previous, q = choose(self.rows[previous].log(), batch.rules, batch.keys[:, k])
+            tokens.append(previous)
+            probs.append(q)
+        return Draft(
+            torch.stack(tokens, 1),
+            torch.full_like(batch.anchors, GAMMA),
+            torch.stack(confidence, 1),
+            torch.stack(probs, 1) if batch.wants_probs else None,
+        )
+
+
+def texts(
+    prompts: list[int],
+    seeds: list[int],
+    *,
+    seeded: list[bool] | None = None,
+    heat: list[float] | None = None,
+    admit=None,
+    drafter: Drafter | None = None,
+    top_p: float = 1.0,
+) -> list[tuple[int, ...]]:
+    """The first LENGTH tokens of requests whose prompts end with a token each, decoded in one batch.
+
+    admit: verify_lens from (confidence, draft_lens); None: nobody drafts. heat: temperatures, 0: greedy.
+    """
+    count = len(prompts)
+    heat = heat or [1.0] * count
+    info = SimpleNamespace(
+        temperatures=torch.tensor([[t or 1.0] for t in heat]),
+        top_ks=torch.tensor([2**30 if t else 1 for t in heat]),
+        top_ps=torch.full((count,), top_p),
+        need_top_k_sampling=True,
+        need_top_p_sampling=top_p < 1,
+        need_min_p_sampling=False,
+        is_all_greedy=not any(heat),
+    )
+    sampling = Sampling.of(info, torch.tensor(seeds), torch.tensor(seeded or [True] * count))
+    drafter = drafter or Table(DRAFT)
+    table, rows = torch.arange(count * 20, dtype=torch.int32).view(count, 20), torch.arange(count)
+    seq_lens = torch.full((count,), 5)
+    anchors = sampling.draw(TARGET[torch.tensor(prompts)].log(), seq_lens - 1)
+    found = [[token] for token in anchors.tolist()]
+    while min(len(tokens) for tokens in found) < LENGTH:
+        keys = sampling.draft_keys(seq_lens, GAMMA)
+        batch = DraftBatch(
+            anchors, seq_lens, table, rows, keys=keys, wants_probs=not sampling.all_decided, **sampling.rules._asdict()
+        )
+        draft = drafter.propose(batch)
+        verify_lens = torch.zeros_like(seq_lens)
+        if admit is not None:
+            verify_lens = admit(draft.confidence, draft.lens)
+        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, table, rows)
+        logits = TARGET[flat.input_ids].log()
+        accept_lens, out = sampling.accept(logits, draft, verify_lens, flat)
+        for tokens, more, length in zip(found, out.tolist(), accept_lens.tolist(), strict=True):
+            tokens += more[:length]
+        anchors = out.gather(1, accept_lens[:, None] - 1)[:, 0]
+        seq_lens = seq_lens + accept_lens
+    return [tuple(tokens[:LENGTH]) for tokens in found]
+
+
+def budget(tokens: int):
+    """The asynchronous planner's admission of so many tokens; the budget is fixed, so nothing of it can look ahead."""
+    planner = Asynchronous(curve_cost(4, [1.0]), GAMMA)
+    return lambda confidence, lens: planner.admit(confidence, lens, Budget(draft=True, tokens=tokens))
+
+
+def of(planner):
+    return lambda confidence, lens: planner.admit(confidence, lens, Budget(draft=True, tokens=None))
+
+
+PROMPTS = [TO_OPEN, TO_LEAD, TO_LEAD, TO_LEAD]
+ADMISSIONS = {
+    "off": None,
+    "tight budget": budget(6),
+    "verify all": of(VerifyAll()),
+    "one": of(StaticGamma(1)),
+    "threshold": of(Threshold(0.5)),
+}
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def compiled(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip("no compiled kernels here")
+
+
+def exact(start: int) -> dict[tuple[int, ...], float]:
+    """Probability of each text that opens with `start`."""
+    found = {(start,): 1.0}
+    for _ in range(LENGTH - 1):
+        found = {
+            (*text, token): p * float(TARGET[text[-1], token])
+            for text, p in found.items()
+            for token in range(len(TARGET))
+            if TARGET[text[-1], token] > 0
+        }
+    return found
+
+
+def p_of_first(admit, **options) -> float:
+    """How likely the texts of the first request are, over SEEDS batches of four requests with one seed."""
+    drawn = Counter(texts(PROMPTS, [seed] * 4, admit=admit, **options)[0] for seed in range(SEEDS))
+    return p_value(drawn, exact(OPEN), SEEDS)
+
+
+def test_equal_seeds_in_many_requests_keep_the_distribution():
+    assert p_of_first(ADMISSIONS["tight budget"]) > 1e-3
+
+
+def test_rejection_sampling_with_equal_seeds_is_seen():
+    """What was done before: numbers by seed and step, so that the budget knows of the first request's draw."""
+    assert p_of_first(ADMISSIONS["tight budget"], seeded=[False] * 4) < 1e-6
+
+
+def test_rejection_sampling_keeps_the_distribution_in_the_same_place():
+    """Of requests without a seed, whose numbers nobody shares."""
+    drawn = Counter()
+    for seed in range(SEEDS):
+        seeds = [4 * seed + i for i in range(4)]
+        drawn[texts(PROMPTS, seeds, seeded=[False] * 4, admit=ADMISSIONS["tight budget"])[0]] += 1
+    assert p_value(drawn, exact(OPEN), SEEDS) > 1e-3
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_a_seed_decides_the_text(top_p):
+    """Whatever drafts it, whoever admits, and whoever is beside it."""
+    flat = Table(torch.where(TARGET > 0, 1.0, 0.0) / (TARGET > 0).sum(1, keepdim=True))
+    found = set()
+    for seed in range(40):
+        (alone,) = texts([TO_OPEN], [seed], top_p=top_p)
+        found.add(alone)
+        for name, admit in ADMISSIONS.items():
+            for drafter in (Table(DRAFT), flat):
+                (other,) = texts([TO_OPEN], [seed], admit=admit, drafter=drafter, top_p=top_p)
+                assert other == alone, name
+                beside = texts(
+                    [TO_LEAD, TO_OPEN, TO_OPEN, TO_LEAD, TO_OPEN],
+                    [seed, 91, seed, seed, 1000 + seed],
+                    seeded=[True, False, True, True, False],
+                    heat=[1.0, 1.0, 1.0, 0.0, 1.0],
+                    admit=admit,
+                    drafter=drafter,
+                    top_p=top_p,
+                )
+                assert beside[2] == alone, name
+                assert beside[3] == (LEAD, A, A, A)
+    assert len(found) > 10
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_drafter_that_knows_the_target_is_always_right():
+    """q = p and one noise: every draft is accepted, of seeded requests as of greedy ones."""
+    steps = 0
+
+    def count(confidence, lens):
+        nonlocal steps
+        steps += 1
+        return lens
+
+    for seed in range(20):
+        texts([TO_OPEN], [seed], admit=count, drafter=Table(TARGET))
+    assert steps == 20  # one brings GAMMA + 1 tokens behind the first
+
+
+def test_survival_counts_what_the_trap_needs():
+    """The others' second draft stands before or behind the first request's first, as the equal draw came out."""
+    draft = Table(DRAFT)
+    first = draft.overlap[OPEN]
+    for drawn, before in ((A, True), (B, False)):
+        chance = survival_of(torch.stack([draft.overlap[[LEAD, drawn]]]))[0, 1]
+        assert bool(chance > first) == before
