@@ -20,7 +20,9 @@ OUTPUT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationSt
 RECEIVE = "sglang.srt.managers.scheduler_components.request_receiver.sock_recv"
 PASSES = "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.increment_decode_cuda_graph_pass"
 """Counts the steps that ran as a CUDA graph and those that did not; on a CPU none does."""
-NOTHING_THERE = zmq.Again()
+RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode"
+"""Slots that a step may need; SGLang asks all its speculative algorithms for it, and twice a step."""
+NOTHING_THERE, READABLE = zmq.Again(), int(zmq.POLLIN)
 
 
 def register() -> None:
@@ -29,6 +31,7 @@ def register() -> None:
     )
     HookRegistry.register(f"{OUTPUT}.to_payload", _without_time_stats, HookType.AFTER)
     HookRegistry.register(RECEIVE, _receive_what_is_there, HookType.AROUND)
+    HookRegistry.register(RESERVE, cache(lambda original: original()), HookType.AROUND)
     HookRegistry.register(PASSES, lambda *_, **__: None, HookType.REPLACE)
 
 
@@ -42,7 +45,7 @@ def _without_time_stats(payload: Any, *_: Any, **__: Any) -> Any:
 
 def _receive_what_is_there(original: Callable[..., Any], socket: Any, flags: int = 0) -> Any:
     """Twice a step the scheduler asks for requests where mostly none is; to be told so by an attempt takes longer."""
-    if flags & zmq.NOBLOCK and not socket.get(zmq.EVENTS) & zmq.POLLIN:
+    if flags and not socket.get(zmq.EVENTS) & READABLE:  # NOBLOCK is the only flag there is
         raise NOTHING_THERE.with_traceback(None)
     return original(socket, flags)
 
