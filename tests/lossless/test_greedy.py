@@ -122,3 +122,16 @@ def test_logprobs(exact_server, prompts):
         assert drafted["token_logprobs"] == pytest.approx(without["token_logprobs"], abs=1e-5)
         for a, b in zip(drafted["top_logprobs"], without["top_logprobs"], strict=True):
             assert a == pytest.approx(b, abs=1e-5)
+
+
+def test_a_token_is_as_likely_decoded_as_after_a_prefill(exact_server, prompts):
+    """A decode step goes from tokens to logits without SGLang's forward, which prefills."""
+    body = {"speculate": False, "temperature": 0, "logprobs": 3, "ignore_eos": True}
+    for prompt in prompts[:2]:
+        decoded = complete(exact_server, prompt, max_tokens=24, **body)["choices"][0]
+        for place in (1, 7, 23):
+            before = decoded["prompt_token_ids"] + decoded["token_ids"][:place]
+            prefilled = complete(exact_server, before, max_tokens=1, **body)["choices"][0]
+            assert prefilled["token_ids"] == decoded["token_ids"][place : place + 1]
+            (after,), then = prefilled["logprobs"]["top_logprobs"], decoded["logprobs"]["top_logprobs"][place]
+            assert after == pytest.approx(then, abs=1e-5)

@@ -12,9 +12,11 @@ from running import Server
 MODEL = "SmolLM2-135M-Instruct"
 
 
-def complete(server: Server, prompt: str, *, speculate: bool, chat: bool = True, **body: Any) -> dict[str, Any]:
-    """The whole answer to /v1/completions, with token ids; `chat` puts the prompt in the model's chat format."""
-    if chat:
+def complete(
+    server: Server, prompt: str | list[int], *, speculate: bool, chat: bool = True, **body: Any
+) -> dict[str, Any]:
+    """The whole answer to /v1/completions, with token ids; `chat` puts a text in the model's chat format."""
+    if chat and isinstance(prompt, str):
         prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
     request = {"model": MODEL, "prompt": prompt, "return_token_ids": True, "speculation": {"enabled": speculate}}
     answer = httpx.post(f"{server.url}/v1/completions", json=request | body, timeout=600)
