@@ -7,6 +7,7 @@ sequence are sorted by anchor and attended in tiles, each against no more contex
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ import torch
 from ..block.config import BlockConfig
 from .loss import Labels, position_weights
 from .store import FeatureStore, Sequence
+
+CPU_TILE, GPU_TILE = 64, 256
+"""Blocks attended at a time: what a cache holds, and what is worth a GPU's launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Step:
 
     features, positions: [C, m*d], [C]; anchors: [A] token ids; anchor_positions: [A].
     tokens: [A, size + 1] anchor and true continuation (0 beyond the end); valid: [A, size].
-    labels: of the valid positions, in row order.
+    rows: [N] int64, the valid positions among all A * size, which the labels are of.
     """
 
     features: torch.Tensor
@@ -43,6 +47,7 @@ class Step:
     anchor_positions: torch.Tensor
     tokens: torch.Tensor
     valid: torch.Tensor
+    rows: torch.Tensor
     labels: Labels
     tiles: list[Tile]
 
@@ -61,12 +66,17 @@ class BatchMaker:
         *,
         device: torch.device,
         decay: float | None = None,
-        tile: int = 64,
+        tile: int | None = None,
     ) -> None:
-        self.config, self.tile, self.device = config, tile, device
+        self.config, self.device = config, device
+        self.tile = tile or (CPU_TILE if device.type == "cpu" else GPU_TILE)
         self.decay = float(config.gamma) if decay is None else decay
         self.columns = torch.full((config.vocab_size,), -1, dtype=torch.int64)
         self.columns[vocab.cpu()] = torch.arange(len(vocab))
+
+    def _move(self, x: torch.Tensor) -> torch.Tensor:
+        """To the device; where that is a GPU, without waiting for what it does."""
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
     def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> Step:
         """Blocks of `size` predictions behind the given anchor positions of each sequence."""
@@ -90,27 +100,28 @@ class BatchMaker:
             for piece in at.split(self.tile):
                 length = int(piece[-1])
                 hidden = torch.arange(length) >= piece[:, None]
-                tiles.append(Tile(first, first + len(piece), row, length, hidden.to(self.device)))
+                tiles.append(Tile(first, first + len(piece), row, length, self._move(hidden)))
                 first += len(piece)
             row += context
         block_tokens, keep = torch.cat(tokens), torch.cat(valid)
         weights = position_weights(size, self.decay).expand(len(keep), -1)[keep]
         places = torch.arange(size).expand(len(keep), -1)[keep]
         labels = Labels(
-            token=self.columns[block_tokens[:, 1:][keep]].to(self.device),
-            top=self.columns[torch.cat(tops)].to(self.device),
-            probs=torch.cat(probs).to(self.device),
-            weight=weights.to(self.device),
-            place=places.to(self.device),
+            token=self._move(self.columns[block_tokens[:, 1:][keep]]),
+            top=self._move(self.columns[torch.cat(tops)]),
+            probs=self._move(torch.cat(probs)),
+            weight=self._move(weights),
+            place=self._move(places),
             blocks=(places == 0).nonzero()[:, 0].tolist(),
         )
         return Step(
-            features=torch.cat(features).to(self.device),
-            positions=torch.cat(positions).to(self.device),
-            anchors=torch.cat(ids).to(self.device),
-            anchor_positions=torch.cat(anchored).to(self.device),
-            tokens=block_tokens.to(self.device),
-            valid=keep.to(self.device),
+            features=self._move(torch.cat(features)),
+            positions=self._move(torch.cat(positions)),
+            anchors=self._move(torch.cat(ids)),
+            anchor_positions=self._move(torch.cat(anchored)),
+            tokens=self._move(block_tokens),
+            valid=self._move(keep),
+            rows=self._move(keep.flatten().nonzero()[:, 0]),
             labels=labels,
             tiles=tiles,
         )
@@ -119,6 +130,16 @@ class BatchMaker:
 def anchor_range(s: Sequence) -> tuple[int, int]:
     """Positions that can be an anchor, first and one past the last: answer tokens with a token behind them."""
     return s.prompt, len(s.tokens) - 1
+
+
+def ahead(steps: Iterator[Step]) -> Iterator[Step]:
+    """The same steps, the next one made by a thread while one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, steps)
+        while True:
+            ready = coming.result()
+            coming = pool.submit(next, steps)
+            yield ready
 
 
 def random_steps(

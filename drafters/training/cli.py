@@ -1,7 +1,8 @@
-"""`outrider train dspark|dflash` and `outrider export`: arguments and the stages behind them.
+"""`outrider train dspark|dflash|both` and `outrider export`: arguments and the stages behind them.
 
 OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt and losses.csv
-belong to one; OUT/drafter is the finished checkpoint folder. The same command resumes a killed run.
+belong to one; OUT/drafter is the finished checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The
+same command resumes a run that was killed or whose --minutes are over.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from ..block import checkpoint
 from ..block.config import ARCHITECTURES, BlockConfig
 from ..block.model import BlockModel
+from .deadline import Deadline, OutOfTime
 from .decode import Wanted
 from .features import build_store
 from .forward import Frozen
@@ -29,7 +31,11 @@ from .target import TargetModel, keep_freed_memory
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `outrider train`."""
     add = parser.add_argument
-    add("kind", choices=list(ARCHITECTURES), help="drafter to train")
+    add(
+        "kind",
+        choices=[*ARCHITECTURES, "both"],
+        help="drafter to train; both: one after the other, on the same answers",
+    )
     add("--target", required=True, help="Hugging Face folder or name of the target model")
     add("--prompts", nargs="*", default=[], metavar="FILE", help="JSONL files of prompts, or of answered prompts")
     add("--out", required=True, type=Path, help="folder of this run; an interrupted run in it is resumed")
@@ -38,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     add("--seed", type=int, default=0)
+    add("--minutes", type=float, help="stop after so many, with everything on disk; the same command goes on")
     data = parser.add_argument_group("answers and features")
     data.add_argument(
         "--pair-answers",
@@ -66,8 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--start",
         default="target",
         metavar="target|fresh|FOLDER",
-        help="first weights: the target's last layers, random ones, or those of a drafter, whose shape is then taken "
-        "(default: %(default)s)",
+        help="first weights: the target's last layers, random ones, or those of a drafter, whose shape is then taken; "
+        "for both, drafters FOLDER/dspark and FOLDER/dflash (default: %(default)s)",
     )
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--steps", type=int, default=20000)
@@ -87,7 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="save running means of the weights, F of them kept each step",
     )
-    loss = parser.add_argument_group("loss", "DSpark's by default; DFlash's own is --alpha-ce 1 --alpha-tv 0")
+    loss = parser.add_argument_group("loss")
+    loss.add_argument(
+        "--loss",
+        choices=["dspark", "authors"],
+        default="dspark",
+        help="dspark: the weights below for either drafter; authors: DFlash by cross entropy alone, as its authors do",
+    )
     loss.add_argument("--alpha-ce", type=float, default=0.1, help="of the true token's cross entropy, after the start")
     loss.add_argument("--alpha-ce-start", type=float, default=1.0, help="and before the first step")
     loss.add_argument("--alpha-ce-steps", type=int, default=500, help="steps from one to the other")
@@ -116,7 +129,9 @@ def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
     return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
 
 
-def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path, keep: Keep) -> list[Sample]:
+def gather_samples(
+    args: argparse.Namespace, target: TargetModel, data: Path, keep: Keep, deadline: Deadline
+) -> list[Sample]:
     """Stage 1: answered samples, from files and written by the target, whose features are kept on the way."""
     given = [s for path in args.prompts for s in read_samples(path)]
     answered = [s for s in given if s.response_ids]
@@ -131,7 +146,7 @@ def gather_samples(args: argparse.Namespace, target: TargetModel, data: Path, ke
     if open_prompts:
         answer(
             target, open_prompts, answers, temperatures=args.temperatures, max_new_tokens=args.answer_tokens,
-            seed=args.seed, rows=args.batch, keep=keep,
+            seed=args.seed, rows=args.batch, keep=keep, deadline=deadline,
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:
@@ -151,13 +166,14 @@ def start(
     start_markov(model, store, numbers, [ids for ids in more if ids not in hidden])
 
 
-def former_drafter(args: argparse.Namespace, target: TargetModel) -> BlockModel | None:
+def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> BlockModel | None:
     """The drafter to go on with, in float32, or None; raises ValueError where it is of another kind or target."""
     if args.start in ("target", "fresh"):
         return None
-    model = checkpoint.load(args.start, dtype=torch.float32).requires_grad_(True).train()
-    if model.config.kind != args.kind:
-        raise ValueError(f"--start {args.start} is a {model.config.kind} drafter, not {args.kind}")
+    folder = Path(args.start) / kind if args.kind == "both" else Path(args.start)
+    model = checkpoint.load(folder, dtype=torch.float32).requires_grad_(True).train()
+    if model.config.kind != kind:
+        raise ValueError(f"--start {folder} is a {model.config.kind} drafter, not {kind}")
     checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
     return model
 
@@ -168,17 +184,17 @@ def held_out_numbers(store: FeatureStore, count: int) -> list[int]:
     return greedy[: min(count, len(greedy) // 4)]
 
 
-def make_config(args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...]) -> BlockConfig:
+def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers: tuple[int, ...]) -> BlockConfig:
     """Shape of the drafter: the target's layer shape, our depth, vocabulary and heads."""
     theirs, tokenizer = target.config, target.tokenizer
     mask = args.mask_token
     if mask is None:
         mask = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else tokenizer.pad_token_id
-    heads, dspark = theirs.num_attention_heads, args.kind == "dspark"
+    heads, dspark = theirs.num_attention_heads, kind == "dspark"
     rope = getattr(theirs, "rope_parameters", None) or {}
     vocab = args.draft_vocab if 0 < args.draft_vocab < theirs.vocab_size else None
     return BlockConfig(
-        kind=args.kind,
+        kind=kind,
         gamma=args.gamma,
         vocab_size=theirs.vocab_size,
         hidden_size=theirs.hidden_size,
@@ -206,54 +222,91 @@ def run(args: argparse.Namespace) -> int:
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
+    deadline = Deadline(args.minutes)
+    target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
+    kinds = list(ARCHITECTURES) if args.kind == "both" else [args.kind]
+    formers = [former_drafter(args, kind, target) for kind in kinds]
+    layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
+    read = {former.config.target_layers for former in formers if former} or {layers}
+    if len(read) > 1:
+        raise ValueError(f"the drafters in --start {args.start} read different layers of the target")
+    layers = read.pop()
+    try:
+        store = gather_features(args, target, layers, deadline)
+    except OutOfTime:
+        print("the minutes are over before all answers were there; the same command goes on")
+        return 0
+    for i, (kind, former) in enumerate(zip(kinds, formers, strict=True)):
+        folder = args.out / kind if args.kind == "both" else args.out
+        train(args, kind, folder, target, store, former, layers, deadline.share(len(kinds) - i))
+    return 0
+
+
+def gather_features(
+    args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], deadline: Deadline
+) -> FeatureStore:
+    """Stages 1 and 2: all answers and their features; raises OutOfTime."""
     data = args.data or args.out
-    args.out.mkdir(parents=True, exist_ok=True)
     data.mkdir(parents=True, exist_ok=True)
-    dtype = getattr(torch, args.dtype)
-    target = TargetModel.load(args.target, device=args.device, dtype=dtype)
-    former = former_drafter(args, target)
-    if former:
-        layers = former.config.target_layers
-    else:
-        layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
     meta = {"layers": list(layers), "target": checkpoint.target_identity(target.config, target.embedding)["embedding"]}
     store = FeatureStore(data / "features", width=len(layers) * target.config.hidden_size, top=args.top, meta=meta)
     keep = Keep(store, Wanted(layers, args.top), args.max_tokens)
-    samples = gather_samples(args, target, data, keep)
-    build_store(target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens)
+    samples = gather_samples(args, target, data, keep, deadline)
+    build_store(
+        target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens, deadline=deadline
+    )  # fmt: skip
+    return store
+
+
+def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
+    """What the flags say, for this drafter."""
+    given = {
+        name: getattr(args, name)
+        for name in (
+            "steps", "sequences", "anchors", "lr", "warmup", "decay_steps", "short_block", "short_steps", "seed",
+            "validate_every", "save_seconds", "ema", "alpha_ce", "alpha_ce_start", "alpha_ce_steps", "alpha_tv",
+            "alpha_kl", "kl_falloff", "alpha_conf", "position_decay",
+        )
+    }  # fmt: skip
+    if kind == "dflash" and args.loss == "authors":
+        given |= {"alpha_ce": 1.0, "alpha_ce_start": 1.0, "alpha_tv": 0.0, "alpha_kl": 0.0}
+    return Recipe(**given, survival=args.survival_weights)
+
+
+def train(
+    args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
+    former: BlockModel | None, layers: tuple[int, ...], deadline: Deadline,
+) -> None:  # fmt: skip
+    """Stage 3 for one drafter, as far as the deadline lets it; what there is becomes `folder`/drafter."""
+    folder.mkdir(parents=True, exist_ok=True)
     held_out = held_out_numbers(store, args.validation)
     if former:
         model = former
     else:
-        config = make_config(args, target, layers)
-        vocab = draft_vocabulary(store, config, args.out / "vocab.json")
+        config = make_config(args, kind, target, layers)
+        vocab = draft_vocabulary(store, config, folder / "vocab.json")
         torch.manual_seed(args.seed)
         model = BlockModel(config, vocab)
-        if not (args.out / "checkpoint.pt").exists():
+        if not (folder / "checkpoint.pt").exists():
             start(args, model, target, store, held_out)
-    model = model.to(device=args.device, dtype=dtype)
-    frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
-    recipe = Recipe(
-        steps=args.steps, sequences=args.sequences, anchors=args.anchors, lr=args.lr, warmup=args.warmup,
-        decay_steps=args.decay_steps, short_block=args.short_block, short_steps=args.short_steps, seed=args.seed,
-        validate_every=args.validate_every, save_seconds=args.save_seconds, ema=args.ema, alpha_ce=args.alpha_ce,
-        alpha_ce_start=args.alpha_ce_start, alpha_ce_steps=args.alpha_ce_steps, alpha_tv=args.alpha_tv,
-        alpha_kl=args.alpha_kl, kl_falloff=args.kl_falloff, alpha_conf=args.alpha_conf,
-        position_decay=args.position_decay, survival=args.survival_weights,
-    )  # fmt: skip
-    training = Run(args.out, model, frozen, recipe)
+    model = model.to(device=args.device, dtype=target.embedding.dtype)
+    training = Run(
+        folder, model, Frozen(target.embedding, target.head[model.vocab].contiguous()), make_recipe(args, kind)
+    )
     if training.resume():
-        print(f"resuming {args.out} at step {training.step}")
-    training.train(store, held_out)
+        print(f"resuming {folder} at step {training.step}")
+    try:
+        training.train(store, held_out, deadline=deadline)
+    except OutOfTime:
+        print(f"the minutes are over at step {training.step} of {args.steps}; the same command goes on")
     with training.optimiser.averaged():
-        checkpoint.save_compact(model, args.out / "drafter")
+        checkpoint.save_compact(model, folder / "drafter")
     facts = {
         "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
         "anchors": training.anchors, "seconds": round(training.seconds),
     }  # fmt: skip
-    (args.out / "drafter" / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    print(f"drafter written to {args.out / 'drafter'}")
-    return 0
+    (folder / "drafter" / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    print(f"drafter written to {folder / 'drafter'}")
 
 
 def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> torch.Tensor | None:

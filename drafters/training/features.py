@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from tqdm import tqdm
 
+from .deadline import NEVER, Deadline
 from .prompts import Sample
 from .store import FeatureStore, Sequence
 from .target import TargetModel
@@ -20,7 +21,7 @@ from .target import TargetModel
 def sequence_features(
     target: TargetModel, batch: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
 ) -> list[Sequence]:
-    """Features of (tokens, prompt length) pairs, padded on the right and run together.
+    """Features of (tokens, prompt length) pairs, padded on the right and run together; on the CPU.
 
     The distribution of answer token i comes from position i - 1, so logits are computed from the last prompt token on.
     """
@@ -34,7 +35,8 @@ def sequence_features(
         logits = final[row, prompt - 1 : len(ids) - 1] @ target.head.T
         values, top_ids = logits.topk(top, -1)
         probs = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()
-        sequences.append(Sequence(padded[row, : len(ids)], prompt, features[row, : len(ids)], top_ids, probs))
+        kept = features[row, : len(ids)].cpu()
+        sequences.append(Sequence(torch.tensor(ids), prompt, kept, top_ids.cpu(), probs.cpu()))
     return sequences
 
 
@@ -61,8 +63,9 @@ def build_store(
     top: int,
     max_tokens: int = 1024,
     batch_tokens: int = 4096,
+    deadline: Deadline = NEVER,
 ) -> None:
-    """Add every answered sample to `store` that is not in it yet."""
+    """Add every answered sample to `store` that is not in it yet; raises OutOfTime at the deadline."""
     missing: list[tuple[list[int], int, Sample]] = []
     for sample in samples:
         prompt = target.chat_ids(list(sample.turns))
@@ -79,6 +82,7 @@ def build_store(
                 store.append(sequence, temperature=sample.temperature, source=sample.source)
                 progress.update(len(ids))
             pending = []
+            deadline.check()
         if item is not None:
             pending.append(item)
     progress.close()

@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from ..block.config import BlockConfig
 from ..block.model import BlockModel
-from .batches import BatchMaker, Step, random_steps
+from .batches import BatchMaker, Step, ahead, random_steps
+from .deadline import NEVER, Deadline
 from .forward import Frozen, hidden_states
 from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
@@ -83,7 +84,7 @@ class Recipe:
         """How the losses are added up at a step."""
         done = min(1.0, step / self.alpha_ce_steps) if self.alpha_ce_steps else 1.0
         return LossWeights(
-            ce=self.alpha_ce_start + (self.alpha_ce - self.alpha_ce_start) * done,
+            ce=self.alpha_ce_start * (1 - done) + self.alpha_ce * done,
             tv=self.alpha_tv,
             kl=self.alpha_kl * done,
             kl_falloff=self.kl_falloff,
@@ -101,14 +102,14 @@ def train_step(
     size = step.valid.shape[1]
     hidden = hidden_states(model, frozen, step, size)
     head = model.markov_head
-    latent = head.latents(step.tokens[:, :-1], hidden)[step.valid] if head else None
-    kept = hidden[step.valid]
+    latent = head.latents(step.tokens[:, :-1], hidden).flatten(0, 1)[step.rows] if head else None
+    kept = hidden.flatten(0, 1)[step.rows]
     labels = step.labels
     loss, parts, accept, weights = draft_loss(kept, latent, frozen.head, head.w2.weight if head else None, labels, how)
     total = weights.sum()
     conf = torch.zeros((), device=loss.device)
     if model.confidence_head is not None:
-        previous = head.w1(step.tokens[:, :-1])[step.valid] if head else kept
+        previous = head.w1(step.tokens[:, :-1]).flatten(0, 1)[step.rows] if head else kept
         conf = confidence_loss(model.confidence_head(kept, previous), accept, weights)
     ((loss + alpha_conf * conf) / total).backward()
     return {
@@ -118,7 +119,7 @@ def train_step(
         "kl": parts[2] / total,
         "confidence": conf.detach() / total,
         "accept": accept.mean(),
-        "first": accept[labels.blocks].mean(),
+        "first": (accept * (labels.place == 0)).sum() / len(labels.blocks),
     }
 
 
@@ -177,8 +178,19 @@ class Run:
                 writer.writerow(COLUMNS)
             writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in (row.get(c, "") for c in COLUMNS)])
 
-    def train(self, store: FeatureStore, held_out: list[int], *, every: int = 20, keep: bool = True) -> None:
-        """Train up to `recipe.steps`, logging means over `every` steps; `keep` a checkpoint from before the decay."""
+    def train(
+        self,
+        store: FeatureStore,
+        held_out: list[int],
+        *,
+        every: int = 20,
+        keep: bool = True,
+        deadline: Deadline = NEVER,
+    ) -> None:
+        """Train up to `recipe.steps`, logging means over `every` steps; `keep` a checkpoint from before the decay.
+
+        Raises OutOfTime, with the checkpoint written, where the deadline comes first.
+        """
         recipe, config = self.recipe, self.model.config
         maker = BatchMaker(config, self.model.vocab, device=self.frozen.head.device, decay=recipe.position_decay)
         numbers = [i for i in range(len(store)) if i not in set(held_out)]
@@ -197,6 +209,7 @@ class Run:
                     store, numbers, maker, sequences=recipe.sequences, anchors=recipe.anchors, size=size,
                     seed=recipe.seed, step=self.step,
                 )  # fmt: skip
+                batches = ahead(batches) if maker.device.type == "cuda" else batches
             batch = next(batches)
             row = train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
             rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
@@ -219,9 +232,13 @@ class Run:
                 sums, summed = {}, 0
             if keep and self.step == decay_start:
                 self.save(self.folder / "before-decay.pt")
-            if time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
+            late = deadline.passed
+            if late or time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
                 self.save()
                 saved = time.monotonic()
+            if late and self.step < recipe.steps:
+                progress.close()
+                deadline.check()
         progress.close()
 
     def validate(self, store: FeatureStore, held_out: list[int]) -> float:

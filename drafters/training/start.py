@@ -88,8 +88,9 @@ def start_markov(
         s = store[number]
         kept = columns[s.top_ids]
         for i, token in enumerate(s.tokens[s.prompt - 1 : -1].tolist()):
-            row = counts.setdefault(token, torch.zeros(len(vocab)))
-            row.index_add_(0, kept[i].clamp_min(0), s.top_probs[i] * (kept[i] >= 0))
+            if token not in counts:
+                counts[token] = torch.zeros(len(vocab))
+            counts[token].index_add_(0, kept[i].clamp_min(0), s.top_probs[i] * (kept[i] >= 0))
     for ids in answers:
         for token, column in zip(ids, columns[list(ids[1:])].tolist(), strict=False):
             if column >= 0:

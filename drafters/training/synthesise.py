@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .deadline import NEVER, Deadline
 from .decode import Wanted, decode
 from .features import usable
 from .prompts import Sample, read_samples
@@ -77,10 +78,12 @@ def answer(
     rows: int = 64,
     max_prompt_tokens: int = 1024,
     keep: Keep | None = None,
+    deadline: Deadline = NEVER,
 ) -> None:
     """Append an answer of the target for every sample to `out` (JSONL); what is there already is not written again.
 
     Sample i is answered at `temperatures[i % len(temperatures)]`. With `keep`, features go to a store on the way.
+    Raises OutOfTime at the deadline; the texts under way are lost.
     """
     kept = Counter((s.turns, s.temperature) for s in answers_so_far(out))
     prompts, heat, numbers = [], [], []
@@ -105,6 +108,7 @@ def answer(
             file.flush()
             if keep and text.sequence:
                 keep.add(text.sequence, made)
+            deadline.check()
 
 
 def seeds_of(numbers: Iterable[int], seed: int) -> list[int]:

@@ -2,6 +2,7 @@
 
   outrider train dspark --target ./model --prompts prompts.jsonl --out runs/dspark
   outrider train dflash --target ./model --self-prompts 2000 --out runs/dflash
+  outrider train both --target ./model --prompts prompts.jsonl --out runs --loss authors --minutes 9
 
 Without prompts of your own the target writes some itself. The same command resumes a run that was interrupted.
 The result, OUT/drafter, is what `outrider serve --drafter dspark --drafter-path` takes.
@@ -28,10 +29,11 @@ def run(args: argparse.Namespace) -> int:
         cli.run(args)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from None
-    losses = args.out / "losses.csv"  # a run of very few steps writes none
-    if losses.exists() and not pictures.available():
-        print("matplotlib is not installed: no losses.png, the numbers are in losses.csv")
-    elif losses.exists():
-        with pictures.figure(args.out / "losses.png") as figure:
-            plot_losses(losses, figure)
+    folders = [args.out / kind for kind in cli.ARCHITECTURES] if args.kind == "both" else [args.out]
+    for losses in [folder / "losses.csv" for folder in folders]:  # a run of very few steps writes none
+        if losses.exists() and not pictures.available():
+            print("matplotlib is not installed: no losses.png, the numbers are in losses.csv")
+        elif losses.exists():
+            with pictures.figure(losses.with_name("losses.png")) as figure:
+                plot_losses(losses, figure)
     return 0

@@ -18,6 +18,7 @@ from outrider.drafters.training import cli, measure
 from outrider.drafters.training.batches import BatchMaker, random_steps
 from outrider.drafters.training.features import answer_chances, sequence_features
 from outrider.drafters.training.forward import Frozen, hidden_states
+from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.optimise import learning_rate
 from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
 from outrider.drafters.training.start import start_from_target, start_markov
@@ -119,7 +120,8 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     torch.manual_seed(0)
     vocab = torch.arange(3, 96, 2)
-    shape = cli.make_config(arguments(target_folder, Path(), Path(), "--draft-vocab", str(len(vocab))), target, (1, 4))
+    args = arguments(target_folder, Path(), Path(), "--draft-vocab", str(len(vocab)))
+    shape = cli.make_config(args, "dspark", target, (1, 4))
     model = BlockModel(shape, vocab)
     for weight in (model.markov_head.w1.weight, model.markov_head.w2.weight):
         weight.data *= 60  # q of a position depends on the token before it
@@ -221,10 +223,36 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
         cli.run(dflash)
 
 
+def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """Stopped after every answer and every step, the command gets as far as one that never is, by the same answers."""
+    more = ["--loss", "authors", "--steps", "6", "--decay-steps", "2", "--short-steps", "2"]
+    whole, pieces = (arguments(target_folder, prompts, tmp_path / name, *more) for name in ("whole", "pieces"))
+    whole.kind = pieces.kind = "both"
+    assert cli.run(whole) == 0
+    pieces.minutes, calls, done = 0.0, 0, tmp_path / "pieces" / "dflash" / "drafter" / "training.json"
+    while not done.exists() or json.loads(done.read_text())["steps"] < 6:
+        assert cli.run(pieces) == 0
+        calls += 1
+        assert calls <= 20 + 6
+    assert calls == 20 + 6
+    for name in ("answers.jsonl", "features/tokens.bin"):
+        first, second = (tmp_path / run / name for run in ("whole", "pieces"))
+        assert sorted(first.read_bytes()) == sorted(second.read_bytes())
+    assert json.loads((tmp_path / "pieces" / "dspark" / "drafter" / "training.json").read_text())["steps"] == 6
+    shipped = arguments(target_folder, prompts, tmp_path / "next", *more, "--data", str(tmp_path / "whole"))
+    shipped.kind, shipped.start = "both", str(tmp_path / "drafters")
+    (tmp_path / "drafters").mkdir()
+    for kind in ("dspark", "dflash"):
+        (tmp_path / "whole" / kind / "drafter").rename(tmp_path / "drafters" / kind)
+    assert cli.run(shipped) == 0
+
+
 def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    own = ["--alpha-ce", "1", "--alpha-tv", "0"]  # the loss of its authors
-    args = arguments(target_folder, prompts, tmp_path / "out", "--start", "fresh", "--steps", "20", *own)
+    args = arguments(target_folder, prompts, tmp_path / "out", "--start", "fresh", "--steps", "20", "--loss", "authors")
     args.kind = "dflash"
+    recipe = cli.make_recipe(args, "dflash")
+    assert recipe.losses(0) == recipe.losses(10**6) == LossWeights(ce=1.0, tv=0.0)
+    assert cli.make_recipe(args, "dspark").losses(10**6) == LossWeights(ce=0.1, tv=0.9)
     assert cli.run(args) == 0
     assert load(tmp_path / "out" / "drafter").config.kind == "dflash"
 
