@@ -162,8 +162,8 @@ def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
         drafts,
         verify_lens,
         torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
-        uniforms=torch.rand(2 * SAMPLES, 2, generator=generator),
-        final_uniforms=torch.rand(2 * SAMPLES, generator=generator),
+        uniforms=torch.rand(2 * SAMPLES, 2, generator=generator, dtype=torch.float64),
+        final_keys=torch.randint(2**62, (2 * SAMPLES,), generator=generator),
         probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
         draft_probs=q.contiguous(),
     )
