@@ -26,7 +26,7 @@ def batch(seq_lens: list[int]) -> DraftBatch:
         page_table=torch.arange(SLOTS, dtype=torch.int32).view(4, -1),
         rows=torch.arange(count),
         temperatures=torch.zeros(count),
-        uniforms=torch.rand(count, WIDE.gamma),
+        keys=torch.randint(2**62, (count, WIDE.gamma)),
     )
 
 
