@@ -44,7 +44,7 @@ class StepCost:
         self._sizes = [curve.requests for curve in self._curves]
         self._draft_sizes = np.array(list(draft) or [1], dtype=np.float64)
         self._draft_times = np.array(list(draft.values()) or [0.0], dtype=np.float64)
-        self._draft_cached: dict[int, float] = {}  # at most one entry per number of requests
+        self._draft_cached = np.zeros(1)  # measured seconds by requests, as far as was asked
         self.drift = Drift()
         self._cached: OrderedDict[int, _Dense] = OrderedDict()
         self._cached_numbers = 0
@@ -69,12 +69,11 @@ class StepCost:
 
     def draft_seconds(self, requests: int) -> float:
         """Seconds that drafting for `requests` requests adds to a step; 0 where drafting was not measured."""
-        return self._draft_measured(requests) * self.drift.plain * self.drift.draft
+        return float(self._draft_measured(requests)[requests]) * self.drift.plain * self.drift.draft
 
     def draft_curve(self, requests: int) -> np.ndarray:
         """[requests + 1] float64, `draft_seconds` of 0, 1, ... requests; 0 for none."""
-        times = [0.0, *(self._draft_measured(count) for count in range(1, requests + 1))]
-        return np.array(times) * (self.drift.plain * self.drift.draft)
+        return self._draft_measured(requests)[: requests + 1] * (self.drift.plain * self.drift.draft)
 
     def steps_per_second(
         self, requests: int, tokens: np.ndarray, context: float, *, drafted: bool = False
@@ -82,11 +81,12 @@ class StepCost:
         """[n] float64 SPS(B) for B = `tokens` [n], with or without the time of drafting."""
         return 1.0 / (self.seconds(requests, tokens, context) + (self.draft_seconds(requests) if drafted else 0.0))
 
-    def _draft_measured(self, requests: int) -> float:
-        if requests not in self._draft_cached:
-            times = _along(self._draft_sizes, self._draft_times[None], np.array([requests], dtype=np.float64))
-            self._draft_cached[requests] = float(times[0, 0])
-        return self._draft_cached[requests]
+    def _draft_measured(self, requests: int) -> np.ndarray:
+        """Seconds by requests, at least up to that many, without drift."""
+        if requests >= len(self._draft_cached):
+            counts = np.arange(1, 2 * requests + 1, dtype=np.float64)
+            self._draft_cached = np.append(0.0, _along(self._draft_sizes, self._draft_times[None], counts))
+        return self._draft_cached
 
     # -- slow drift -----------------------------------------------------------------------------------------------
 
@@ -105,8 +105,8 @@ class StepCost:
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
-        if drafting and draft_seconds and self._draft_measured(drafting):
-            self.drift.observe_draft(self._draft_measured(drafting), draft_seconds)
+        if drafting and draft_seconds and (measured := float(self._draft_measured(drafting)[drafting])):
+            self.drift.observe_draft(measured, draft_seconds)
         if draft_seconds is None:
             draft_seconds = self.draft_seconds(drafting) if drafting else 0.0
         dense = self._dense(requests, tokens - requests + 1)

@@ -161,12 +161,10 @@ class Asynchronous(Planner):
         found = [nobody]
         chosen = self._who(step, survival, free, able, seconds, nobody.worth[1])
         for ask in chosen:
-            theirs = survival
-            if np.count_nonzero(ask) < len(ask):
-                others = np.float32(0.0) if free is None else free
-                theirs = np.where(ask[:, None], survival, others)
-            drafting = float(drafts[int(np.count_nonzero(ask))])
-            found.append(self._candidate(step, ask, theirs, seconds + drafting))
+            count, theirs = int(np.count_nonzero(ask)), survival
+            if count < len(ask):
+                theirs = survival * ask[:, None] if free is None else np.where(ask[:, None], survival, free)
+            found.append(self._candidate(step, ask, theirs, seconds + float(drafts[count])))
         best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
         curve = best.curve
         self._price, self._verified = float(curve.throughput[best.best]), max(curve.verified(best.best), 1.0)
@@ -188,14 +186,14 @@ class Asynchronous(Planner):
     def _candidate(
         self, step: StepView, ask: np.ndarray | None, survival: np.ndarray | None, seconds: np.ndarray
     ) -> _Candidate:
-        """The best of a curve; `survival` [samples, R, gamma] is left as it is, None stands for zeros."""
+        """The best of the curve of `survival` [samples, R, gamma], None standing for zeros."""
         requests = len(step.rows)
         if survival is None:
             curve = Curve.plain(requests, seconds)
         elif len(survival) == 1:
-            curve = single_curve(requests, survival.copy(), seconds)
+            curve = single_curve(requests, survival, seconds)
         else:
-            curve = pooled_curve(requests, survival.copy(), seconds)
+            curve = pooled_curve(requests, survival, seconds)
         if not np.count_nonzero(step.levels):
             return _Candidate(ask, curve, int(curve.throughput.argmax()), 0)
         brought = 1.0 if survival is None else 1.0 + survival.sum(2).mean(0)
@@ -223,19 +221,20 @@ class Asynchronous(Planner):
             return [able]
         price = max(self._price, least)
         margin = np.float32(price * self._marginal(seconds))
-        value = np.maximum(survival - margin, 0.0).sum(2).mean(0)
+        value = _worth(survival, margin)
         if free is not None:
-            value -= np.maximum(free - margin, 0.0).sum(2).mean(0)
+            value -= _worth(free, margin)
         value[~able] = 0.0
-        order = np.argsort(-value, kind="stable")
-        net = value[order].cumsum() - price * self._draft_curve[1:]
+        order = np.argsort(-value)
+        net = value[order].cumsum()
+        net -= price * self._draft_curve[1:]
         count = int(net.argmax()) + 1
         if net[count - 1] <= 0:
             return [able] if few else []
         ask = np.zeros(len(able), dtype=bool)
         ask[order[:count]] = True
         ask &= able
-        if count < len(able):
+        if count < len(able) and self._number % REFRESH == 0:
             ask |= able & (self.history.ages(step.rows, step.generations, self._number) > STALE)
         if not few or np.count_nonzero(ask) == np.count_nonzero(able):
             return [ask]
@@ -289,3 +288,10 @@ class Asynchronous(Planner):
                 rows, generations, survival = rows[asked], generations[asked], survival[asked]
             for _ in range(PROBE_WEIGHT if issued.probe else 1):
                 self.history.write(rows, generations, survival, issued.number)
+
+
+def _worth(survival: np.ndarray, margin: np.float32) -> np.ndarray:
+    """[R] float32, tokens above what verifying them costs, in the mean over samples; survival [samples, R, gamma]."""
+    above = np.maximum(survival - margin, 0.0)
+    each = above @ np.ones(above.shape[2], dtype=np.float32)  # numpy's sum over short rows is four times slower
+    return each[0] if len(each) == 1 else each.mean(0)

@@ -50,7 +50,7 @@ class Curve:
 def single_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
     """One sample: points are numbers of tokens.
 
-    survival: [1, R, gamma], overwritten. Entries of 0 are never admitted, so with n others more than n tokens take the
+    survival: [1, R, gamma]. Entries of 0 are never admitted, so with n others more than n tokens take the
         seconds of n. seconds: [room+1] of a step with 0..room admitted tokens.
     Counted in steps of 1 / RESOLUTION, see `largest`.
     """
@@ -69,7 +69,7 @@ def single_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Cu
 def pooled_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
     """Several samples: points are survivals, and tokens and seconds means over the samples of what reaches them.
 
-    survival: [samples, R, gamma], overwritten. seconds: [room+1] of a step with 0..room admitted tokens.
+    survival: [samples, R, gamma]. seconds: [room+1] of a step with 0..room admitted tokens.
     """
     samples = len(survival)
     values, which = pooled(survival.reshape(samples, -1), len(seconds) - 1)

@@ -18,10 +18,9 @@ def largest(survival: np.ndarray, count: int) -> np.ndarray:
     """[samples, min(count, n)] uint16: the largest survivals of each sample in descending order, in steps of
     1 / RESOLUTION.
 
-    survival: [samples, n] float32 in 0..65535 / RESOLUTION; overwritten.
+    survival: [samples, n] float32 in 0..65535 / RESOLUTION.
     """
-    survival *= RESOLUTION
-    ordered = survival.astype(np.uint16)
+    ordered = (survival * np.float32(RESOLUTION)).astype(np.uint16)
     ordered.sort(axis=1, kind="stable")  # "stable" is the radix sort
     return ordered[:, ::-1][:, :count]
 
@@ -30,7 +29,7 @@ def pooled(survival: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """[m] int64 each, m <= samples * count: the largest survivals of each sample, all in descending order and in steps
     of 1 / RESOLUTION, and the sample of each. Zeros are left out.
 
-    survival: [samples, n] float32 in 0..65535 / RESOLUTION; overwritten.
+    survival: [samples, n] float32 in 0..65535 / RESOLUTION.
     """
     samples = len(survival)
     best = largest(survival, count).astype(np.uint32)
@@ -43,6 +42,6 @@ def pooled(survival: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reference_largest(survival: np.ndarray, count: int) -> np.ndarray:
-    """What `largest` means: the floats sorted, then rounded down. `survival` is left as it is."""
+    """What `largest` means: the floats sorted, then rounded down."""
     ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
     return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)

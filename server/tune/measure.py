@@ -54,6 +54,8 @@ SAMPLED = (1.0, 0.7, 0.4)
 NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "cases": []}
 CONCURRENCY = 8
 """Answers written at a time for the calibration."""
+DRAFT_STEPS = 3
+"""Drafts for the same number of requests whose median says something."""
 MAX_REQUESTS = 64
 """More than any grid measures, for servers without a limit of their own."""
 
@@ -91,10 +93,14 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
         return []
     step = statistics.median(log["seconds"][i] - log["draft_seconds"][i] for i in exact)
     points = [Point(shape.requests, count, context, (step,))]
-    # Where the model drafted for all: what prompt lookup found takes no time to speak of.
-    drafts = [log["draft_seconds"][i] for i in exact if log["drafting"][i] == shape.requests]
-    if drafts:
-        points.append(Point(shape.requests, 0, context, (statistics.median(drafts),), drafted=True))
+    # By the number for which the model drafted: the others' text repeated itself, and lookup found their draft.
+    drafts: dict[int, list[float]] = {}
+    for i in exact:
+        drafts.setdefault(log["drafting"][i], []).append(log["draft_seconds"][i])
+    for asked, times in drafts.items():
+        if asked and len(times) >= DRAFT_STEPS:
+            theirs = context * asked / shape.requests
+            points.append(Point(asked, 0, theirs, (statistics.median(times),), drafted=True))
     return points
 
 

@@ -190,3 +190,21 @@ def test_smaller_gamma_and_refusals() -> None:
     nothing = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"\[1, 3, 4\]"):
         drafter.observe(Features(None, nothing, nothing, nothing))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_those_that_are_not_asked_get_no_draft(config: BlockConfig, temperature: float) -> None:
+    drafter, table = prepared(config)
+    asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
+    everyone = drafter.propose(asking)
+    some = drafter.propose(dataclasses.replace(asking, ask=torch.tensor([True, False, True])))
+    assert (everyone.asked, some.asked) == (3, 2)
+    assert some.lens.tolist() == [config.gamma, 0, config.gamma]
+    asked = torch.tensor([0, 2])
+    assert torch.equal(some.tokens[asked], everyone.tokens[asked])
+    torch.testing.assert_close(some.confidence[asked], everyone.confidence[asked])
+    assert not some.confidence[1].any()
+    if temperature:
+        torch.testing.assert_close(some.probs[asked], everyone.probs[asked])
+    nobody = drafter.propose(dataclasses.replace(asking, ask=torch.zeros(3, dtype=torch.bool)))
+    assert (nobody.asked, nobody.lens.tolist()) == (0, [0, 0, 0])

@@ -37,7 +37,9 @@ class Model(Drafter):
         return Draft(tokens, torch.full((count,), GAMMA), torch.full((count, GAMMA), self.sure), probs, VOCAB)
 
 
-def propose(texts: list[list[int]], temperatures: list[float], sure: float = 0.5) -> tuple[Draft, Model]:
+def propose(
+    texts: list[list[int]], temperatures: list[float], sure: float = 0.5, ask: list[bool] | None = None
+) -> tuple[Draft, Model]:
     model = Model(sure)
     drafter = LookupFirst(NgramDrafter(GAMMA), model)
     drafter.allocate(CONTEXT * len(texts))
@@ -53,6 +55,7 @@ def propose(texts: list[list[int]], temperatures: list[float], sure: float = 0.5
             rows=torch.arange(len(texts)),
             temperatures=torch.tensor(temperatures),
             keys=torch.zeros(len(texts), GAMMA, dtype=torch.int64),
+            ask=None if ask is None else torch.tensor(ask),
         )
     )
     return draft, model
@@ -118,3 +121,20 @@ def test_the_choice_depends_on_the_first_confidence_alone():
 def test_drafters_of_different_gamma_are_refused():
     with pytest.raises(ValueError, match="one gamma"):
         LookupFirst(NgramDrafter(3), Model(0.5))
+
+
+def test_the_model_drafts_only_for_those_that_are_asked() -> None:
+    """Lookups are there all the same; the others' drafts are what they would be among all."""
+    texts, heat = [FRESH, LOOPING, FRESH, LOOPING], [0.0] * 4
+    everyone, _ = propose(texts, heat)
+    some, model = propose(texts, heat, ask=[True, True, False, False])
+    assert model.asked == [1]
+    assert (some.asked, everyone.asked) == (1, 2)
+    assert some.looked_up.tolist() == [False, True, True, True]
+    assert some.lens.tolist() == [GAMMA, GAMMA, 0, GAMMA]
+    for row in (0, 1, 3):
+        assert torch.equal(some.tokens[row], everyone.tokens[row])
+        assert torch.equal(some.confidence[row], everyone.confidence[row])
+    nobody, model = propose(texts, heat, ask=[False] * 4)
+    assert model.asked == []
+    assert nobody.lens.tolist() == [0, GAMMA, 0, GAMMA]

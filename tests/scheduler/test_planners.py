@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from planning import curve_cost, prefixes, value, view
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.asynchronous import STALE, Asynchronous
 from outrider.scheduler.planners.base import StepView
 from outrider.scheduler.planners.synchronous import Synchronous
 
@@ -400,3 +402,89 @@ def test_a_planner_for_a_real_grid():
         for _ in range(4):
             tokens = run(planner, view(requests, 7), rng.beta(5, 1, (requests, 7)).astype(np.float32), accepted=3)
         assert tokens is None or 0 < tokens <= 7 * requests
+
+
+# -- who drafts -------------------------------------------------------------------------------------------------------
+
+
+def dear_drafts(requests: int, each: float, token: float = 0.02) -> StepCost:
+    """A draft takes `each` seconds a request, a token that is verified `token`, and a step without either a second."""
+    verify = [Point(requests, requests + k, 0, (1.0 + token * k,)) for k in range(requests * GAMMA + 1)]
+    return StepCost([*verify, *(Point(n, 0, 0, (each * n,), drafted=True) for n in range(1, requests + 1))])
+
+
+def seen(planner: Asynchronous, confidence: np.ndarray, steps: int = 20) -> None:
+    """All requests are asked, over and over, with this outcome."""
+    for _ in range(steps):
+        run(planner, view(len(confidence), GAMMA), confidence, draft=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_else_had_better_be_asked(seed):
+    """Against every set of requests, each with its best number of tokens."""
+    rng = np.random.default_rng(seed)
+    requests, each, token = 5, float(rng.uniform(0.02, 0.3)), float(rng.uniform(0.02, 0.15))
+    planner = uncorrected(dear_drafts(requests, each, token))
+    confidence = rng.beta(2, rng.uniform(0.3, 4), (requests, 1)) * np.ones((1, GAMMA))
+    seen(planner, confidence.astype(np.float32))
+    budget = planner.budget(view(requests, GAMMA))
+
+    def throughput(ask: np.ndarray) -> float:
+        survival = np.sort((confidence.cumprod(1) * ask[:, None]).ravel())[::-1]
+        tokens = requests + np.append(0.0, survival.cumsum())
+        return float((tokens / (1.0 + token * np.arange(len(tokens)) + each * ask.sum())).max())
+
+    asked = budget.asked(np.full(requests, GAMMA)) & (not budget.probe)
+    best = max(throughput(np.array(ask)) for ask in itertools.product((False, True), repeat=requests))
+    assert throughput(asked) >= 0.995 * best
+
+
+def test_a_request_that_was_not_asked_for_long_is_asked_again():
+    planner = uncorrected(dear_drafts(2, 0.3))
+    mixed = np.array([[0.95] * GAMMA, [0.1] * GAMMA], dtype=np.float32)
+    seen(planner, mixed)
+    asks = []
+    for _ in range(3 * STALE):
+        step = view(2, GAMMA)
+        budget = planner.budget(step)
+        asks.append(budget.asked(step.limits))
+        survival = mixed.cumprod(1) * asks[-1][:, None]
+        planner.observe(step, survival, np.zeros(2, int), np.ones(2, int), asks[-1], None)
+    first, second = np.array(asks).T
+    assert first.all()
+    assert 1 <= second.sum() <= 6
+
+
+def test_lookups_are_verified_though_no_model_drafts():
+    planner = uncorrected(dear_drafts(2, 5.0))
+    step, nobody = view(2, GAMMA), np.zeros(2, dtype=bool)
+    for _ in range(20):
+        step = view(2, GAMMA)
+        planner.budget(step)
+        planner.observe(step, np.zeros((2, GAMMA)), np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
+    budget = planner.budget(view(2, GAMMA))
+    assert not budget.draft
+    found = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
+    assert planner.admit(found, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
+
+
+def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
+    """One budget for both would be wrong for both."""
+    planner = uncorrected(curve_cost(1, [1.0 + 0.25 * k for k in range(GAMMA + 1)]), smoothing=64)
+    good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.4))
+    for i in range(40):
+        run(planner, view(1, GAMMA), (good, bad)[i % 2], draft=True)
+    budget = planner.budget(view(1, GAMMA))
+    lens = [int(planner.admit(torch.from_numpy(c), torch.tensor([GAMMA]), budget)) for c in (good, bad)]
+    assert lens == [GAMMA, 0]
+
+
+def test_a_budget_by_survival_stays_before_a_cliff():
+    """Both requests' drafts are good at the same time for once: more tokens than ever before would take ages."""
+    planner = uncorrected(curve_cost(2, [1.0, 1.05, 1.1, *[50.0] * 4]), smoothing=64)
+    good, bad = ([c] * GAMMA for c in (0.95, 0.01))
+    for i in range(40):
+        run(planner, view(2, GAMMA), np.array((good, bad) if i % 2 else (bad, good), dtype=np.float32), draft=True)
+    budget = planner.budget(view(2, GAMMA))
+    both = torch.tensor([good, good])
+    assert int(planner.admit(both, torch.tensor([GAMMA, GAMMA]), budget).sum()) <= 2

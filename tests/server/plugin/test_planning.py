@@ -512,3 +512,48 @@ def test_padded_requests_are_told_apart_in_the_order_of_the_batch(make):
     prefill(planning, 5, padded=True, planned=False)
     assert begin(planning, 5, 2).padded.tolist() == [True, False]
     assert begin(planning, 2, 5).planned.tolist() == [True, False]
+
+
+# -- who drafts -------------------------------------------------------------------------------------------------------
+
+
+class Half(Planner):
+    """The model drafts for the first request only; what prompt lookup finds is verified whole."""
+
+    def budget(self, step):
+        return Budget(draft=True, tokens=None, ask=np.arange(len(step.rows)) == 0)
+
+    def admit(self, confidence, draft_lens, budget):
+        return draft_lens
+
+    def observe(self, step, survival, verify_lens, accept_lens, asked, seconds, looked_up=None):
+        self.asked, self.looked_up, self.survival = asked.tolist(), looked_up.tolist(), survival
+
+
+@on_every_device
+def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, device, clock):
+    planning = make(device)
+    half = Half()
+    planning.plan_by(half, planning.cost, None)
+    prefill(planning, 2, 5)
+    prefill(planning, 3, enabled=False)
+    prefill(planning, 6, planned=False)
+    step = begin(planning, 2, 5, 3, 6)
+    assert step.asks.tolist() == [True, False, False, True]
+    draft = Draft(
+        torch.zeros(4, GAMMA, dtype=torch.int64),
+        torch.tensor([GAMMA, 3, 0, GAMMA]),
+        torch.full((4, GAMMA), 0.5),
+        looked_up=torch.tensor([False, True, True, False]),
+        asked=2,
+    )
+    admission = planning.admit(step, draft, 0.125)
+    assert admission.verify_lens.tolist() == [GAMMA, 3, 0, GAMMA]
+    planning.finish(admission, torch.ones(4, dtype=torch.int64))
+    clock.now += 0.5
+    begin(planning, 2)
+    planning.state()
+    assert half.asked == [True, False, False, True]
+    assert half.looked_up == [False, True, True, False]
+    assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
+    assert planning.recording.steps[0].drafting == 2
