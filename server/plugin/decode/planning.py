@@ -158,7 +158,7 @@ class Planning:
         looked_up = None if admission.looked_up is None else admission.looked_up.cpu().numpy()
         tokens = np.minimum(accept_lens, admission.ends.cpu().numpy())
         if padded := bool(np.count_nonzero(step.padded)):  # such drafts are no drafter's: as if there were none
-            verify_lens, accept_lens = np.where(step.padded, 0, verify_lens), np.where(step.padded, 1, accept_lens)
+            verify_lens = np.where(step.padded, 0, verify_lens)
         # Without drafts it is not read, and the confidences, all 0, stand for it.
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
