@@ -93,8 +93,9 @@ class Planning:
         began = time.perf_counter()
         cases, ends, draft_lens, confidence = draft.lens, draft.lens + 1, draft.lens, draft.confidence
         if drafted := step.drafts or draft.looked_up is not None:
-            cases = cases_of(step.temperatures, draft.looked_up)
-            ends = self.requests.until_end(torch.from_numpy(step.view.rows).to(draft.lens.device), draft.tokens)
+            rows = torch.from_numpy(step.view.rows).to(draft.lens.device)
+            cases = cases_of(step.temperatures, self.requests.seeded[rows], draft.looked_up)
+            ends = self.requests.until_end(rows, draft.tokens)
             draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
             if self.calibration is not None:
                 confidence = self.calibration.apply(draft.confidence, cases)
