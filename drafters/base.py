@@ -43,6 +43,7 @@ class DraftBatch:
     temperatures: [R] float32; 0 means greedy.
     ask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of length 0, or
         what is found without a model. None: all.
+    look_up: False: without prompt lookup, so that the model drafts for all that are asked for, to be measured.
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
         `kernels.noise.gumbel_argmax`. A seeded request's are the target's own, so that both tend to draw the same.
     top_ks, top_ps, min_ps: [R], the requests' other sampling rules (`kernels.sampling.Rules`); None: off for all.
@@ -57,6 +58,7 @@ class DraftBatch:
     temperatures: torch.Tensor
     keys: torch.Tensor
     ask: torch.Tensor | None = None
+    look_up: bool = True
     top_ks: torch.Tensor | None = None
     top_ps: torch.Tensor | None = None
     min_ps: torch.Tensor | None = None

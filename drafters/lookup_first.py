@@ -41,6 +41,8 @@ class LookupFirst(Drafter):
         self.model.observe(features)
 
     def propose(self, batch: DraftBatch) -> Draft:
+        if not batch.look_up:
+            return self.model.propose(batch)
         found = self.lookup.propose(batch)
         expected = found.confidence.cumprod(1).sum(1)
         unsure = expected < SURE

@@ -1,20 +1,23 @@
 """The cases whose confidences are calibrated apart: what is known of a draft before any of its tokens is drawn.
 
-How often a token is accepted depends on the rule that accepts it (equality at temperature 0, min(1, p/q) above) and on
-who drafted it; both are known beforehand, so a correction by them tells nothing about the draw.
+How often a token is accepted depends on the rule that accepts it and on who drafted it. The rules: at temperature 0 it
+equals the target's; above, it is kept with probability min(1, p / q), 1 - TV(p, q) on average; with a seed, if it is
+what the target draws with the same noise, at least (1 - TV) / (1 + TV). All of this is known beforehand, so that a
+correction by it tells nothing about the draw.
 """
 
 from __future__ import annotations
 
 import torch
 
-SAMPLING = ("greedy", "sampled")
+SAMPLING = ("greedy", "sampled", "seeded")
 SOURCES = ("model", "lookup")
 CASES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
-BY_MODEL = tuple(place for place, case in enumerate(CASES) if case.endswith(SOURCES[0]))
+LIKE_SGLANG = (CASES.index("greedy, model"), CASES.index("sampled, model"))
+"""Cases that SGLang's own DSpark has as well."""
 
 
-def cases_of(temperatures: torch.Tensor, looked_up: torch.Tensor | None) -> torch.Tensor:
-    """[R] int64 place in CASES of each request's draft; temperatures [R], looked_up [R] bool or None as in `Draft`."""
-    cases = (temperatures > 0) * len(SOURCES)
+def cases_of(temperatures: torch.Tensor, seeded: torch.Tensor, looked_up: torch.Tensor | None) -> torch.Tensor:
+    """[R] int64 place in CASES of each request's draft: temperatures [R], seeded [R] bool, looked_up as in `Draft`."""
+    cases = (temperatures > 0) * (seeded + 1) * len(SOURCES)
     return cases if looked_up is None else cases + looked_up

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from outrider.scheduler.calibration.cases import BY_MODEL, CASES
+from outrider.scheduler.calibration.cases import CASES, LIKE_SGLANG
 from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, sigmoid
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.calibration.table import CalibrationTable
@@ -24,16 +25,15 @@ def fit_table(fitted_on: Records, held_out: Records, *, dataset: str) -> Calibra
     """Each case's calibration, fitted on its share of `fitted_on` and judged on its share of `held_out`.
 
     Cases are fitted jointly (`fit_joint`). SGLang, which knows neither cases nor shifts, gets the temperatures that
-    `fit_sts` finds for what a model drafted.
+    `fit_sts` finds for what a model drafted without a seed.
     """
-    parts = [
-        (fitted_on.select(fitted_on.cases == place), held_out.select(held_out.cases == place))
-        for place in range(len(CASES))
-    ]
-    by_case = tuple(unless_worse(fit_joint(fitted, held_out=judge), judge) for fitted, judge in parts)
-    fitted, judge = (part.select(np.isin(part.cases, BY_MODEL)) for part in (fitted_on, held_out))
-    sglang = unless_worse(fit_sts(fitted, held_out=judge), judge) if len(fitted) else None
-    return CalibrationTable(by_case, sglang, dataset)
+
+    def best(fit: Callable[..., Calibration], places: Sequence[int]) -> Calibration:
+        fitted, judge = (part.select(np.isin(part.cases, places)) for part in (fitted_on, held_out))
+        return unless_worse(fit(fitted, held_out=judge), judge)
+
+    sglang = best(fit_sts, LIKE_SGLANG) if np.isin(fitted_on.cases, LIKE_SGLANG).any() else None
+    return CalibrationTable(tuple(best(fit_joint, [place]) for place in range(len(CASES))), sglang, dataset)
 
 
 def unless_worse(found: Calibration, held_out: Records) -> Calibration:

@@ -160,8 +160,8 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
             return
         _say(f"Profile {quick.name} is a quick one: it is refined while nobody is served (--no-tune stops that)")
         tuned = await measure.tune(engine, resolved, THOROUGH, how="in idle time", refined=quick, run=Idle(traffic).run)
-    except (OSError, ValueError, RuntimeError) as error:
-        _say(f"The profile is not refined: {error}")
+    except Exception as error:  # whatever it is, the server goes on with what it has
+        _say(f"The profile is not refined: {str(error) or repr(error)}")
     else:
         _say(f"Profile {tuned.profile.name} is refined: {tuned.summary}")
 

@@ -15,7 +15,8 @@ class RequestOptions:
 
     enabled: draft for it at all. gamma: draft tokens per step, at most; None: the server's.
     planned: the planner decides how much is verified; False verifies every drafted token.
-    padded: draft the last token over and over up to gamma, for steps of an exact shape; such requests are greedy.
+    padded: draft the last token over and over up to gamma and accept none, for steps of an exact shape; such requests
+        are greedy.
     min_tokens_per_second: its service level; None: none.
     """
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial as partial_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from zlib import crc32
 
 import numpy as np
 
@@ -107,12 +108,13 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
 async def record_answers(
     engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int, gamma: int
 ) -> Records:
-    """Answer every question at temperature 0 and at its own, with all drafts verified; what the worker recorded."""
+    """Answer every question at temperature 0, at its own, and so with a seed, with all drafts verified; what the worker
+    recorded."""
     manager = engine.tokenizer_manager
     await control.command(manager, control.FORGET)
     gate = asyncio.Semaphore(CONCURRENCY)
 
-    async def ask(question: str, temperature: float) -> None:
+    async def ask(question: str, temperature: float, seed: int | None = None) -> None:
         async with gate:
             ids = client.chat_ids(manager, question)
             room = engine.context_length - len(ids) - 1
@@ -121,12 +123,15 @@ async def record_answers(
                     manager,
                     ids,
                     temperature=temperature,
+                    sampling_seed=seed,
                     max_new_tokens=min(new_tokens, room),
                     custom_params=RequestOptions(planned=False).to_custom_params(),
                 )
 
-    greedy = [(question, 0.0) for question, _ in questions]
-    await asyncio.gather(*(ask(question, temperature) for question, temperature in [*greedy, *questions]))
+    greedy = [ask(question, 0.0) for question, _ in questions]
+    sampled = [ask(question, temperature) for question, temperature in questions]
+    seeded = [ask(question, temperature, crc32(question.encode())) for question, temperature in questions]
+    await asyncio.gather(*greedy, *sampled, *seeded)
     return to_records((await control.read(manager))["records"], gamma)
 
 

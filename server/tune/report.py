@@ -29,11 +29,14 @@ class Tuned:
     def summary(self) -> str:
         """One line for people."""
         weights = [sum(found.samples) for found in self.calibration.by_case]
-        before, after = (
+        before, after, by_chance = (
             np.average([statistics.mean(getattr(found, key)) for found in self.calibration.by_case], weights=weights)
-            for key in ("ece_before", "ece_after")
+            for key in ("ece_before", "ece_after", "ece_by_chance")
         )
-        return f"{len(self.profile.points)} step times, calibration error {before:.1%} before, {after:.1%} after"
+        return (
+            f"{len(self.profile.points)} step times, calibration error {before:.1%} before, {after:.1%} after, "
+            f"of which {by_chance:.1%} comes of counting {len(self.held_out)} drafts"
+        )
 
     def table(self) -> str:
         """Step times by shape, and the calibration by position."""

@@ -38,7 +38,12 @@ class Model(Drafter):
 
 
 def propose(
-    texts: list[list[int]], temperatures: list[float], sure: float = 0.5, ask: list[bool] | None = None
+    texts: list[list[int]],
+    temperatures: list[float],
+    sure: float = 0.5,
+    *,
+    look_up: bool = True,
+    ask: list[bool] | None = None,
 ) -> tuple[Draft, Model]:
     model = Model(sure)
     drafter = LookupFirst(NgramDrafter(GAMMA), model)
@@ -54,6 +59,7 @@ def propose(
             page_table=table.to(torch.int32),
             rows=torch.arange(len(texts)),
             temperatures=torch.tensor(temperatures),
+            look_up=look_up,
             keys=torch.zeros(len(texts), GAMMA, dtype=torch.int64),
             ask=None if ask is None else torch.tensor(ask),
         )
@@ -68,6 +74,13 @@ def test_the_model_is_asked_only_where_the_text_does_not_repeat_itself():
     assert draft.lens.tolist() == [GAMMA] * 3
     assert draft.probs is None
     assert propose([LOOPING, LOOPING], [0.0, 1.0])[1].asked == []
+
+
+def test_to_be_measured_the_model_drafts_for_all():
+    draft, model = propose([LOOPING, FRESH], [0.0, 0.0], look_up=False)
+    assert model.asked == [2]
+    assert draft.tokens.tolist() == [[7] * GAMMA] * 2
+    assert draft.looked_up is None
 
 
 def test_an_unsure_lookup_gives_way_to_a_surer_model():

@@ -140,10 +140,11 @@ def test_each_request_is_calibrated_as_its_case_wants_and_zeros_and_nan_stay():
 
 
 def test_the_case_is_what_is_known_before_the_draw():
-    temperatures, looked_up = torch.tensor([0.0, 0.0, 0.7, 1.0]), torch.tensor([False, True, True, False])
-    named = [CASES[place] for place in cases_of(temperatures, looked_up)]
-    assert named == ["greedy, model", "greedy, lookup", "sampled, lookup", "sampled, model"]
-    assert [CASES[place] for place in cases_of(temperatures, None)][2] == "sampled, model"
+    temperatures, seeded = torch.tensor([0.0, 0.0, 0.7, 1.0, 1.0]), torch.tensor([False, True, False, False, True])
+    looked_up = torch.tensor([False, True, True, False, False])
+    named = [CASES[place] for place in cases_of(temperatures, seeded, looked_up)]
+    assert named == ["greedy, model", "greedy, lookup", "sampled, lookup", "sampled, model", "seeded, model"]
+    assert [CASES[place] for place in cases_of(temperatures, seeded, None)][2] == "sampled, model"
 
 
 def of_all_cases(count: int, seed: int, shifts: Sequence[float]) -> Records:
@@ -155,13 +156,13 @@ def of_all_cases(count: int, seed: int, shifts: Sequence[float]) -> Records:
 
 def test_cases_that_are_wrong_in_opposite_ways_are_put_right_apart():
     """What one calibration for all of them leaves as it is: its errors cancel out."""
-    shifts = (-0.9, 0.9, 0.9, -0.9)
+    shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9)
     fitted, held_out = of_all_cases(20_000, 0, shifts), of_all_cases(20_000, 1, shifts)
     for found in fit_table(fitted, held_out, dataset="synthetic").by_case:
         assert max(found.ece_before) > 0.05
         assert max(found.ece_after) < 0.02
     together = fit_joint(fitted)
-    assert max(max(quality(held_out.select(held_out.cases == case), together).ece) for case in range(4)) > 0.05
+    assert max(max(quality(held_out.select(held_out.cases == case), together).ece) for case in range(len(CASES))) > 0.05
 
 
 @pytest.mark.parametrize("count", [30, 300, 3000])
@@ -169,7 +170,10 @@ def test_a_calibration_is_never_worse_than_none_where_it_is_judged(count):
     """Confidences that are right already, and few records to say so: a fit would follow their chance."""
     kept = 0
     for seed in range(8):
-        fitted, held_out = of_all_cases(count, seed, (0.0,) * 4), of_all_cases(count, 100 + seed, (0.0,) * 4)
+        fitted, held_out = (
+            of_all_cases(count, seed, (0.0,) * len(CASES)),
+            of_all_cases(count, 100 + seed, (0.0,) * len(CASES)),
+        )
         for found in fit_table(fitted, held_out, dataset="synthetic").by_case:
             assert sum(found.ece_after) <= sum(found.ece_before)
             assert found.is_identity or sum(found.ece_after) < sum(found.ece_before)
@@ -185,7 +189,7 @@ def test_right_confidences_have_the_error_of_chance():
 
 
 def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
-    shifts = (0.5, -0.5, 0.5, -0.5)
+    shifts = (0.5, -0.5, 0.5, -0.5, 0.0, 0.0)
     found = fit_table(of_all_cases(3000, 7, shifts), of_all_cases(3000, 8, shifts), dataset="synthetic")
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(found.to_json()))
@@ -195,7 +199,7 @@ def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
     assert tuple(theirs.temperatures) == found.sglang.temperatures
     assert set(found.sglang.shifts) == {0.0}
     assert tuple(theirs.ece_after) == found.sglang.ece_after
-    assert theirs.num_samples == 6000  # no lookups: SGLang's DSpark has none
+    assert theirs.num_samples == 6000  # no lookups, no seeds: SGLang's DSpark has none
     assert theirs.dataset == "synthetic"
 
 

@@ -93,8 +93,9 @@ class Planning:
         began = time.perf_counter()
         cases, ends, draft_lens, confidence = draft.lens, draft.lens + 1, draft.lens, draft.confidence
         if drafted := step.drafts or draft.looked_up is not None:
-            cases = cases_of(step.temperatures, draft.looked_up)
-            ends = self.requests.until_end(torch.from_numpy(step.view.rows).to(draft.lens.device), draft.tokens)
+            rows = torch.from_numpy(step.view.rows).to(draft.lens.device)
+            cases = cases_of(step.temperatures, self.requests.seeded[rows], draft.looked_up)
+            ends = self.requests.until_end(rows, draft.tokens)
             draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
             if self.calibration is not None:
                 confidence = self.calibration.apply(draft.confidence, cases)
@@ -158,7 +159,7 @@ class Planning:
         looked_up = None if admission.looked_up is None else admission.looked_up.cpu().numpy()
         tokens = np.minimum(accept_lens, admission.ends.cpu().numpy())
         if padded := bool(np.count_nonzero(step.padded)):  # such drafts are no drafter's: as if there were none
-            verify_lens, accept_lens = np.where(step.padded, 0, verify_lens), np.where(step.padded, 1, accept_lens)
+            verify_lens = np.where(step.padded, 0, verify_lens)
         # Without drafts it is not read, and the confidences, all 0, stand for it.
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()

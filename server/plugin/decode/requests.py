@@ -26,8 +26,8 @@ class RequestTable:
     limits: [rows] int64, drafted tokens per step, at most; 0 without speculation.
     lengths: [rows] int64, tokens of prompt and answer, at most.
     planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
-    padded: [rows] bool; True drafts the last token over and over up to the limit, for steps of an exact shape; these
-        requests are greedy, and draft so to their end.
+    padded: [rows] bool; True drafts the last token over and over up to the limit and accepts none, for steps of an
+        exact shape; these requests are greedy.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
     generated: [rows] int64, tokens since the prefill; started, latest: [rows] seconds on the host's clock, of the

@@ -180,6 +180,8 @@ class SpeculativeWorker(BaseSpecWorker):
             )
             apply_rules(logits, batch.reqs, batch.sampling_info, context, grammar_barrier)
         accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
+        if np.count_nonzero(step.padded):  # a draft right by chance would end the request before its steps are timed
+            accept_lens = accept_lens.masked_fill(torch.from_numpy(step.padded).to(self.device), 1)
         self._commit(flat, accept_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
@@ -219,6 +221,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 page_table=self.req_to_token_pool.req_to_token,
                 rows=rows,
                 ask=None if step.asks.all() else torch.from_numpy(step.asks).to(self.device),
+                look_up=not np.count_nonzero(step.padded),
                 keys=sampling.draft_keys(seq_lens, gamma),
                 wants_probs=not sampling.all_decided,
                 **sampling.rules._asdict(),

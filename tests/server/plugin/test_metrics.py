@@ -79,6 +79,8 @@ def test_each_case_is_counted_apart(metrics, value):
         "greedy, lookup": [1, 1],
         "sampled, model": [3, 2],
         "sampled, lookup": [0, 0],
+        "seeded, model": [0, 0],
+        "seeded, lookup": [0, 0],
     }
 
 
