@@ -46,7 +46,7 @@ class DraftBatch:
     look_up: False: without prompt lookup, so that the model drafts for all that are asked for, to be measured.
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
         `kernels.noise.gumbel_argmax`. A seeded request's are the target's own, so that both tend to draw the same.
-    top_ks, top_ps, min_ps: [R], the requests' other sampling rules (`kernels.sampling.Rules`); None: off for all.
+    top_ks: [R] int64, top_ps, min_ps: [R] float32, other sampling rules (`kernels.sampling.Rules`); None: off for all.
         Where q follows them it comes nearer to the target's distribution.
     wants_probs: somebody asks for the draft's probs.
     """
