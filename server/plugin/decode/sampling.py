@@ -42,7 +42,7 @@ class Sampling:
         greedy = info.top_ks <= 1
         rules = Rules(
             temperatures=torch.where(greedy, 0.0, info.temperatures[:, 0]),
-            top_ks=info.top_ks if info.need_top_k_sampling else None,
+            top_ks=info.top_ks.long() if info.need_top_k_sampling else None,
             top_ps=info.top_ps if info.need_top_p_sampling else None,
             min_ps=info.min_ps if info.need_min_p_sampling else None,
         )
