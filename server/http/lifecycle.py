@@ -37,6 +37,7 @@ class Lifecycle:
         self.drain_seconds = drain_seconds
         self.state = State.STARTING
         self.in_flight = 0
+        self.lost = asyncio.Event()  # the engine has died
         self._last_served = time.monotonic()
         self._changed = asyncio.Event()  # somebody is served, or the server stops
         self.server: uvicorn.Server | None = None
@@ -108,6 +109,7 @@ class Lifecycle:
             return
         starting = self.state is State.STARTING
         self.state = State.FAILED
+        self.lost.set()
         if starting:  # whoever starts the server is waiting for an answer of the engine, and gets this one
             self.engine.fail_requests(reason)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -63,7 +64,7 @@ def serve(
         nonlocal failure
         try:
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
-            await before_first()
+            await _unless_lost(lifecycle, before_first())
             lifecycle.up()
             lifecycle.run(beside(lifecycle))
         except Exception as error:
@@ -88,6 +89,17 @@ def serve(
     if failure is not None:
         raise UserError(f"the engine was loaded but cannot answer: {failure}")
     return lifecycle.exit_code
+
+
+async def _unless_lost(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
+    """Wait for `work`, which asks the engine; raises RuntimeError when that has died and answers no more."""
+    working, lost = asyncio.ensure_future(work), asyncio.ensure_future(lifecycle.lost.wait())
+    await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+    lost.cancel()
+    if not working.done():
+        working.cancel()
+        raise RuntimeError("it died")
+    await working
 
 
 class _Server(uvicorn.Server):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.server.http.lifecycle import Lifecycle, State
+from outrider.server.http.listen import _unless_lost
 from outrider.server.tune.idle import Idle
 
 
@@ -102,3 +103,18 @@ def test_what_a_piece_raises_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="no step"):
         asyncio.run(scenario())
+
+
+def test_a_measurement_before_the_first_request_ends_with_the_engine() -> None:
+    """What asks a dead engine waits for ever, and the start with it."""
+
+    async def scenario() -> None:
+        server = Lifecycle(SimpleNamespace(dead_processes=list, fail_requests=lambda reason: None), drain_seconds=1.0)
+        measurement = asyncio.ensure_future(_unless_lost(server, asyncio.Event().wait()))
+        await settle()
+        assert not measurement.done()
+        server.fail("scheduler died")
+        with pytest.raises(RuntimeError, match="died"):
+            await asyncio.wait_for(measurement, 5)
+
+    asyncio.run(scenario())
