@@ -58,7 +58,7 @@ def profile(cache: Path) -> Path:
         env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert second.returncode == 0, second.stderr
-    assert "ECE before" in second.stdout
+    assert "Calibration error (ECE)" in second.stdout
     folder = cache / "profiles" / "mine"
     points = json.loads((folder / "profile.json").read_text())["points"]
     for point in kept:
@@ -132,7 +132,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
             env=environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert again.returncode == 0, again.stderr
-        assert "ECE before" in again.stdout
+        assert "Calibration error (ECE)" in again.stdout
         assert (profile.parent / "theirs" / "profile.json").exists()
         assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
     finally:
