@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.ngram import NgramDrafter
@@ -45,7 +46,7 @@ class LookupFirst(Drafter):
 
     def propose(self, batch: DraftBatch) -> Draft:
         if not batch.look_up:
-            return self.model.propose(batch)
+            return widen(self.model.propose(batch), self.gamma)
         found = self.lookup.propose(batch)
         expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < SURE
@@ -55,9 +56,15 @@ class LookupFirst(Drafter):
         everyone = len(asked) == len(batch.rows)
         drafted = self.model.propose(batch if everyone else batch.select(asked))
         better = expected[asked] < MODEL_RUN * drafted.confidence[:, 0]
-        if everyone and self.gamma == self.model.gamma and bool(better.all()):
-            return replace(drafted, looked_up=torch.zeros_like(better))
+        if everyone and bool(better.all()):
+            return widen(replace(drafted, looked_up=torch.zeros_like(better)), self.gamma)
         return merge(found, drafted, asked, better, batch.temperatures)
+
+
+def widen(draft: Draft, gamma: int) -> Draft:
+    """The same, in columns for `gamma` tokens."""
+    more = (0, gamma - draft.tokens.shape[1])
+    return replace(draft, tokens=pad(draft.tokens, more), confidence=pad(draft.confidence, more))
 
 
 def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:

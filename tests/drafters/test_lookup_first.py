@@ -140,7 +140,10 @@ def test_a_lookup_may_be_longer_than_the_models_drafts():
     assert draft.lens.tolist() == [LONG, GAMMA]
     assert draft.confidence[1].tolist() == [0.5] * GAMMA + [0.0] * (LONG - GAMMA)
     assert bool((draft.confidence[0] > 0.5).all())
-    assert propose([FRESH], [0.0], length=LONG)[0].tokens.shape == (1, LONG)
+    for alone, _ in (propose([FRESH], [0.0], length=LONG), propose([FRESH], [1.0], length=LONG, look_up=False)):
+        assert alone.tokens.shape == alone.confidence.shape == (1, LONG)
+        assert alone.lens.tolist() == [GAMMA]
+        assert alone.confidence[0, GAMMA:].tolist() == [0.0] * (LONG - GAMMA)
     assert propose([LOOPING], [1.0], length=LONG)[0].lens.tolist() == [LONG]
 
 
