@@ -89,9 +89,9 @@ class Draft:
     lens: [R] int64 in 0..gamma, how many tokens were proposed.
     confidence: [R, gamma] float32, c_k = P(token k is accepted | tokens before it were), which may depend on
         x_0 .. x_{k-1} but never on x_k or later (DSpark, section 3.2.1).
-    probs: [R, gamma, V'] float32, q: exactly the distribution each token was drawn from; None means a point mass on
-        the drafted token (greedy and lookup drafts), or that nobody asked. Rows of greedy and seeded requests are
-        not read.
+    probs: [R, G, V'] float32, q: exactly the distribution each token was drawn from, with `lens` <= G <= gamma; None
+        means a point mass on the drafted token (greedy and lookup drafts), or that nobody asked. Rows of greedy and
+        seeded requests are not read.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.

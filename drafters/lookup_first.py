@@ -10,26 +10,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.ngram import NgramDrafter
 
 SURE = 1.2
-"""Expected accepted tokens from which a lookup is taken without asking the model."""
+"""Expected accepted tokens, of as many as the model drafts, from which a lookup is taken without asking the model."""
 MODEL_RUN = 1.7
 """A model's expected accepted tokens over its chance of the first: what usually follows an accepted one."""
 
 
 class LookupFirst(Drafter):
-    """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure."""
+    """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure.
+
+    A lookup may be longer than the model's drafts, except beside drafts with q, so that q need not be as long.
+    """
 
     looks_up = True
 
     def __init__(self, lookup: NgramDrafter, model: Drafter):
-        if lookup.gamma != model.gamma:
-            raise ValueError(f"both drafters need one gamma, got {lookup.gamma} and {model.gamma}")
+        if lookup.gamma < model.gamma:
+            raise ValueError(f"a lookup is at least as long as the model's drafts, {model.gamma}, not {lookup.gamma}")
         self.lookup, self.model = lookup, model
-        self.gamma = model.gamma
+        self.gamma = lookup.gamma
         self.target_layers = model.target_layers
 
     def allocate(self, slots: int) -> None:
@@ -42,9 +46,9 @@ class LookupFirst(Drafter):
 
     def propose(self, batch: DraftBatch) -> Draft:
         if not batch.look_up:
-            return self.model.propose(batch)
+            return widen(self.model.propose(batch), self.gamma)
         found = self.lookup.propose(batch)
-        expected = found.confidence.cumprod(1).sum(1)
+        expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < SURE
         asked = (unsure if batch.ask is None else unsure & batch.ask).nonzero()[:, 0]
         if len(asked) == 0:
@@ -53,34 +57,38 @@ class LookupFirst(Drafter):
         drafted = self.model.propose(batch if everyone else batch.select(asked))
         better = expected[asked] < MODEL_RUN * drafted.confidence[:, 0]
         if everyone and bool(better.all()):
-            return replace(drafted, looked_up=torch.zeros_like(better))
+            return widen(replace(drafted, looked_up=torch.zeros_like(better)), self.gamma)
         return merge(found, drafted, asked, better, batch.temperatures)
+
+
+def widen(draft: Draft, gamma: int) -> Draft:
+    """The same, in columns for `gamma` tokens."""
+    more = (0, gamma - draft.tokens.shape[1])
+    return replace(draft, tokens=pad(draft.tokens, more), confidence=pad(draft.confidence, more))
 
 
 def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
     """The lookups `found` of R requests, replaced for those of the M `asked` where the model's draft is `better` [M].
 
-    Where q is given at all, a lookup's is a point mass on its token; its draft ends before a token that the model's
-    vocabulary lacks, unless the request is greedy.
+    Where q is given at all, a lookup's is a point mass on its token; its draft is then no longer than q, and ends
+    before a token that the model's vocabulary lacks, unless the request is greedy.
     """
-    taken = asked[better]
+    taken, length = asked[better], drafted.tokens.shape[1]
     tokens, lens, confidence = found.tokens.clone(), found.lens.clone(), found.confidence.clone()
-    tokens[taken], lens[taken], confidence[taken] = (
-        drafted.tokens[better],
-        drafted.lens[better],
-        drafted.confidence[better],
-    )
+    tokens[taken, :length], lens[taken] = drafted.tokens[better], drafted.lens[better]
+    confidence[taken, :length], confidence[taken, length:] = drafted.confidence[better], 0.0
     lookups = torch.ones_like(lens, dtype=torch.bool)
     lookups[taken] = False
     if drafted.probs is None:
         return Draft(tokens, lens, confidence, looked_up=lookups, asked=len(asked))
     probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
-    column, known = tokens, torch.ones_like(tokens, dtype=torch.bool)
+    column = tokens[:, :length]
+    known = torch.ones_like(column, dtype=torch.bool)
     if drafted.vocab is not None:
-        column = torch.searchsorted(drafted.vocab, tokens).clamp(max=len(drafted.vocab) - 1)
-        known = drafted.vocab[column] == tokens
+        column = torch.searchsorted(drafted.vocab, tokens[:, :length]).clamp(max=len(drafted.vocab) - 1)
+        known = drafted.vocab[column] == tokens[:, :length]
     probs.scatter_(2, column[:, :, None], known[:, :, None].to(probs.dtype))
     probs[taken] = drafted.probs[better]
-    reach = known.long().cumprod(1).sum(1)
-    lens = torch.where(lookups & (temperatures > 0), torch.minimum(lens, reach), lens)
+    reach = torch.where(lookups & (temperatures > 0), known.long().cumprod(1).sum(1), length)
+    lens = torch.minimum(lens, reach)
     return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, len(asked))

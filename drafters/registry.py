@@ -60,10 +60,11 @@ def find(name: str) -> Entry:
     return DRAFTERS[name]
 
 
-def make(name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup: bool = False) -> Drafter:
+def make(name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup_gamma: int = 0) -> Drafter:
     """The drafter of that name, joined to the target.
 
-    checkpoint: its folder, where it needs one. lookup: such a drafter leaves text that repeats itself to prompt lookup.
+    checkpoint: its folder, where it needs one. lookup_gamma: draft tokens of the prompt lookup to which
+    such a drafter leaves text that repeats itself; 0: there is none.
     Raises ValueError for a name that is not known and for a checkpoint that does not fit.
     """
     entry = find(name)
@@ -80,4 +81,4 @@ def make(name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup:
 
     if str(target.device).startswith("cpu"):
         drafter = Deferred(drafter)
-    return LookupFirst(NgramDrafter(drafter.gamma, device=target.device), drafter) if lookup else drafter
+    return LookupFirst(NgramDrafter(lookup_gamma, device=target.device), drafter) if lookup_gamma else drafter

@@ -42,14 +42,16 @@ class CalibrationTable:
         return self.by_case[0].gamma
 
     def apply(self, confidence: torch.Tensor, cases: torch.Tensor) -> torch.Tensor:
-        """[R, gamma] float32 calibrated, each row as its case [R] wants; without waiting for the device. 0 and NaN
-        stay."""
-        if confidence.shape[-1] != self.gamma:
+        """[R, n] float32 calibrated, each row as its case [R] wants; without waiting for the device. 0 and NaN stay.
+
+        Positions behind the last that was fitted, of lookups longer than a model's drafts, are taken for like it.
+        """
+        if confidence.shape[-1] < self.gamma:
             raise ValueError(
                 f"this calibration was fitted for gamma {self.gamma}, the drafter gives {confidence.shape[-1]}: "
                 "run `outrider tune` with the gamma that is served"
             )
-        inverse, shifts = _parameters(self, confidence.device)
+        inverse, shifts = _parameters(self, confidence.shape[-1], confidence.device)
         return torch.addcmul(shifts[cases], confidence.float().clamp(max=SURE).logit_(), inverse[cases]).sigmoid_()
 
     def to_json(self) -> dict[str, Any]:
@@ -81,8 +83,9 @@ class CalibrationTable:
 
 
 @lru_cache(maxsize=8)
-def _parameters(table: CalibrationTable, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """1 / T and b, [cases, gamma] each, on the device."""
+def _parameters(table: CalibrationTable, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 / T and b, [cases, positions] each, on the device."""
+    column = torch.arange(positions).clamp(max=table.gamma - 1)
     inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_case], dtype=torch.float64)
-    shifts = torch.tensor([found.shifts for found in table.by_case], dtype=torch.float32, device=device)
-    return inverse.float().to(device), shifts
+    shifts = torch.tensor([found.shifts for found in table.by_case], dtype=torch.float32)
+    return inverse[:, column].float().to(device), shifts[:, column].to(device)

@@ -47,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
     questions = {path.stem: read_questions(path)[: args.count] for path in args.prompts}
 
     async def measurement(engine: Engine) -> dict[str, Acceptance]:
-        return await _measure(engine, questions, temperatures, args)
+        return await _measure(engine, questions, temperatures, resolved.settings.plugin_config.longest, args)
 
-    results = session.run(resolve(settings_of(args)), measurement)
+    resolved = resolve(settings_of(args))
+    results = session.run(resolved, measurement)
     print(acceptance_table(results))
     harness.write_json(args.json, {name: acceptance.counts() for name, acceptance in results.items()})
     if args.plot:
@@ -59,7 +60,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(
-    engine: Engine, questions: dict[str, list[str]], temperatures: Sequence[float], args: argparse.Namespace
+    engine: Engine,
+    questions: dict[str, list[str]],
+    temperatures: Sequence[float],
+    longest: int,
+    args: argparse.Namespace,
 ) -> dict[str, Acceptance]:
     from tqdm import tqdm
 
@@ -70,7 +75,7 @@ async def _measure(
 
         async def ask(question: str, temperature: float) -> None:
             ids = client.chat_ids(manager, question)
-            room = engine.context_length - len(ids) - args.gamma - 2
+            room = engine.context_length - len(ids) - longest - 2
             if room > 0:
                 await client.generate(
                     manager,
@@ -83,9 +88,9 @@ async def _measure(
 
         for name, asked in questions.items():
             for temperature in temperatures:
-                before = await _counts(manager, args.gamma)
+                before = await _counts(manager, longest)
                 await harness.closed_loop(partial(ask, temperature=temperature), asked, args.concurrency)
-                results[f"{name}, T={temperature:g}"] = _difference(await _counts(manager, args.gamma), before)
+                results[f"{name}, T={temperature:g}"] = _difference(await _counts(manager, longest), before)
     return results
 
 

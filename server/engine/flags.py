@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, DEVICES, DRAFTERS, DTYPES, QUANTIZATIONS, Settings
 
 TARGET = ("model", "dtype", "quantization", "device", "threads")
-DRAFTER = ("drafter", "drafter_path", "lookup", "gamma")
+DRAFTER = ("drafter", "drafter_path", "lookup", "gamma", "lookup_gamma")
 
 
 class Flags(Protocol):
@@ -62,6 +62,13 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
     )
     flags.add_argument(
         "--gamma", type=int, default=defaults.gamma, metavar="N", help="draft tokens per step (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--lookup-gamma",
+        type=int,
+        default=defaults.lookup_gamma,
+        metavar="N",
+        help="of prompt lookup beside such a drafter, where it is more than --gamma (default: %(default)s)",
     )
 
 

@@ -20,7 +20,7 @@ from outrider.profiles.fingerprint import (
 )
 from outrider.profiles.store import ProfileError
 from outrider.server.engine import hardware
-from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, PROFILED_PLANNERS, Settings
+from outrider.server.engine.settings import PROFILED_PLANNERS, Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
 
@@ -34,7 +34,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     """Of the engine that these settings start; settings.drafter_path is known (`shipped.with_drafter_path`)."""
     on_cpu = settings.resolved_device == "cpu"
     drafter = settings.drafter
-    if settings.drafter in CHECKPOINT_DRAFTERS and settings.lookup:
+    if settings.looks_up:
         drafter += "+lookup"
     dtype = settings.resolved_dtype
     if settings.quantization != "none":

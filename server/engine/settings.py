@@ -34,7 +34,7 @@ class Settings:
     drafter: auto is the dspark drafter that comes with the embedded model, and ngram for any other.
     drafter_path: folder of the drafter's checkpoint, where it needs one; None is the one shipped for the model.
     lookup: a drafter with a checkpoint leaves text that repeats itself to prompt lookup.
-    gamma: draft tokens per step, 1..64.
+    gamma: draft tokens per step, 1..64. lookup_gamma: of that prompt lookup, where it is more than gamma.
     planner: decides how much of each draft is verified. threshold: of survival, for the planner of that name.
     profile: folder or name of measured step costs and calibration; None finds the one that fits.
     tune: without a profile that fits, measure a quick one at start.
@@ -59,6 +59,7 @@ class Settings:
     drafter_path: str | None = None
     lookup: bool = True
     gamma: int = 7
+    lookup_gamma: int = 15
     planner: str = "asynchronous"
     threshold: float = 0.3
     profile: str | None = None
@@ -89,6 +90,7 @@ class Settings:
         self._require_one_of("log_level", LOG_LEVELS)
         self._require_between("port", 1, 65535)
         self._require_between("gamma", 1, MAX_GAMMA)
+        self._require_between("lookup_gamma", 1, MAX_GAMMA)
         self._require_between("max_choices", 1, 1 << 16)
         self._require_between("max_body_bytes", 1024, 1 << 32)
         self._require_between("drain_seconds", 0, 86400)
@@ -157,12 +159,17 @@ class Settings:
         return self.threads or min(threads.default(part) for part in self._parts)
 
     @property
+    def looks_up(self) -> bool:
+        """Whether prompt lookup stands beside the drafter."""
+        return self.lookup and self.drafter in CHECKPOINT_DRAFTERS
+
+    @property
     def plugin_config(self) -> PluginConfig:
         return PluginConfig(
             drafter=self.drafter,
             gamma=self.gamma,
             drafter_path=self.drafter_path or "",
-            lookup=self.lookup,
+            lookup_gamma=max(self.gamma, self.lookup_gamma) if self.looks_up else 0,
             planner=self.planner,
             threshold=self.threshold,
             profile=self.profile or "",

@@ -113,7 +113,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
     # and penalties are the same code with speculation on and off.
     arguments |= {
         "speculative_algorithm": ALGORITHM,
-        "speculative_num_draft_tokens": (settings.gamma if settings.drafter != "off" else 0) + 1,
+        "speculative_num_draft_tokens": (settings.plugin_config.longest if settings.drafter != "off" else 0) + 1,
     }
     try:
         return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))

@@ -17,7 +17,8 @@ class PluginConfig:
     drafter: which drafter proposes tokens; "off" means that no speculation is set up.
     gamma: draft tokens per step.
     drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
-    lookup: a drafter with a checkpoint leaves text that repeats itself to prompt lookup.
+    lookup_gamma: draft tokens per step of the prompt lookup to which a drafter with a checkpoint leaves text that
+        repeats itself; 0: there is none.
     planner: which planner decides what is verified. threshold: of survival, for the planner of that name.
     profile: folder of the profile measured for this server; "" or a folder that is not there yet: none.
     quantization: "int8" rounds the target's weights as they are loaded; "none" keeps them.
@@ -26,11 +27,16 @@ class PluginConfig:
     drafter: str = "off"
     gamma: int = 7
     drafter_path: str = ""
-    lookup: bool = True
+    lookup_gamma: int = 0
     planner: str = "asynchronous"
     threshold: float = 0.3
     profile: str = ""
     quantization: str = "none"
+
+    @property
+    def longest(self) -> int:
+        """Draft tokens per step, whoever drafts."""
+        return max(self.gamma, self.lookup_gamma)
 
     def to_env(self, environ: MutableMapping[str, str] = os.environ) -> None:
         environ[ENV] = json.dumps(asdict(self))

@@ -38,16 +38,19 @@ class Effort:
     new_tokens: int = 128
     seconds: float | None = None
 
-    def shapes(self, gamma: int, max_requests: int, max_total_tokens: int) -> list[Shape]:
-        """What fits the engine, in the order of the fields; raises RuntimeError where nothing does."""
-        tokens = self.tokens or tuple(range(1, gamma + 2))
-        room = (gamma + 1) * 2 + self.steps + MARGIN_STEPS
+    def shapes(self, gamma: int, longest: int, max_requests: int, max_total_tokens: int) -> list[Shape]:
+        """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
+
+        gamma: draft tokens of a model. longest: of a draft, whoever made it.
+        """
+        tokens = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
+        room = (longest + 1) * 2 + self.steps + MARGIN_STEPS
         found = [
             Shape(requests, count, context)
             for context in self.contexts
             for requests in self.requests
             for count in tokens
-            if count <= gamma + 1 and requests <= max_requests and requests * (context + room) <= max_total_tokens
+            if count <= longest + 1 and requests <= max_requests and requests * (context + room) <= max_total_tokens
         ]
         if not found:
             raise RuntimeError(f"a KV cache of {max_total_tokens} tokens holds no step to measure")

@@ -136,11 +136,12 @@ async def record_answers(
 
 
 def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
-    """What `control.read` brought, as arrays."""
+    """What `control.read` brought, as arrays; of longer drafts the first `gamma` tokens."""
+    rows = [row[:gamma] for row in lists["confidence"]]
     return Records(
-        confidence=np.asarray(lists["confidence"], dtype=np.float64).reshape(-1, gamma),
-        verify_lens=np.asarray(lists["verify_lens"], dtype=np.int64),
-        accepted=np.asarray(lists["accepted"], dtype=np.int64),
+        confidence=np.asarray(rows, dtype=np.float64).reshape(-1, gamma),
+        verify_lens=np.minimum(np.asarray(lists["verify_lens"], dtype=np.int64), gamma),
+        accepted=np.minimum(np.asarray(lists["accepted"], dtype=np.int64), gamma),
         cases=np.asarray(lists["cases"], dtype=np.int64),
     )
 
@@ -189,7 +190,8 @@ async def tune(
     here = profile_lookup.fingerprint(settings, resolved.model)
     partial = PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)
     room = engine.max_total_tokens // (1 if refined is None else 2)
-    shapes = effort.shapes(settings.gamma, settings.max_running_requests or MAX_REQUESTS, room)
+    longest = settings.plugin_config.longest
+    shapes = effort.shapes(settings.gamma, longest, settings.max_running_requests or MAX_REQUESTS, room)
     await _measure_grid(manager, shapes, effort, partial, progress, run)
     points = _of_shapes(partial.points, shapes, effort.steps)
     if not points:

@@ -10,6 +10,7 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 
 GAMMA, CONTEXT, VOCAB = 4, 64, torch.tensor([0, 3, 5, 7, 8, 9])
+LONG = 10
 LOOPING = [5, 7, 9] * 8
 FRESH = [1, 2, 3, 4, 6]
 OUTSIDE = [5, 2, 9] * 8  # 2 is not in the model's vocabulary
@@ -41,12 +42,13 @@ def propose(
     texts: list[list[int]],
     temperatures: list[float],
     sure: float = 0.5,
+    length: int = GAMMA,
     *,
     look_up: bool = True,
     ask: list[bool] | None = None,
 ) -> tuple[Draft, Model]:
     model = Model(sure)
-    drafter = LookupFirst(NgramDrafter(GAMMA), model)
+    drafter = LookupFirst(NgramDrafter(length), model)
     drafter.allocate(CONTEXT * len(texts))
     table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
     for row, text in enumerate(texts):
@@ -60,7 +62,7 @@ def propose(
             rows=torch.arange(len(texts)),
             temperatures=torch.tensor(temperatures),
             look_up=look_up,
-            keys=torch.zeros(len(texts), GAMMA, dtype=torch.int64),
+            keys=torch.zeros(len(texts), length, dtype=torch.int64),
             ask=None if ask is None else torch.tensor(ask),
         )
     )
@@ -131,8 +133,31 @@ def test_the_choice_depends_on_the_first_confidence_alone():
     assert drafts[0] == drafts[1]
 
 
-def test_drafters_of_different_gamma_are_refused():
-    with pytest.raises(ValueError, match="one gamma"):
+def test_a_lookup_may_be_longer_than_the_models_drafts():
+    draft, _ = propose([LOOPING, FRESH], [0.0, 0.0], length=LONG)
+    assert draft.tokens[0].tolist() == [5, 7, 9, 5, 7, 9, 5, 7, 9, 5]
+    assert draft.tokens[1, :GAMMA].tolist() == [7] * GAMMA
+    assert draft.lens.tolist() == [LONG, GAMMA]
+    assert draft.confidence[1].tolist() == [0.5] * GAMMA + [0.0] * (LONG - GAMMA)
+    assert bool((draft.confidence[0] > 0.5).all())
+    for alone, _ in (propose([FRESH], [0.0], length=LONG), propose([FRESH], [1.0], length=LONG, look_up=False)):
+        assert alone.tokens.shape == alone.confidence.shape == (1, LONG)
+        assert alone.lens.tolist() == [GAMMA]
+        assert alone.confidence[0, GAMMA:].tolist() == [0.0] * (LONG - GAMMA)
+    assert propose([LOOPING], [1.0], length=LONG)[0].lens.tolist() == [LONG]
+
+
+def test_lookups_beside_drafts_with_q_are_as_short_as_q():
+    draft, _ = propose([LOOPING, LOOPING, FRESH], [0.0, 1.0, 1.0], length=LONG)
+    assert draft.probs.shape == (3, GAMMA, len(VOCAB))
+    assert draft.tokens.shape == draft.confidence.shape == (3, LONG)
+    assert draft.lens.tolist() == [GAMMA] * 3
+    short, _ = propose([LOOPING, LOOPING, FRESH], [0.0, 1.0, 1.0])
+    assert torch.equal(draft.probs, short.probs)
+
+
+def test_lookups_shorter_than_the_models_drafts_are_refused():
+    with pytest.raises(ValueError, match="at least as long as the model's drafts, 4, not 3"):
         LookupFirst(NgramDrafter(3), Model(0.5))
 
 

@@ -19,7 +19,7 @@ from outrider.drafters.ngram import NgramDrafter
 GAMMA = 3
 
 
-def make(name: str, folder: Path, *, lookup: bool = False) -> tuple[Drafter, list[int]]:
+def make(name: str, folder: Path, *, lookup_gamma: int = 0) -> tuple[Drafter, list[int]]:
     """The drafter for a tiny target, and the layers that it had captured."""
     captured: list[int] = []
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
@@ -28,7 +28,7 @@ def make(name: str, folder: Path, *, lookup: bool = False) -> tuple[Drafter, lis
     if registry.find(name).needs_checkpoint:
         save_compact(make_model(CONFIGS[name]), folder)
         checkpoint = str(folder)
-    return registry.make(name, target, gamma=GAMMA, checkpoint=checkpoint, lookup=lookup), captured
+    return registry.make(name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma), captured
 
 
 @pytest.mark.parametrize("name", registry.DRAFTERS)
@@ -43,11 +43,12 @@ def test_every_entry_makes_its_drafter(name: str, tmp_path: Path) -> None:
 
 
 def test_lookup_stands_beside_drafters_with_a_checkpoint(tmp_path: Path) -> None:
-    drafter, captured = make("dspark", tmp_path, lookup=True)
+    drafter, captured = make("dspark", tmp_path, lookup_gamma=GAMMA + 3)
     assert isinstance(drafter, LookupFirst)
-    assert drafter.lookup.gamma == drafter.gamma == GAMMA
+    assert drafter.lookup.gamma == drafter.gamma == GAMMA + 3
+    assert drafter.model.gamma == GAMMA
     assert captured == list(drafter.target_layers) == list(TINY.target_layers)
-    assert type(make("ngram", tmp_path, lookup=True)[0]) is NgramDrafter
+    assert type(make("ngram", tmp_path, lookup_gamma=GAMMA + 3)[0]) is NgramDrafter
 
 
 def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:

@@ -135,8 +135,18 @@ def test_each_request_is_calibrated_as_its_case_wants_and_zeros_and_nan_stay():
     assert bool(applied[4, 2].isnan())
     assert 0.99 < float(applied[5, 1]) < 1.0
     assert confidence[0].tolist() == pytest.approx([0.2, 0.9, 0.5])
-    with pytest.raises(ValueError, match="fitted for gamma 3, the drafter gives 4"):
-        table.apply(torch.rand(2, 4), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="fitted for gamma 3, the drafter gives 2"):
+        table.apply(torch.rand(2, 2), torch.zeros(2, dtype=torch.int64))
+
+
+def test_positions_behind_the_last_fitted_one_are_calibrated_like_it():
+    table = CalibrationTable.of({CASES[1]: Calibration((0.5, 2.0, 0.7), (0.0, 0.3, -1.0))}, 3)
+    long, cases = torch.rand(4, 6), torch.tensor([1, 0, 1, 3])
+    applied = table.apply(long, cases)
+    assert torch.equal(applied[:, :3], table.apply(long[:, :3], cases))
+    for position in range(3, 6):
+        assert torch.equal(applied[:, position], table.apply(long[:, [0, 1, position]], cases)[:, 2])
+    assert not torch.equal(applied[0, 3:], long[0, 3:])
 
 
 def test_the_case_is_what_is_known_before_the_draw():

@@ -87,11 +87,13 @@ class Sampling:
             wanted[rows] = self._draw(logits, rows, flat.request[rows], flat.positions[rows])
         anchors = flat.positions[flat.qo_indptr[:-1].long()]
         heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then
-        return accept(
-            draft.tokens,
+        longest = draft.tokens.shape[1]
+        tested = draft.tokens if draft.probs is None else draft.tokens[:, : draft.probs.shape[1]]
+        accept_lens, tokens = accept(
+            tested,
             verify_lens,
             flat.qo_indptr,
-            uniforms=uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), draft.tokens.shape[1]),
+            uniforms=uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), tested.shape[1]),
             final_keys=streams(self.seeds, anchors, Purpose.FINAL),
             wanted=wanted,
             probs=target_probs(logits, *self.rules._replace(temperatures=heat).of(flat.request)),
@@ -99,6 +101,7 @@ class Sampling:
             draft_probs=draft.probs,
             vocab=draft.vocab,
         )
+        return accept_lens, torch.nn.functional.pad(tokens, (0, longest - tested.shape[1]))
 
     def _draw(
         self, logits: torch.Tensor, rows: torch.Tensor, request: torch.Tensor, positions: torch.Tensor

@@ -234,6 +234,8 @@ class SpeculativeWorker(BaseSpecWorker):
             padded = torch.from_numpy(step.padded).to(self.device)
             lens = torch.where(padded, limits, lens)
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
+        if draft.probs is not None:
+            lens = lens.clamp(max=draft.probs.shape[1])
         return replace(draft, tokens=tokens, lens=lens), seconds
 
     def _no_draft(self, count: int) -> Draft:

@@ -23,7 +23,7 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
             f"SGLang gives no hidden states of {type(runner.model).__name__} to drafters; use --drafter ngram or off"
         )
     return registry.make(
-        config.drafter, target, gamma=config.gamma, checkpoint=config.drafter_path, lookup=config.lookup
+        config.drafter, target, gamma=config.gamma, checkpoint=config.drafter_path, lookup_gamma=config.lookup_gamma
     )
 
 

@@ -18,11 +18,11 @@ def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, Calibrati
     if config.drafter == "off":
         return VerifyAll(), None, None
     if not registry.find(config.planner).needs_profile:
-        return registry.make(config.planner, gamma=config.gamma, threshold=config.threshold), None, None
+        return registry.make(config.planner, gamma=config.longest, threshold=config.threshold), None, None
     if not (Path(config.profile) / store.PROFILE).is_file():
         return VerifyAll(), None, None
     profile = store.read(Path(config.profile))
     cost = profile.cost()
     calibration = CalibrationTable.load(profile.calibration) if profile.calibration else None
-    planner = registry.make(config.planner, gamma=config.gamma, threshold=config.threshold, cost=cost)
+    planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=cost)
     return planner, cost, calibration

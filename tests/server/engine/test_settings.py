@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_plugin_config_survives_the_environment() -> None:
     config.to_env(environ)
     assert PluginConfig.from_env(environ) == config
     assert PluginConfig.from_env({}) == PluginConfig()
+
+
+def test_a_step_has_room_for_the_longest_draft_of_those_that_can_come() -> None:
+    trained = Settings(drafter="dspark", gamma=7, lookup_gamma=15)
+    assert trained.plugin_config.longest == 15
+    assert replace(trained, gamma=20).plugin_config.longest == 20
+    assert replace(trained, lookup=False).plugin_config.longest == 7
+    assert replace(trained, drafter="ngram").plugin_config.longest == 7
 
 
 def test_dtype_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,7 +52,7 @@ def runner(model: object) -> SimpleNamespace:
 def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
     save_compact(make_model(TINY), tmp_path)
     model = Llama()
-    config = PluginConfig(drafter="dspark", gamma=3, drafter_path=str(tmp_path), lookup=False)
+    config = PluginConfig(drafter="dspark", gamma=3, drafter_path=str(tmp_path))
     deferred = load_drafter(config, runner(model))
     assert isinstance(deferred, Deferred)
     drafter = deferred.model
@@ -62,8 +63,9 @@ def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
     for theirs, ours in weights:
         assert ours.shape == (TINY.vocab_size, TINY.hidden_size)  # without the padding
         assert ours.data_ptr() == theirs.data_ptr()  # not copied
-    beside = load_drafter(PluginConfig(drafter="dspark", gamma=3, drafter_path=str(tmp_path)), runner(model))
+    beside = load_drafter(replace(config, lookup_gamma=9), runner(model))
     assert isinstance(beside, LookupFirst)
+    assert beside.gamma == 9
 
 
 def test_models_without_hidden_states_are_left_to_lookup(tmp_path: Path) -> None:

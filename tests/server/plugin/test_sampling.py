@@ -8,12 +8,14 @@ of their second drafts tells how the equal draw of the first request came out: t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from chi_square import p_value
 from planning import curve_cost
+from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.block.sampling import choose
@@ -72,6 +74,15 @@ class Table(Drafter):
             torch.stack(confidence, 1),
             torch.stack(probs, 1) if batch.wants_probs else None,
         )
+
+
+class Wide(Table):
+    """As the table drafts, in a width that only drafts without q fill."""
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        draft = super().propose(batch)
+        more = (0, 3)
+        return replace(draft, tokens=pad(draft.tokens, more), confidence=pad(draft.confidence, more))
 
 
 def texts(
@@ -187,6 +198,16 @@ def test_rejection_sampling_keeps_the_distribution_in_the_same_place():
         seeds = [4 * seed + i for i in range(4)]
         drawn[texts(PROMPTS, seeds, seeded=[False] * 4, admit=ADMISSIONS["tight budget"])[0]] += 1
     assert p_value(drawn, exact(OPEN), SEEDS) > 1e-3
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("seeded", [[False] * 4, [True, False, True, False]])
+def test_drafts_may_be_wider_than_q(seeded):
+    for seed in range(20):
+        seeds, heat = [4 * seed + i for i in range(4)], [1.0, 1.0, 0.0, 0.7]
+        for name in ("tight budget", "verify all"):
+            options = {"seeded": seeded, "heat": heat, "admit": ADMISSIONS[name]}
+            assert texts(PROMPTS, seeds, drafter=Wide(DRAFT), **options) == texts(PROMPTS, seeds, **options)
 
 
 @pytest.mark.usefixtures("compiled")

@@ -47,17 +47,18 @@ def test_flags_that_cannot_be(flags: list[str], message: str) -> None:
 
 def test_shapes_fit_the_engine() -> None:
     effort = Effort(requests=(1, 2, 8), tokens=(1, 4, 9), contexts=(10,), steps=4)
-    shapes = effort.shapes(gamma=7, max_requests=4, max_total_tokens=10_000)
+    shapes = effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=10_000)
     assert shapes == [Shape(1, 1, 10), Shape(1, 4, 10), Shape(2, 1, 10), Shape(2, 4, 10)]
     room = 10 + 2 * (7 + 1) + 4 + 3
-    assert {s.requests for s in effort.shapes(gamma=7, max_requests=4, max_total_tokens=2 * room)} == {1, 2}
-    assert {s.requests for s in effort.shapes(gamma=7, max_requests=4, max_total_tokens=2 * room - 1)} == {1}
-    assert {s.tokens for s in THOROUGH.shapes(gamma=2, max_requests=1, max_total_tokens=10_000)} == {1, 2, 3}
+    assert {s.requests for s in effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=2 * room)} == {1, 2}
+    assert {s.requests for s in effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=2 * room - 1)} == {1}
+    tokens = {s.tokens for s in THOROUGH.shapes(gamma=2, longest=5, max_requests=1, max_total_tokens=10_000)}
+    assert tokens == {1, 2, 3, 6}
 
 
 def test_an_engine_too_small_for_any_shape_is_told() -> None:
     with pytest.raises(RuntimeError, match="a KV cache of 100 tokens"):
-        QUICK.shapes(gamma=7, max_requests=64, max_total_tokens=100)
+        QUICK.shapes(gamma=7, longest=7, max_requests=64, max_total_tokens=100)
 
 
 @pytest.mark.parametrize(

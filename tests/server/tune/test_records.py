@@ -1,0 +1,21 @@
+"""What the worker recorded becomes what calibrations are fitted on."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.server.tune.measure import NO_RECORDS, to_records
+
+
+def test_of_drafts_longer_than_a_models_the_first_tokens_are_fitted() -> None:
+    lists = {
+        "confidence": [[0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]],
+        "verify_lens": [4, 1],
+        "accepted": [3, 0],
+        "cases": [1, 0],
+    }
+    records = to_records(lists, 2)
+    assert records.confidence.tolist() == [pytest.approx([0.9, 0.8]), pytest.approx([0.5, 0.4])]
+    assert records.verify_lens.tolist() == [2, 1]
+    assert records.accepted.tolist() == [2, 0]
+    assert to_records(NO_RECORDS, 2).confidence.shape == (0, 2)
