@@ -82,11 +82,11 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     if drafted.probs is None:
         return Draft(tokens, lens, confidence, looked_up=lookups, asked=len(asked))
     probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
-    column = tokens[:, :length]
-    known = torch.ones_like(column, dtype=torch.bool)
+    column = named = tokens[:, :length].contiguous()
+    known = torch.ones_like(named, dtype=torch.bool)
     if drafted.vocab is not None:
-        column = torch.searchsorted(drafted.vocab, tokens[:, :length]).clamp(max=len(drafted.vocab) - 1)
-        known = drafted.vocab[column] == tokens[:, :length]
+        column = torch.searchsorted(drafted.vocab, named).clamp(max=len(drafted.vocab) - 1)
+        known = drafted.vocab[column] == named
     probs.scatter_(2, column[:, :, None], known[:, :, None].to(probs.dtype))
     probs[taken] = drafted.probs[better]
     reach = torch.where(lookups & (temperatures > 0), known.long().cumprod(1).sum(1), length)
