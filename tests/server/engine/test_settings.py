@@ -94,9 +94,9 @@ def sglang_args():
 
 
 def test_context_never_exceeds_the_cache(sglang_args, smollm2: Model) -> None:
-    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(2000))
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(2000), engines=1)
     assert arguments.context_length == arguments.max_total_tokens == 2000
-    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(100_000))
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(100_000), engines=1)
     assert arguments.context_length == 8192
 
 
@@ -105,7 +105,7 @@ def test_flags_for_sglang(sglang_args) -> None:
     for flags, message in (
         (["--port", "1"], "say --port before the --"),
         (["--tokenizer-worker-num", "2"], "is not available here: one tokenizer process"),
-        (["--dp-size", "2"], "one engine a server; start several"),
+        (["--dp-size", "2"], "say --engines before the --"),
         (["--enable-custom-logit-processor"], "no code from requests"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
     ):
