@@ -21,7 +21,7 @@ class Launcher(engine.Engine):
 
     waiting: ClassVar[WaitingScheduler | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
-    controller: ClassVar[Callable[..., None]]
+    controller: ClassVar[Callable[..., None]] = engine.run_data_parallel_controller_process
 
     @classmethod
     def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:

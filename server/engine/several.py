@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import zmq
-
 from outrider.server.engine import threads
 from outrider.server.engine.process import StartupReport, die_with, engine_of, run_scheduler
 from outrider.server.engine.threads import Placement
@@ -95,10 +93,6 @@ def _dispatch(controller: Any) -> None:
     from sglang.srt.managers.io_struct import sock_recv
 
     while True:
-        inbox.poll(WATCHDOG_SECONDS * 1000)
+        if inbox.poll(WATCHDOG_SECONDS * 1000):
+            controller._request_dispatcher(sock_recv(inbox))
         controller.soft_watchdog.feed()
-        try:
-            while True:
-                controller._request_dispatcher(sock_recv(inbox, flags=zmq.NOBLOCK))
-        except zmq.Again:
-            continue

@@ -44,7 +44,7 @@ def main(run_dir: Path) -> dict[str, Any]:
 
     from outrider.server.engine.launcher import Launcher
 
-    arguments = sglang_args.build(settings, target.find(None), MemoryPlan(max_total_tokens=1024))
+    arguments = sglang_args.build(settings, target.find(None), MemoryPlan(max_total_tokens=1024), engines=1)
     arguments.resolve_once()
     publish(arguments, role="tokenizer")
     multiprocessing = sglang.srt.entrypoints.engine.mp
