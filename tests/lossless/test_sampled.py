@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from asking import accepted_tokens, complete, complete_all, counter, tokens
+from asking import accepted_tokens, complete, complete_all, tokens
 from chi_square import p_value
 from scipy import stats
 
@@ -155,14 +155,13 @@ def seeded(exact_server, prompts):
 )
 def test_a_seed_decides_the_answer(served, others, seeded, prompts):
     """With speculation, by whichever drafter, in whatever company; the other servers are also other starts."""
-    longer = {"max_tokens": 2 * TOKENS} if others == 32 else {}  # more than the cache holds: some are retracted
+    longer = {"max_tokens": 2 * TOKENS} if others == 32 else {}  # more than the cache holds
     company = [
         {},
         {"temperature": 0},
         {"temperature": 1.0, "seed": 7},
         {"temperature": 1.0, "speculation": {"enabled": False}},
     ]
-    retracted = counter(served, "sglang:num_retracted_requests_total")
     asked = [(prompts[i], SEEDED[i]) for i in range(2)]
     asked += [(prompts[2 + i], company[i % len(company)] | longer) for i in range(others)]
     asked = asked[2:12] + asked[:2] + asked[12:]  # in the midst of the others
@@ -172,8 +171,6 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
         answers = list(pool.map(ask, asked))
     first = min(10, others)
     assert answers[first : first + 2] == seeded
-    if others == 32:
-        assert counter(served, "sglang:num_retracted_requests_total") > retracted
 
 
 def test_without_a_seed_answers_differ(exact_server, prompts):
