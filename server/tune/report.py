@@ -28,13 +28,15 @@ class Tuned:
     @property
     def summary(self) -> str:
         """One line for people."""
-        weights = [sum(found.samples) for found in self.calibration.by_case]
+        times, weights = len(self.profile.points), [sum(found.samples) for found in self.calibration.by_case]
+        if not any(weights):
+            return f"{times} step times; nothing was drafted for the prompts held out, confidences are kept as they are"
         before, after, by_chance = (
             np.average([statistics.mean(getattr(found, key)) for found in self.calibration.by_case], weights=weights)
             for key in ("ece_before", "ece_after", "ece_by_chance")
         )
         return (
-            f"{len(self.profile.points)} step times, calibration error {before:.1%} before, {after:.1%} after, "
+            f"{times} step times, calibration error {before:.1%} before, {after:.1%} after, "
             f"of which {by_chance:.1%} comes of counting {len(self.held_out)} drafts"
         )
 

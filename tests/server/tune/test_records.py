@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from outrider.scheduler.calibration.fit import fit_table
 from outrider.server.tune.measure import NO_RECORDS, to_records
+from outrider.server.tune.report import Tuned
 
 
 def test_of_drafts_longer_than_a_models_the_first_tokens_are_fitted() -> None:
@@ -19,3 +23,10 @@ def test_of_drafts_longer_than_a_models_the_first_tokens_are_fitted() -> None:
     assert records.verify_lens.tolist() == [2, 1]
     assert records.accepted.tolist() == [2, 0]
     assert to_records(NO_RECORDS, 2).confidence.shape == (0, 2)
+
+
+def test_a_measurement_without_any_drafts_is_summed_up() -> None:
+    nothing = to_records(NO_RECORDS, 2)
+    profile = SimpleNamespace(points=(1, 2, 3))
+    summary = Tuned(profile, fit_table(nothing, nothing, dataset="none"), nothing).summary
+    assert summary.startswith("3 step times; nothing was drafted")
