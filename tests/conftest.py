@@ -8,6 +8,8 @@ import openai
 import pytest
 from running import EngineWatch, Server
 
+from outrider.kernels.cpu import native
+
 STARTING = ("server", "served")
 """Fixtures that start a server; so do those whose name ends with "_server"."""
 NO_SERVERS = "not server"
@@ -33,6 +35,15 @@ def client(server: Server) -> openai.OpenAI:
 def model(client: openai.OpenAI) -> str:
     """Name of the served model."""
     return client.models.list().data[0].id
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with the compiled kernels, once without."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip("no compiled kernels here")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers

@@ -5,7 +5,6 @@ import torch
 from scipy.stats import chi2
 
 from outrider.kernels.acceptance import accept, reference_accept, residual
-from outrider.kernels.cpu import native
 from outrider.kernels.noise import gumbel_argmax
 
 GAMMA = 4
@@ -49,14 +48,6 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
         "vocab": vocab,
     }
     return (tokens, verify_lens, qo_indptr), keywords
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def compiled(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip("no compiled kernels here")
 
 
 @pytest.mark.usefixtures("compiled")

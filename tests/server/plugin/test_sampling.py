@@ -19,7 +19,6 @@ from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.block.sampling import choose
-from outrider.kernels.cpu import native
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Budget
@@ -153,14 +152,6 @@ ADMISSIONS = {
     "one": of(StaticGamma(1)),
     "threshold": of(Threshold(0.5)),
 }
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def compiled(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip("no compiled kernels here")
 
 
 def exact(start: int) -> dict[tuple[int, ...], float]:
