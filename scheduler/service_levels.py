@@ -26,13 +26,3 @@ def levels_kept(levels: np.ndarray, tokens: np.ndarray, seconds: np.ndarray) -> 
     """
     allowed = np.sort(tokens / (levels * MARGIN))
     return len(allowed) - np.searchsorted(allowed, seconds)
-
-
-def met(levels: np.ndarray, speeds: np.ndarray) -> np.ndarray:
-    """[N] bool, finished requests whose tokens per second `speeds` [N] reached their level; true without one."""
-    return speeds >= levels
-
-
-def goodput(levels: np.ndarray, speeds: np.ndarray, tokens: np.ndarray) -> int:
-    """Tokens of the requests that met their level; tokens: [N] that each had."""
-    return int(tokens[met(levels, speeds)].sum())

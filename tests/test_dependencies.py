@@ -23,8 +23,8 @@ OPTIONAL = {"matplotlib", "xllamacpp"}
 """Asked for where they are used, with an error or another way that says so."""
 ELSEWHERE = {"vllm", "openvino", "openvino-genai"}
 """Imported by `server/bench/isolated.py`, in environments of their own."""
-BY_NAME = {"uvloop"}
-"""Imported by uvicorn, which is told the name."""
+BY_NAME = {"python-json-logger", "uvloop"}
+"""Imported by logging and uvicorn, which are told the names."""
 
 
 def distributions_imported(*folders: str) -> set[str]:

@@ -7,15 +7,18 @@ Without --model it serves the embedded SmolLM2-135M-Instruct. SGLang's own flags
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.server.engine.flags import add_drafter_flags, add_target_flags
-from outrider.server.engine.settings import LOG_LEVELS, PLANNERS, Settings
+from outrider.server.engine.logs import SERVER
+from outrider.server.engine.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, Settings
+
+_say = logging.getLogger(SERVER).info
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -90,7 +93,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long requests may go on after SIGTERM (default: %(default)g)",
     )
-    http.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
+
+    observing = parser.add_argument_group("observing")
+    observing.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
+    observing.add_argument(
+        "--log-format", choices=LOG_FORMATS, default=defaults.log_format, help="json: one object per line"
+    )
+    observing.add_argument(
+        "--log-requests",
+        choices=LOGGED_REQUESTS,
+        default=defaults.log_requests,
+        help="a line when a request has ended; content: with its prompt and answer (default: %(default)s)",
+    )
+    observing.add_argument(
+        "--otlp-endpoint",
+        metavar="ADDRESS",
+        default=os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        help="send OpenTelemetry traces there: HOST:PORT for gRPC, http://HOST:PORT/v1/traces for HTTP",
+    )
     parser.add_argument("sglang_flags", nargs="*", metavar="-- SGLANG_FLAG", help="flags for SGLang, after --")
 
 
@@ -102,10 +122,11 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
     from outrider.server.engine import engine as engines
-    from outrider.server.engine import hardware
+    from outrider.server.engine import hardware, logs
     from outrider.server.engine.resolve import resolve
     from outrider.server.http import listen
 
+    logs.configure(settings)
     # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
     listener = listen.bind(settings.host, settings.port)
     resolved = resolve(settings, _say)
@@ -188,7 +209,3 @@ def _announce(settings: Settings, engine: Engine) -> None:
 def _on_early_sigterm(signum: int, frame: object) -> None:
     # Nothing is under way while the model loads, so nothing needs to be drained.
     raise SystemExit(0)
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

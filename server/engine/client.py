@@ -17,7 +17,12 @@ async def generate(manager: Any, prompt: str | list[int], *, stream: bool = Fals
 
     key = "text" if isinstance(prompt, str) else "input_ids"
     request = GenerateReqInput(
-        **{key: prompt}, sampling_params=sampling, stream=stream, routed_dp_rank=0, rid=uuid.uuid4().hex
+        **{key: prompt},
+        sampling_params=sampling,
+        stream=stream,
+        routed_dp_rank=0,
+        rid=uuid.uuid4().hex,
+        log_metrics=False,  # nobody's request
     )
     answer: dict[str, Any] = {}
     try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from outrider.server.engine import model_modules, several, threads, topology
+from outrider.server.engine import logs, model_modules, several, threads, topology, traces
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
@@ -184,8 +184,9 @@ def _launch(
         raise UserError(f"the engine could not start: {reason}{hint}") from None
     finally:
         tempfile.tempdir = None
-        # SGLang set the level of all loggers to its own.
-        logging.getLogger("outrider").setLevel(settings.log_level.upper())
+        logs.configure(settings)  # SGLang has set the level of all loggers to its own
+    if settings.otlp_endpoint is not None:
+        traces.begin(arguments)
     # Engine.wait_for_death does the watching, at once instead of every second.
     watchdog.stop()
     return Engine(
@@ -209,6 +210,7 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
     metrics = run_dir / "metrics"
     metrics.mkdir()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    logs.configure_processes(settings, run_dir)
     if settings.resolved_device == "cpu":
         # Nothing of ours needs a GPU then, and libraries stop looking for one.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -241,8 +243,8 @@ def _load_plugin() -> None:
 
 
 def _quieten(settings: Settings) -> None:
-    """SGLang warns of much that is meant so here (no GPU, no CUDA graphs); info and debug show it."""
-    logging.basicConfig(level=settings.log_level.upper())
+    """See `logs.sglang_level`."""
+    logs.configure(settings)
     if settings.log_level not in ("debug", "info"):
         warnings.simplefilter("ignore")
         os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for the processes that are started

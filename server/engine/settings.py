@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
-from outrider.server.engine import hardware, threads, topology
+from outrider.server.engine import hardware, threads, topology, traces
 from outrider.server.engine.topology import Topology
 from outrider.server.errors import UserError
 from outrider.server.plugin.config import PluginConfig
@@ -18,6 +18,8 @@ DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+LOGGED_REQUESTS = ("none", "summary", "content")
 MAX_GAMMA = 64
 SMALLEST_KV = 256
 """Tokens of the smallest KV cache."""
@@ -44,6 +46,8 @@ class Settings:
     max_choices: largest `n` that one request may ask for.
     max_body_bytes: largest request body.
     drain_seconds: how long running requests may go on after SIGTERM.
+    log_requests: a line in the log when a request has ended; content: with what was asked and answered.
+    otlp_endpoint: of a collector of OpenTelemetry traces; None sends none.
     sglang_flags: further flags, as SGLang's own command line takes them.
     """
 
@@ -78,6 +82,9 @@ class Settings:
     max_body_bytes: int = 10 * 2**20
     drain_seconds: float = 30.0
     log_level: str = "warning"
+    log_format: str = "text"
+    log_requests: str = "none"
+    otlp_endpoint: str | None = None
     sglang_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,6 +95,8 @@ class Settings:
         self._require_one_of("quantization", QUANTIZATIONS)
         self._require_one_of("device", DEVICES)
         self._require_one_of("log_level", LOG_LEVELS)
+        self._require_one_of("log_format", LOG_FORMATS)
+        self._require_one_of("log_requests", LOGGED_REQUESTS)
         self._require_between("port", 1, 65535)
         self._require_between("gamma", 1, MAX_GAMMA)
         self._require_between("lookup_gamma", 1, MAX_GAMMA)
@@ -111,6 +120,8 @@ class Settings:
         if self.device == "cuda" and not hardware.has_gpu():
             raise UserError("--device cuda, but nvidia-smi finds no GPU here; use --device cpu")
 
+        if self.otlp_endpoint is not None:
+            traces.check()
         if self.threads is not None and self.resolved_device == "cuda":
             raise UserError("--threads is for CPUs; on a GPU leave it out")
         if self.quantization != "none" and self.resolved_device == "cuda":

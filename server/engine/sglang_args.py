@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider.server.engine import bundled_model, several
+from outrider.server.engine import bundled_model, logs, several, traces
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
+from outrider.server.plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -34,6 +35,9 @@ OURS = {
     "reasoning_parser": "--reasoning-parser",
     "chat_template": "--chat-template",
     "log_level": "--log-level",
+    "log_requests": "--log-requests",
+    "enable_trace": "--otlp-endpoint",
+    "otlp_traces_endpoint": "--otlp-endpoint",
     "dp_size": "--engines",
     "load_balance_method": "--engines",
     "speculative_algorithm": "--drafter",
@@ -80,13 +84,17 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         "context_length": context,
         "max_total_tokens": memory.max_total_tokens,
         "disable_radix_cache": settings.disable_radix_cache,
-        # SGLang warns of much that is meant so here (no GPU, no CUDA graphs); info and debug show it.
-        "log_level": "error" if settings.log_level == "warning" else settings.log_level,
+        "log_level": logs.sglang_level(settings),
         "dp_size": engines,
         "load_balance_method": several.BALANCE,
         "enable_metrics": True,
+        "bucket_time_to_first_token": list(FIRST_TOKEN_SECONDS),
+        "bucket_inter_token_latency": list(TOKEN_SECONDS),
+        "bucket_e2e_request_latency": list(REQUEST_SECONDS),
         "enable_cache_report": True,
     }
+    if settings.otlp_endpoint is not None:
+        arguments |= traces.arguments(settings.otlp_endpoint)
     for name in (
         "max_running_requests",
         "chunked_prefill_size",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from importlib.metadata import version
 
 from fastapi import FastAPI
 
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
 from outrider.server.http import errors
+from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.metrics import HttpMetrics
 from outrider.server.http.routes import health, openai, tune
 from outrider.server.http.validation import Limits
+from outrider.server.http.watch import Watch, name_requests_in_logs
 
 
 def build(
@@ -38,5 +41,13 @@ def build(
     openai.install(app, engine, lifecycle, limits)
     health.install(app, engine, lifecycle)
     tune.install(app, resolved, engine, lifecycle, limits)
-    app.add_middleware(Gate, api_key=settings.api_key, lifecycle=lifecycle, metrics=HttpMetrics())
+    app.add_middleware(Gate, api_key=settings.api_key, lifecycle=lifecycle)
+    about = {"version": version("outrider"), "model": limits.model, "device": settings.resolved_device}
+    about |= {"drafter": settings.drafter, "planner": settings.planner, "engines": str(settings.resolved_engines)}
+    # Added last, it is the outermost.
+    app.add_middleware(Watch, metrics=HttpMetrics(about), log=settings.log_requests != "none")
+    manager.request_logger = AnswerWatch(
+        manager.request_logger, manager.tokenizer, content=settings.log_requests == "content"
+    )
+    name_requests_in_logs()
     return app

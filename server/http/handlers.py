@@ -15,6 +15,7 @@ from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompl
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
+from outrider.server.http import watch
 from outrider.server.http.errors import code_for, error_body
 from outrider.server.http.protocol import ChatRequest, TextRequest
 from outrider.server.plugin.options import RequestOptions
@@ -30,6 +31,8 @@ class _Handler:
         return JSONResponse(error_body(message, status_code, param=param, code=code_for(message)), status_code)
 
     def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:
+        if (watched := watch.current()) is not None:
+            watched.failed = True
         return json.dumps(error_body(message, status_code, code=code_for(message)))
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:

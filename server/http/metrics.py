@@ -1,29 +1,98 @@
 """Prometheus metrics of the HTTP layer, and the page that shows them with the engine's.
 
 SGLang's processes and ours write to files in one folder (prometheus_client's multiprocess mode); the folder is named
-in the environment by SGLang before anything here is imported.
+in the environment by SGLang before anything here is imported, and is new with every start.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest, multiprocess
+import contextlib
+from collections.abc import Iterator, Mapping
 
-# Anything else is counted as "other": clients choose paths, and must not choose how many series there are.
-PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/metrics", "/outrider/tune"}
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
 )
+
+from outrider.server.plugin.buckets import REQUEST_SECONDS, TOKEN_SECONDS
+
+ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+# Anything else is counted as "other": clients choose paths, and must not choose how many series there are.
+PATHS = ANSWERING_PATHS | {"/v1/models", "/health", "/ready", "/metrics", "/outrider/tune"}
+OUTCOMES = ("completed", "cancelled", "refused", "overloaded", "failed")
 
 
 class HttpMetrics:
-    """Counters of answered requests."""
+    """Answered requests, those under way, and what it is that answers them.
 
-    def __init__(self) -> None:
+    about: labels of `outrider_info`.
+    """
+
+    def __init__(self, about: Mapping[str, str]) -> None:
+        info = Gauge("outrider_info", "1, with what is served and how.", list(about), multiprocess_mode="max")
+        info.labels(*about.values()).set(1)
+        started = Gauge("outrider_start_time_seconds", "When the server was started.", multiprocess_mode="max")
+        started.set_to_current_time()
         self._requests = Counter(
             "outrider_http_requests", "HTTP requests answered, by path and status.", ["path", "status"]
         )
+        self._in_flight = Gauge(
+            "outrider_requests_in_flight",
+            "Requests for completions that have come and are not answered yet.",
+            multiprocess_mode="livesum",
+        )
+        seconds = Histogram(
+            "outrider_request_seconds",
+            "From a request for completions to the end of its answer, by how it ended.",
+            ["outcome"],
+            buckets=REQUEST_SECONDS,
+        )
+        # All there from the start: a rate needs a series before its first event.
+        self._seconds = {outcome: seconds.labels(outcome) for outcome in OUTCOMES}
 
     def finished(self, path: str, status: int) -> None:
         self._requests.labels(path if path in PATHS else "other", str(status)).inc()
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        self._seconds[outcome].observe(seconds)
+
+    @contextlib.contextmanager
+    def in_flight(self) -> Iterator[None]:
+        with self._in_flight.track_inprogress():
+            yield
+
+
+class AnswerMetrics:
+    """Answers that came to their end, and the service levels that they were asked for."""
+
+    def __init__(self) -> None:
+        self._per_token = Histogram(
+            "outrider_time_per_output_token_seconds",
+            "Mean time between the tokens of an answer, one observation per whole answer.",
+            buckets=TOKEN_SECONDS,
+        )
+        levels = Counter(
+            "outrider_service_level_requests", "Finished requests that asked for a minimum speed.", ["met"]
+        )
+        self._levels = {reached: levels.labels(str(reached).lower()) for reached in (True, False)}
+        self._goodput = Counter(
+            "outrider_goodput_tokens", "Tokens of finished requests that met their service level, or asked for none."
+        )
+
+    def finished(self, tokens: int, per_token: float | None, speed: float | None, level: float) -> None:
+        """per_token: seconds; speed: tokens per second; level: tokens per second asked for, 0 for none."""
+        if per_token is not None:
+            self._per_token.observe(per_token)
+        reached = level <= 0 or (speed is not None and speed >= level)
+        if level > 0:
+            self._levels[reached].inc()
+        if reached:
+            self._goodput.inc(tokens)
 
 
 def render() -> tuple[bytes, str]:

@@ -25,7 +25,7 @@ class AcceptanceWatch:
         self.gauge = Gauge(
             "outrider_acceptance_collapsed",
             "1 while the drafter's tokens are almost never accepted.",
-            multiprocess_mode="livemostrecent",
+            multiprocess_mode="livemax",  # of several engines, one is enough
             registry=registry,
         )
         self.gauge.set(0)

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from outrider.scheduler.service_levels import goodput, met
+from outrider.server.plugin.buckets import TOKEN_SECONDS
 from outrider.server.plugin.decode.acceptance_counters import AcceptanceCounters
 from outrider.server.plugin.decode.gathered import GatheredCounter, GatheredHistogram
 from outrider.server.plugin.decode.step import Step
 
-STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
-PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3)
+PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 
 FLUSH_SECONDS = 0.25
 
@@ -55,7 +54,7 @@ class SpeculationMetrics:
             buckets=[float(n) for n in range(1, gamma + 2)],
         )
         self.step_seconds = histogram(
-            "outrider_step_seconds", "Time from one decode step to the next.", buckets=STEP_BUCKETS
+            "outrider_step_seconds", "Time from one decode step to the next.", buckets=TOKEN_SECONDS
         )
         self.predicted_seconds = counter(
             "outrider_predicted_step_seconds", "Predicted time of the steps in outrider_predictable_step_seconds."
@@ -69,15 +68,6 @@ class SpeculationMetrics:
         self.draft_seconds = counter("outrider_draft_seconds", "Time spent drafting, on the host's clock.")
         self.planner_seconds = histogram(
             "outrider_planner_seconds", "Time of the planner per decode step.", buckets=PLANNER_BUCKETS
-        )
-        self.levels = Counter(
-            "outrider_service_level_requests",
-            "Finished requests that asked for a minimum speed.",
-            ["met"],
-            registry=registry,
-        )
-        self.goodput = Counter(
-            "outrider_goodput_tokens", "Tokens of finished requests that met their service level.", registry=registry
         )
 
     def observe_step(
@@ -117,14 +107,6 @@ class SpeculationMetrics:
         for metric in self.gathered:
             metric.flush()
         self.flushed = time.monotonic()
-
-    def observe_requests(self, levels: np.ndarray, speeds: np.ndarray, tokens: np.ndarray) -> None:
-        """Finished requests [M]: tokens/s asked for (0: none) and had, and tokens."""
-        reached = met(levels, speeds)
-        for outcome in (True, False):
-            if count := int((reached[levels > 0] == outcome).sum()):
-                self.levels.labels(str(outcome).lower()).inc(count)
-        self.goodput.inc(goodput(levels, speeds, tokens))
 
     def observe_host_time(self, draft_seconds: float, planner_seconds: float) -> None:
         """What drafting and planning took of a decode step, on the host's clock."""

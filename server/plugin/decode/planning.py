@@ -52,7 +52,6 @@ class Planning:
         self.metrics = metrics
         self.on_host = torch.device(device).type == "cpu"
         self.recording = Recording(requests.gamma)
-        self.running = np.empty(0, dtype=np.int64)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
         self._over: deque[tuple[Outcome, float]] = deque()  # with the seconds that they took, not taken in yet
@@ -70,7 +69,6 @@ class Planning:
             self._over.append((self._last, now - self._last.step.began))
             self._last = None
         self._catch_up(DEVICE_LAG)
-        self._see_off(rows)
         asked = time.perf_counter()
         table = self.requests
         view = table.view(rows, contexts)
@@ -128,21 +126,10 @@ class Planning:
         if self.on_host:
             self._catch_up(0)
 
-    def interrupt(self, rows: np.ndarray) -> None:
-        """Requests are prefilled into `rows` next, so how long the last step took cannot be told."""
+    def interrupt(self) -> None:
+        """Requests are prefilled next, so how long the last step took cannot be told."""
         self._last = None
         self.metrics.flush()
-        self._see_off(np.setdiff1d(self.running, rows))
-
-    def _see_off(self, rows: np.ndarray) -> None:
-        """Only `rows` are left of the step before: did those that have gone get the speed that they asked for?"""
-        if np.array_equal(self.running, rows):
-            return
-        gone = np.setdiff1d(self.running, rows)
-        self.running = rows
-        if len(gone):
-            table = self.requests
-            self.metrics.observe_requests(table.levels[gone], table.speeds(gone), table.generated[gone])
 
     def _catch_up(self, lag: int) -> None:
         """Read the outcomes of all finished steps but the last `lag`; take in how long those took."""

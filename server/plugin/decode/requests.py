@@ -30,8 +30,7 @@ class RequestTable:
         exact shape; these requests are greedy.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
-    generated: [rows] int64, tokens since the prefill; started, latest: [rows] seconds on the host's clock, of the
-        prefill and of the last tokens.
+    generated: [rows] int64, tokens since the prefill; started: [rows] seconds on the host's clock, of the prefill.
     """
 
     def __init__(self, rows: int, gamma: int, device: Any):
@@ -47,7 +46,6 @@ class RequestTable:
         self.generations = np.zeros(rows, dtype=np.int64)
         self.levels = np.zeros(rows)
         self.started = np.zeros(rows)
-        self.latest = np.zeros(rows)
         self.generated = np.zeros(rows, dtype=np.int64)
 
     def admit(self, reqs: Sequence[Any], rows: torch.Tensor) -> None:
@@ -99,11 +97,6 @@ class RequestTable:
         current = self.generations[view.rows] == view.generations
         rows = view.rows[current]
         self.generated[rows] += accept_lens[current]
-        self.latest[rows] = time.perf_counter()
-
-    def speeds(self, rows: np.ndarray) -> np.ndarray:
-        """[M] tokens per second that requests have had by their last tokens."""
-        return self.generated[rows] / np.maximum(self.latest[rows] - self.started[rows], 1e-9)
 
 
 def _end_tokens(req: Any) -> list[int]:

@@ -109,7 +109,7 @@ class SpeculativeWorker(BaseSpecWorker):
     # -- prefill ------------------------------------------------------------------------------------------------
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
-        self.planning.interrupt(batch.req_pool_indices_cpu.numpy())
+        self.planning.interrupt()
         self.requests.admit(batch.reqs, batch.req_pool_indices)
         input_ids, slots = batch.input_ids, batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None

@@ -121,13 +121,6 @@ def test_predicted_time_is_counted_beside_the_time_taken(metrics, value):
     assert value("outrider_step_seconds_count") == 3
 
 
-def test_goodput_counts_tokens_of_requests_that_met_their_level(metrics, value):
-    metrics.observe_requests(np.array([0.0, 10.0, 10.0]), np.array([5.0, 12.0, 8.0]), np.array([100, 200, 400]))
-    assert value("outrider_goodput_tokens_total") == 300
-    assert value("outrider_service_level_requests_total", met="true") == 1
-    assert value("outrider_service_level_requests_total", met="false") == 1
-
-
 def test_a_collapsed_drafter_is_told_and_recovers(metrics, value, caplog):
     four = [4] * 1024
     observe(metrics, four, four, [3] * 1024)

@@ -80,7 +80,7 @@ def make(metrics):
 
 def prefill(planning, *rows, **options):
     """As the worker does before the target's forward."""
-    planning.interrupt(np.array(rows))
+    planning.interrupt()
     params = RequestOptions(**options).to_custom_params()
     planning.requests.admit([request(custom_params=params) for _ in rows], torch.tensor(rows))
 
@@ -325,59 +325,7 @@ def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock,
     assert value("outrider_draft_seconds_total") == 0.25
 
 
-# -- departures -------------------------------------------------------------------------------------------------------
-
-
-@on_every_device
-def test_a_request_that_leaves_is_seen_off_once(make, device, clock, value):
-    planning = make(device)
-    prefill(planning, 2, min_tokens_per_second=10.0)
-    prefill(planning, 5)
-    for _ in range(3):
-        clock.now += 0.25
-        run(planning, 2, 5, accepted=4)
-    planning.state()  # reads what is still under way
-    assert value("outrider_goodput_tokens_total") == 0
-    for _ in range(3):
-        run(planning, 5)
-        assert value("outrider_goodput_tokens_total") == 12
-        assert value("outrider_service_level_requests_total", met="true") == 1  # 12 tokens in 0.75 s
-    prefill(planning, 6)
-    assert value("outrider_goodput_tokens_total") == 12
-
-
-def test_a_request_that_was_too_slow_missed_its_level(make, clock, value):
-    planning = make()
-    prefill(planning, 2, min_tokens_per_second=17.0)
-    prefill(planning, 5)
-    clock.now += 0.25
-    run(planning, 2, 5, accepted=4)  # 16 per second
-    run(planning, 5)
-    assert value("outrider_service_level_requests_total", met="false") == 1
-    assert value("outrider_service_level_requests_total", met="true") == 0
-    assert value("outrider_goodput_tokens_total") == 0
-
-
-def test_a_request_whose_row_is_taken_over_is_seen_off_with_its_own_numbers(make, clock, value):
-    planning = make()
-    prefill(planning, 2, min_tokens_per_second=10.0)
-    clock.now += 0.25
-    run(planning, 2, accepted=4)
-    prefill(planning, 2)  # another one, before any step has run without the first
-    assert value("outrider_service_level_requests_total", met="true") == 1
-    assert value("outrider_goodput_tokens_total") == 4
-    run(planning, 2, accepted=2)
-    assert value("outrider_goodput_tokens_total") == 4
-    prefill(planning, 2)
-    assert value("outrider_goodput_tokens_total") == 6
-
-
-def test_requests_that_join_send_nobody_off(make, value):
-    planning = make()
-    for joined in ([2], [2, 5], [2, 5, 3]):
-        prefill(planning, joined[-1])
-        run(planning, *joined)
-    assert value("outrider_goodput_tokens_total") == 0
+# -- rows taken over --------------------------------------------------------------------------------------------------
 
 
 def test_tokens_of_the_request_before_do_not_count_for_the_one_that_took_over_its_row(make):
