@@ -19,7 +19,8 @@ NO_SERVERS = "not server"
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server that most tests share. Its KV cache holds 4096 tokens, and so does its context."""
-    started = Server(tmp_path_factory.mktemp("server") / "log", "--max-total-tokens", "4096", "--max-choices", "16")
+    flags = ("--max-total-tokens", "4096", "--max-choices", "16", "--log-format", "json", "--log-requests", "summary")
+    started = Server(tmp_path_factory.mktemp("server") / "log", *flags)
     try:
         yield started.wait_until_ready()
     finally:

@@ -1,4 +1,4 @@
-"""Writes dashboards/*.json: python deploy/grafana/generate.py
+"""Writes dashboards/*.json, or into another folder: python deploy/grafana/generate.py [FOLDER]
 
 The dashboards are described here, in a line per panel and query, and written by Grafana's foundation SDK, which knows
 their schema. tests/deploy compares the files with what this writes, and runs every query.
@@ -6,6 +6,7 @@ their schema. tests/deploy compares the files with what this writes, and runs ev
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -396,11 +397,10 @@ def build(uid: str, title: str, rows: dict[str, Sequence[Panel]]) -> str:
     return JSONEncoder(sort_keys=True, indent=2).encode(made.build()) + "\n"
 
 
-def files() -> dict[Path, str]:
-    """Every dashboard's file, with what stands in it."""
-    return {FOLDER / f"{name}.json": build(name, title, rows) for name, (title, rows) in DASHBOARDS.items()}
+def main(folder: Path) -> None:
+    for name, (title, rows) in DASHBOARDS.items():
+        (folder / f"{name}.json").write_text(build(name, title, rows))
 
 
 if __name__ == "__main__":
-    for path, text in files().items():
-        path.write_text(text)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

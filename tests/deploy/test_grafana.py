@@ -1,0 +1,127 @@
+"""Grafana's dashboards: as they are generated, and every query on a Prometheus that scrapes the server under load."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from asking import MODEL, complete
+from prometheus import Prometheus
+from running import Server
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
+DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((FOLDER / "dashboards").glob("*.json"))}
+VARIABLES = {"$job": "outrider", "$instance": ".*", "$__rate_interval": "30s"}
+SILENT = {"Drafter collapsed", "Error of the predicted step time", "Step time, predicted and taken"}
+"""Panels that may stay empty or at 0: an alarm, and what needs a measured profile that fits this machine."""
+
+
+def targets() -> list[tuple[str, str, str]]:
+    """Title of the panel, legend and expression of every query."""
+    return [
+        (panel["title"], target["legendFormat"], target["expr"])
+        for dashboard in DASHBOARDS.values()
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def choices(dashboard: dict[str, Any]) -> dict[str, str]:
+    """The first value of every variable whose values stand in the dashboard."""
+    variables = dashboard["templating"]["list"]
+    return {f"${found['name']}": found["query"].split(",")[0] for found in variables if found["type"] == "custom"}
+
+
+def test_the_files_are_what_is_generated(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, FOLDER / "generate.py", tmp_path], check=True)
+    assert {path.stem: json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))} == DASHBOARDS
+
+
+def test_panels_are_asked_for_what_is_there() -> None:
+    assert list(DASHBOARDS) == ["overview", "sla", "speculation"]
+    for dashboard in DASHBOARDS.values():
+        titles = [panel["title"] for panel in dashboard["panels"]]
+        assert len(titles) == len(set(titles))
+        for panel in dashboard["panels"]:
+            if panel["type"] != "row":
+                assert panel["description"]
+                assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+                place = panel["gridPos"]
+                assert place["x"] + place["w"] <= 24
+
+
+def test_provisioning_names_what_is_there() -> None:
+    (source,) = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+    (provider,) = yaml.safe_load((FOLDER / "provisioning/dashboards/outrider.yml").read_text())["providers"]
+    assert provider["type"] == "file"
+    assert Path(provider["options"]["path"]).name == (FOLDER / "dashboards").name
+
+
+def load(server: Server) -> None:
+    """Something of everything: streamed and not, greedy, sampled and seeded, repeated text, levels, a mistake."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0, "stream": False},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "seed": 7},
+        {"temperature": 0, "min_tokens_per_second": 0.01},
+        {"temperature": 0, "min_tokens_per_second": 1e6},
+    ]
+    asked = [{"max_tokens": 24, "ignore_eos": True} | kinds[number % len(kinds)] for number in range(15)]
+    prompts = [f"{number}, {number + 1}, {number + 2}, {number}, {number + 1}, " * 3 for number in range(15)]
+    with ThreadPoolExecutor(5) as pool:
+        answers = [
+            pool.submit(complete, server, prompt, speculate=True, **body)
+            for prompt, body in zip(prompts, asked, strict=True)
+        ]
+        for answer in answers:
+            answer.result()
+    for number in range(5):
+        body = {"model": MODEL, "prompt": prompts[number], "max_tokens": 16, "stream": True}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+    assert httpx.post(f"{server.url}/v1/completions", json={"max_tokens": -1}, timeout=20).status_code == 400
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """It has scraped the server before the load, in between and after it."""
+    started = Prometheus(tmp_path_factory.mktemp("prometheus"), server.url.removeprefix("http://"))
+    try:
+        started.wait_for_scrapes(2)
+        load(server)
+        started.wait_for_scrapes(2)
+        yield started
+    finally:
+        started.stop()
+
+
+def test_every_query_returns_data_of_a_server_under_load(prometheus: Prometheus) -> None:
+    chosen = VARIABLES | {
+        name: value for dashboard in DASHBOARDS.values() for name, value in choices(dashboard).items()
+    }
+    empty = []
+    for title, legend, expression in targets():
+        for name, value in chosen.items():
+            expression = expression.replace(name, value)
+        assert "$" not in expression
+        values = [float(series["value"][1]) for series in prometheus.ask(expression)]
+        if title not in SILENT and not any(math.isfinite(value) for value in values):
+            empty.append((title, legend, expression, values))
+    assert not empty
+
+
+def test_rules_are_evaluated_and_nothing_alarms(prometheus: Prometheus) -> None:
+    prometheus.wait_for_scrapes(2)
+    for rule in yaml.safe_load((FOLDER.parent / "prometheus/rules.yml").read_text())["groups"][0]["rules"]:
+        if "step_prediction" not in rule["record"]:
+            assert prometheus.ask(rule["record"]), rule["record"]
+    assert prometheus.ask('ALERTS{alertstate="firing"}') == []

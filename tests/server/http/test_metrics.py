@@ -1,0 +1,146 @@
+"""The metrics page of a real server: what it counts, that it is right, and that clients cannot make it grow."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from asking import MODEL, complete, counter
+from prometheus_client.parser import text_string_to_metric_families
+from running import Server, wait_until
+
+TABLE = (
+    (Path(__file__).parents[3] / "server" / "README.md")
+    .read_text()
+    .partition("\n## Metrics\n")[2]
+    .partition("\n## ")[0]
+)
+ENDLESS = {"model": MODEL, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
+
+
+def page(server: Server) -> dict[str, Any]:
+    """Metric families by name."""
+    text = httpx.get(f"{server.url}/metrics", timeout=20).text
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def ended(server: Server, outcome: str) -> float:
+    return counter(server, "outrider_request_seconds_count", outcome=outcome)
+
+
+def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> None:
+    said = {}
+    for names, kind in re.findall(r"^\| (`outrider_.*?) \| (\w+) \|", TABLE, re.MULTILINE):
+        for name, labels in re.findall(r"`(outrider_\w+)(?:\{([^}]*)\})?`", names):
+            said[name] = (kind, labels)
+    found = {name: family.type for name, family in page(server).items() if name.startswith("outrider_")}
+    assert {name: kind for name, (kind, _) in said.items()} == found
+
+
+def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
+    for _ in range(2):  # the second is in the cache
+        complete(server, "hello", speculate=True, max_tokens=4)
+    found = page(server)
+    named = set(re.findall(r"`(sglang:\w+)", TABLE))
+    assert len(named) > 8
+    missing = {name for name in named if name not in found and name.removesuffix("_total") not in found}
+    assert missing <= {"sglang:num_retracted_requests_total"}  # there with the first one
+
+
+def test_requests_are_counted_by_how_they_ended(server: Server) -> None:
+    before = {outcome: ended(server, outcome) for outcome in ("completed", "cancelled", "refused", "failed")}
+    complete(server, "one", speculate=True, max_tokens=4)
+    httpx.post(f"{server.url}/v1/completions", json={"max_tokens": "many"}, timeout=20)
+    with contextlib.suppress(httpx.ReadTimeout):  # its client gives up
+        httpx.post(f"{server.url}/v1/completions", json=ENDLESS, timeout=1)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS | {"stream": True}, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert counter(server, "outrider_requests_in_flight") >= 1
+    expected = {"completed": 1, "cancelled": 2, "refused": 1, "failed": 0}
+    wait_until(lambda: ended(server, "cancelled") == before["cancelled"] + 2, 30)
+    assert {outcome: ended(server, outcome) - before[outcome] for outcome in expected} == expected
+    wait_until(lambda: counter(server, "outrider_requests_in_flight") == 0, 30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool) -> None:
+    def taken() -> tuple[float, float]:
+        name = "outrider_time_per_output_token_seconds"
+        return counter(server, f"{name}_sum"), counter(server, f"{name}_count")
+
+    seconds, count = taken()
+    body = ENDLESS | {"max_tokens": 60, "temperature": 0, "stream": stream}
+    began = time.monotonic()
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+    whole = time.monotonic() - began
+    wait_until(lambda: taken()[1] == count + 1, 10)
+    per_token = taken()[0] - seconds
+    # The whole time but for the prompt's, over 59 tokens: 60 that came together would be far below it.
+    assert 0.2 * whole < 59 * per_token <= whole
+
+
+def test_answers_that_are_cut_off_count_for_no_service_level(server: Server) -> None:
+    def counts() -> list[float]:
+        levels = [counter(server, "outrider_service_level_requests_total", met=met) for met in ("true", "false")]
+        return [*levels, counter(server, "outrider_goodput_tokens_total")]
+
+    before = counts()
+    cancelled = ended(server, "cancelled")
+    body = ENDLESS | {"stream": True, "min_tokens_per_second": 1e6}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+        next(stream.iter_lines())
+    wait_until(lambda: ended(server, "cancelled") == cancelled + 1, 30)
+    assert counts() == before
+    for level, expected in ((1e6, [0, 1, 0]), (0.01, [1, 0, 8])):
+        before = counts()
+        complete(server, "two", speculate=True, max_tokens=8, ignore_eos=True, min_tokens_per_second=level)
+        assert [now - then for now, then in zip(counts(), before, strict=True)] == expected
+
+
+def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
+    """SGLang's count and ours, with drafts and without: all tokens but the first, which the prefill brings."""
+
+    def counts() -> list[float]:
+        sglang = counter(server, "sglang:realtime_tokens_total", mode="decode")
+        return [sglang, counter(server, "outrider_accepted_length_sum")]
+
+    before = counts()
+    for speculate in (True, False):
+        complete(server, "1 2 3 1 2 3 1 2 3", speculate=speculate, max_tokens=33, ignore_eos=True, temperature=0)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [64, 64]
+
+
+def test_clients_cannot_make_series(server: Server) -> None:
+    """A thousand odd paths, models and ids."""
+
+    def series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+        return {
+            (sample.name, tuple(sorted(sample.labels.items())))
+            for family in page(server).values()
+            for sample in family.samples
+        }
+
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+
+        def odd(number: int) -> None:
+            name = f"odd-{number}"
+            headers = {"X-Request-Id": name, "X-Custom-Labels": f'{{"tenant": "{name}"}}', "X-Smg-Routing-Key": name}
+            body = {"model": name, "prompt": "x", "max_tokens": 1, "user": name}
+            client.post(f"/v1/{name}", json=body, headers=headers)
+            client.get(f"/{name}?{name}={name}", headers=headers)
+            client.post("/v1/completions", json=body, headers=headers)
+            if number % 50 == 0:
+                client.post("/v1/completions", json=body | {"model": MODEL}, headers=headers)
+
+        odd(0)
+        before = series()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(odd, range(1000)))
+    assert series() == before
