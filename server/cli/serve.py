@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider.server.engine import traces
 from outrider.server.engine.flags import add_drafter_flags, add_target_flags
 from outrider.server.engine.logs import SERVER
 from outrider.server.engine.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, Settings
@@ -108,8 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     observing.add_argument(
         "--otlp-endpoint",
         metavar="ADDRESS",
-        default=os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
-        help="send OpenTelemetry traces there: HOST:PORT for gRPC, http://HOST:PORT/v1/traces for HTTP",
+        default=next(filter(None, map(os.environ.get, traces.ENVIRONMENT)), None),
+        help="send OpenTelemetry traces there: HOST:4317 for gRPC, HOST:4318 for HTTP",
     )
     parser.add_argument("sglang_flags", nargs="*", metavar="-- SGLANG_FLAG", help="flags for SGLang, after --")
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 
 from outrider.server.errors import UserError
 
 SERVICE = "outrider"
+ENVIRONMENT = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""OpenTelemetry's own names for a collector's address."""
+HTTP_PORT, HTTP_ROUTE = 4318, "/v1/traces"
 
 
 def check() -> None:
@@ -24,18 +28,31 @@ def check() -> None:
             found = None
         if found is None:
             raise UserError(
-                "--otlp-endpoint needs OpenTelemetry's exporters; install them with pip install 'outrider[traces]'"
+                f"--otlp-endpoint (or {ENVIRONMENT[-1]}) needs OpenTelemetry's exporters; "
+                "pip install --no-deps -r deploy/requirements/traces.txt installs them"
             )
+
+
+def protocol_of(endpoint: str) -> tuple[str, str]:
+    """OTLP's protocol to a collector, and its address in that protocol.
+
+    HTTP where the address has HTTP's port or route, or OpenTelemetry's environment says so; else gRPC.
+    """
+    asked = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
+    address = urlsplit(endpoint if "//" in endpoint else f"http://{endpoint}")
+    if not (asked.startswith("http") or address.port == HTTP_PORT or address.path.rstrip("/").endswith(HTTP_ROUTE)):
+        return "grpc", endpoint
+    path = address.path.rstrip("/")
+    return "http/protobuf", address._replace(path=path if path.endswith(HTTP_ROUTE) else path + HTTP_ROUTE).geturl()
 
 
 def arguments(endpoint: str) -> dict[str, Any]:
     """For SGLang's ServerArgs. The environment that its processes will read is set along with them.
 
-    endpoint: HOST:PORT of a collector that takes gRPC, or the address of its route /v1/traces for HTTP.
+    endpoint: of a collector; see `protocol_of`.
     """
     os.environ.setdefault("SGLANG_TRACE_LEVEL", "1")
-    protocol = "http/protobuf" if endpoint.rstrip("/").endswith("/v1/traces") else "grpc"
-    os.environ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = protocol
+    os.environ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"], endpoint = protocol_of(endpoint)
     service = os.environ.get("OTEL_SERVICE_NAME", SERVICE)
     return {"enable_trace": True, "otlp_traces_endpoint": endpoint, "otlp_service_name": service}
 

@@ -25,7 +25,7 @@ def build(
     engine: Engine,
     lifecycle: Lifecycle,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
-) -> FastAPI:
+) -> Watch:
     """lifespan is entered before the first request is taken, and left after the last."""
     settings, manager = resolved.settings, engine.tokenizer_manager
     limits = Limits(
@@ -44,10 +44,8 @@ def build(
     app.add_middleware(Gate, api_key=settings.api_key, lifecycle=lifecycle)
     about = {"version": version("outrider"), "model": limits.model, "device": settings.resolved_device}
     about |= {"drafter": settings.drafter, "planner": settings.planner, "engines": str(settings.resolved_engines)}
-    # Added last, it is the outermost.
-    app.add_middleware(Watch, metrics=HttpMetrics(about), log=settings.log_requests != "none")
     manager.request_logger = AnswerWatch(
         manager.request_logger, manager.tokenizer, content=settings.log_requests == "content"
     )
     name_requests_in_logs()
-    return app
+    return Watch(app, HttpMetrics(about), log=settings.log_requests != "none")

@@ -32,7 +32,7 @@ class _Handler:
 
     def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:
         if (watched := watch.current()) is not None:
-            watched.failed = True
+            watched.error = status_code
         return json.dumps(error_body(message, status_code, code=code_for(message)))
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:

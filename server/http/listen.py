@@ -76,6 +76,7 @@ def serve(
     server = _Server(
         uvicorn.Config(
             app.build(resolved, engine, lifecycle, lifespan),
+            log_config=None,  # the log is that of all other parts
             log_level=settings.log_level,
             access_log=settings.log_level in ("debug", "info"),
             loop="uvloop",

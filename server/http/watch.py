@@ -12,7 +12,9 @@ import time
 import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,11 +32,11 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 
 @dataclass(slots=True)
 class Watched:
-    """A request under way. failed: its stream ended with an error. fields: what its line in the log says beyond the
-    obvious."""
+    """A request under way. error: status of an error that its stream ended with. fields: what its line in the log says
+    beyond the obvious."""
 
     request_id: str
-    failed: bool = False
+    error: int | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -47,7 +49,10 @@ def current() -> Watched | None:
 
 
 class Watch:
-    """Around everything else. log: write a line per request, to the logger `outrider.requests`."""
+    """Around the whole app, its handling of its own errors included.
+
+    log: write a line per request, to the logger `outrider.requests`.
+    """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, log: bool) -> None:
         self.app = app
@@ -82,7 +87,7 @@ class Watch:
             with self._in_flight(scope):
                 await self.app(scope, watching_receive, watching_send)
         finally:
-            outcome = outcome_of(status, left=left, failed=watched.failed)
+            outcome = "cancelled" if left else outcome_of(status if status >= 400 else watched.error or status)
             self._ended(scope, watched, status, outcome, time.monotonic() - began)
             _current.reset(token)
 
@@ -95,20 +100,18 @@ class Watch:
         if _answers(scope):
             self.metrics.ended(outcome, seconds)
         if self.log and not (path in PROBES and status < 400):
-            said = {"method": scope["method"], "path": path, "status": status, "outcome": outcome}
+            said = {"method": scope["method"], "path": quote(path), "status": status, "outcome": outcome}
             said |= {"seconds": round(seconds, 4), "request_id": watched.request_id, **watched.fields}
             logger.info(" ".join(f"{name}={value}" for name, value in said.items()), extra=said)
 
 
-def outcome_of(status: int, *, left: bool, failed: bool) -> str:
-    """One of `metrics.OUTCOMES`. left: the client went before its answer was whole."""
-    if left:
-        return "cancelled"
-    if failed or status >= 500:
-        return "failed"
-    if status == 429:
+def outcome_of(status: int) -> str:
+    """One of `metrics.OUTCOMES`, for a client that waited for its answer."""
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "overloaded"
-    return "refused" if status >= 400 else "completed"
+    if status < 400:
+        return "completed"
+    return "failed" if status >= 500 else "refused"
 
 
 def name_requests_in_logs() -> None:

@@ -14,7 +14,7 @@ import pytest
 from outrider.server.engine import logs
 from outrider.server.engine.settings import Settings
 from outrider.server.http import watch
-from outrider.server.http.watch import Watch, outcome_of
+from outrider.server.http.watch import Watch
 
 ANSWERING = "/v1/completions"
 
@@ -94,7 +94,6 @@ def test_outcomes(status: int, outcome: str) -> None:
     passed.ask()
     assert passed.counted.outcomes == [outcome]
     assert passed.counted.answers == [(ANSWERING, status)]
-    assert outcome_of(status, left=True, failed=False) == "cancelled"
 
 
 def test_a_client_that_goes_before_its_answer_is_whole_cancels() -> None:
@@ -112,16 +111,17 @@ def test_a_client_that_goes_before_its_answer_is_whole_cancels() -> None:
         assert passed.counted.outcomes == [outcome]
 
 
-def test_a_stream_that_ends_with_an_error_failed() -> None:
+@pytest.mark.parametrize(("error", "outcome"), [(503, "failed"), (400, "refused")])
+def test_a_stream_that_ends_with_an_error_ended_so(error: int, outcome: str) -> None:
     async def stream(scope: Any, receive: Any, send: Any) -> None:
         watched = watch.current()
         assert watched is not None
-        watched.failed = True
+        watched.error = error
         await answering(pieces=3)(scope, receive, send)
 
     passed = Passed(stream)
     passed.ask()
-    assert passed.counted.outcomes == ["failed"]
+    assert passed.counted.outcomes == [outcome]
     assert watch.current() is None
 
 
@@ -166,7 +166,9 @@ def test_a_line_per_request_but_none_for_probes(caplog: pytest.LogCaptureFixture
     Passed(answering()).ask(x_request_id=b"mine")
     Passed(answering()).ask("/health", "GET")
     Passed(answering(503)).ask("/health", "GET")
-    assert [(record.path, record.status) for record in caplog.records] == [(ANSWERING, 200), ("/health", 503)]
+    Passed(answering(404)).ask("/two\nlines", "GET")
+    seen = [(record.path, record.status) for record in caplog.records]
+    assert seen == [(ANSWERING, 200), ("/health", 503), ("/two%0Alines", 404)]
     assert caplog.records[0].request_id == "mine"
     assert "outcome=completed" in caplog.text
 
