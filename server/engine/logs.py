@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from outrider.server.engine.process import LOG_LEVEL
 from outrider.server.engine.settings import Settings
 
 REQUESTS, SERVER = "outrider.requests", "outrider.server"
@@ -33,6 +34,7 @@ def configure(settings: Settings) -> None:
 
 def configure_processes(settings: Settings, run_dir: Path) -> None:
     """Those of the processes that are started from now on, and what SGLang makes of this one's."""
+    os.environ[LOG_LEVEL] = settings.log_level.upper()
     if settings.log_format == "json":
         file = run_dir / "logging.json"
         file.write_text(json.dumps(_json(settings)))

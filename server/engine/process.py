@@ -17,6 +17,8 @@ from typing import Any
 from outrider.server.engine.threads import Placement
 
 PR_SET_PDEATHSIG = 1
+LOG_LEVEL = "OUTRIDER_LOG_LEVEL"
+"""Environment, of a started process: what its parts of ours log. SGLang gives all loggers its own level."""
 
 
 @contextmanager
@@ -94,6 +96,7 @@ def _run(
     **kwargs: Any,
 ) -> None:
     die_with(parent)
+    logging.getLogger("outrider").setLevel(os.environ[LOG_LEVEL])
     logging.getLogger(logger).addFilter(_FailureFilter(report, verbose))
     try:
         target(*args, **kwargs)
