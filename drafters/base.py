@@ -112,7 +112,7 @@ class Drafter(ABC):
 
     gamma: int
     looks_up: bool = False
-    """Whether it drafts without a model as well, so that asking for nobody is worth a call."""
+    """Whether it drafts without a model as well, by `look_up`."""
     target_layers: tuple[int, ...] = ()
     """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
 
@@ -127,3 +127,7 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Draft:
         """Draft a block for every request of the batch."""
+
+    def look_up(self, batch: DraftBatch) -> Draft:
+        """What can be drafted without a model; only where `looks_up`."""
+        raise NotImplementedError(f"{type(self).__name__} drafts by its model alone")

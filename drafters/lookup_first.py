@@ -44,6 +44,9 @@ class LookupFirst(Drafter):
         self.lookup.observe(features)
         self.model.observe(features)
 
+    def look_up(self, batch: DraftBatch) -> Draft:
+        return self.lookup.propose(batch)
+
     def propose(self, batch: DraftBatch) -> Draft:
         if not batch.look_up:
             return widen(self.model.propose(batch), self.gamma)

@@ -34,8 +34,8 @@ class NgramDrafter(Drafter):
         self.max_match = max_match
         self.min_match = min_match
         self.device = device
-        weights = torch.tensor([FIRST] + [LATER] * (gamma - 1), device=device)
-        constant, slope, self.by_odds, self.by_temperature = weights.unbind(1)
+        weights = torch.tensor(list(zip(FIRST, *[LATER] * (gamma - 1), strict=True)), device=device)
+        constant, slope, self.by_odds, self.by_temperature = weights
         steps = torch.arange(gamma, device=device)
         lengths = (torch.arange(max_match + 1, device=device)[:, None] + steps).clamp(1, max_match)
         # [max_match + 1, gamma], what a match of that length gives; what is too short to be one gives a chance of 0.
@@ -50,20 +50,17 @@ class NgramDrafter(Drafter):
 
     def propose(self, batch: DraftBatch) -> Draft:
         if native.fits(batch.temperatures):
-            tokens, counts = torch.ops.outrider.lookup(
-                self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, self.gamma,
-                self.min_match, self.max_match,
+            tokens, lens, confidence = torch.ops.outrider.lookup(
+                self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, batch.temperatures,
+                self.by_length, self.by_odds, self.by_temperature, self.min_match,
             )  # fmt: skip
-            longest, agreeing, differing = counts.unbind(1)
         else:
             tokens, longest, agreeing, differing = self._search(batch)
-        found = longest >= self.min_match
-        return Draft(
-            tokens=tokens,
-            lens=torch.where(found, self.gamma, 0),
-            confidence=self._confidence(longest, agreeing, differing, batch.temperatures),
-            looked_up=torch.ones_like(found),
-        )
+            lens = torch.where(longest >= self.min_match, self.gamma, 0)
+            confidence = self._confidence(longest, agreeing, differing, batch.temperatures)
+        return Draft(tokens, lens, confidence, looked_up=torch.ones_like(lens, dtype=torch.bool))
+
+    look_up = propose
 
     def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """What followed the latest of the longest matches [R, gamma], and of each request [R] that match's length, how

@@ -17,7 +17,7 @@ LIKE_SGLANG = (CASES.index("greedy, model"), CASES.index("sampled, model"))
 """Cases that SGLang's own DSpark has as well."""
 
 
-def cases_of(temperatures: torch.Tensor, seeded: torch.Tensor, looked_up: torch.Tensor | None) -> torch.Tensor:
-    """[R] int64 place in CASES of each request's draft: temperatures [R], seeded [R] bool, looked_up as in `Draft`."""
-    cases = (temperatures > 0) * (seeded + 1) * len(SOURCES)
-    return cases if looked_up is None else cases + looked_up
+def cases_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor:
+    """[R] int64 place in CASES of a model's draft for each request, one before a lookup's: temperatures [R], seeded [R]
+    bool."""
+    return (temperatures > 0) * (seeded + 1) * len(SOURCES)

@@ -75,6 +75,10 @@ class Records:
         )
 
 
+GATHERED = 32
+"""Steps that are written into a recorder's arrays at once."""
+
+
 class Recorder:
     """Keeps the last `capacity` drafted blocks; with gamma 0, where nobody drafts, there are none."""
 
@@ -83,6 +87,7 @@ class Recorder:
             raise ValueError(f"capacity is at least 1 and gamma at least 0, not {capacity} and {gamma}")
         self.capacity = capacity
         self.total = 0  # blocks seen
+        self._waiting: list[tuple[np.ndarray, ...]] = []
         self._confidence = np.zeros((capacity, gamma), dtype=np.float32)
         self._verify_lens = np.zeros(capacity, dtype=np.int64)
         self._accepted = np.zeros(capacity, dtype=np.int64)
@@ -92,23 +97,35 @@ class Recorder:
         return min(self.total, self.capacity)
 
     def record(self, confidence: np.ndarray, verify_lens: np.ndarray, accepted: np.ndarray, cases: np.ndarray) -> None:
-        """Take in one step: confidence [R, gamma] raw, verify_lens, accepted (draft tokens) and cases [R]."""
-        new = Records(confidence, verify_lens, accepted, cases)
+        """Take in one step: confidence [R, gamma] raw, verify_lens, accepted (draft tokens) and cases [R].
+
+        The arrays are kept for a while: do not write to them afterwards.
+        """
+        self._waiting.append((confidence, verify_lens, accepted, cases))
+        self.total += len(confidence)
+        if len(self._waiting) >= GATHERED:
+            self._write()
+
+    def _write(self) -> None:
+        """Into the arrays with the steps that wait; together, since numbers this small cost by the call."""
+        if not self._waiting:
+            return
+        new = Records(*(np.concatenate(part) for part in zip(*self._waiting, strict=True)))
+        self._waiting = []
         if len(new) > self.capacity:
             new = new.select(np.arange(len(new) - self.capacity, len(new)))
-            self.total += len(confidence) - self.capacity
-        place = (self.total + np.arange(len(new))) % self.capacity
+        place = (self.total - len(new) + np.arange(len(new))) % self.capacity
         self._confidence[place] = new.confidence
         self._verify_lens[place] = new.verify_lens
         self._accepted[place] = new.accepted
         self._cases[place] = new.cases
-        self.total += len(new)
 
     def records(self) -> Records:
         """A copy of what is kept, oldest first."""
+        self._write()
         order = np.arange(self.total - len(self), self.total) % self.capacity
         return Records(self._confidence[order], self._verify_lens[order], self._accepted[order], self._cases[order])
 
     def clear(self) -> None:
         """Forget everything."""
-        self.total = 0
+        self._waiting, self.total = [], 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from outrider.scheduler.calibration.cases import CASES
-from outrider.scheduler.calibration.model import SURE, Calibration
+from outrider.scheduler.calibration.model import Calibration
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # hashed in every step
@@ -41,18 +41,17 @@ class CalibrationTable:
     def gamma(self) -> int:
         return self.by_case[0].gamma
 
-    def apply(self, confidence: torch.Tensor, cases: torch.Tensor) -> torch.Tensor:
-        """[R, n] float32 calibrated, each row as its case [R] wants; without waiting for the device. 0 and NaN stay.
+    def parameters(self, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """1 / T and b of c' = sigmoid(logit(c) / T + b): [cases, positions] float32 each, made once for a device.
 
         Positions behind the last that was fitted, of lookups longer than a model's drafts, are taken for like it.
         """
-        if confidence.shape[-1] < self.gamma:
+        if positions < self.gamma:
             raise ValueError(
-                f"this calibration was fitted for gamma {self.gamma}, the drafter gives {confidence.shape[-1]}: "
+                f"this calibration was fitted for gamma {self.gamma}, the drafter gives {positions}: "
                 "run `outrider tune` with the gamma that is served"
             )
-        inverse, shifts = _parameters(self, confidence.shape[-1], confidence.device)
-        return torch.addcmul(shifts[cases], confidence.float().clamp(max=SURE).logit_(), inverse[cases]).sigmoid_()
+        return _parameters(self, positions, device)
 
     def to_json(self) -> dict[str, Any]:
         """What a profile keeps. SGLang's `DSparkStsCalibration` reads `temperatures` and what describes them; without
@@ -84,7 +83,6 @@ class CalibrationTable:
 
 @lru_cache(maxsize=8)
 def _parameters(table: CalibrationTable, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """1 / T and b, [cases, positions] each, on the device."""
     column = torch.arange(positions).clamp(max=table.gamma - 1)
     inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_case], dtype=torch.float64)
     shifts = torch.tensor([found.shifts for found in table.by_case], dtype=torch.float32)

@@ -37,6 +37,9 @@ LAG = 2
 """A budget sees steps that are at least this many before it."""
 PROBE_WEIGHT = 4
 """What a probe shows counts as so many steps: what was seen before it is old by then."""
+HELD = 4
+"""Steps for which a plan holds while the requests stay the same: between two models' steps numpy takes as long to make
+it as a small model to verify two tokens, and with few requests it is made of more steps than that."""
 REFRESH = 8
 """Steps for which predicted times are kept while the number of requests stays: context and drift move slowly."""
 LATE = 64
@@ -89,20 +92,23 @@ class Asynchronous(Planner):
     gamma: width of the confidences.
     smoothing: with fewer requests than this, several past steps of each are looked at, so that one unlucky draft of a
         lone request does not decide; 1: the step of two ago alone.
+    held: steps for which a plan holds at most; 1: every step is planned anew.
     """
 
-    def __init__(self, cost: StepCost, gamma: int, *, smoothing: int = 64):
-        if gamma < 1 or smoothing < 1:
-            raise ValueError(f"gamma and smoothing are at least 1, not {gamma} and {smoothing}")
+    def __init__(self, cost: StepCost, gamma: int, *, smoothing: int = 64, held: int = HELD):
+        if min(gamma, smoothing, held) < 1:
+            raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
         self.cost = cost
         self.gamma = gamma
         self.smoothing = smoothing
+        self.held = held
         self.history = SurvivalHistory(gamma)  # of those that were asked
         self.lookups: SurvivalHistory | None = None  # what lookup alone found; None: there is none
         self.correction = Correction(gamma)
         self._probing = Probing()
         self._number = 0
         self._last_probe = -LAG
+        self._plan: tuple[Budget, _Issued] | None = None  # the last that was made, and for which step
         self._price = 0.0  # tokens per second of the last plan
         self._verified = 1.0  # draft tokens that it meant to verify
         self._issued: deque[_Issued] = deque(maxlen=LATE)
@@ -116,7 +122,10 @@ class Asynchronous(Planner):
         self._absorb()
         issued = _Issued(self._number, step, int(np.add.reduce(step.limits)))
         self._issued.append(issued)
-        budget = self._decide(issued)
+        budget = self._held(step)
+        if budget is None:
+            budget = self._decide(issued)
+            self._plan = budget, issued
         if budget.probe:
             issued.probe, self._last_probe = True, self._number
         self._number += 1
@@ -146,6 +155,21 @@ class Asynchronous(Planner):
             self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up))
 
     # -- the decision ---------------------------------------------------------------------------------------------
+
+    def _held(self, step: StepView) -> Budget | None:
+        """The last plan where it still holds; limits only fall, and bound what is drafted themselves."""
+        if self._plan is None:
+            return None
+        budget, made = self._plan
+        if self._number - made.number >= self.held or budget.probe or np.count_nonzero(step.levels):
+            return None
+        if not np.array_equal(step.rows, made.view.rows):
+            return None
+        if not np.array_equal(step.generations, made.view.generations):
+            return None
+        if not budget.draft and budget.seconds is not None and made.room:
+            self._probing.save(float(budget.seconds[0]))
+        return budget
 
     def _decide(self, issued: _Issued) -> Budget:
         step, room, requests = issued.view, issued.room, len(issued.view.rows)

@@ -18,9 +18,10 @@ class Probing:
 
     def __init__(self) -> None:
         self._saved = 0.0
+        self._most = 0.0
 
     def due(self, loss: float, seconds: float, joined: bool) -> bool:
-        """Whether the next step should probe; called for each step for which not drafting wins.
+        """Whether the next step should probe; called, or `save`, for each step for which not drafting wins.
 
         loss: seconds by which a probe is longer than the step without drafting. seconds: that step's.
         joined: requests have come since the last probe.
@@ -29,5 +30,10 @@ class Probing:
         if self._saved >= (loss if joined else PURSE * loss):
             self._saved -= loss
             return True
-        self._saved = min(self._saved + SHARE * seconds, PURSE * loss)
+        self._most = PURSE * loss
+        self.save(seconds)
         return False
+
+    def save(self, seconds: float) -> None:
+        """A step of `seconds` does not draft."""
+        self._saved = min(self._saved + SHARE * seconds, self._most)

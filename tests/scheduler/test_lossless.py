@@ -91,7 +91,7 @@ def bound(share: float) -> float:
 
 
 def asynchronous(seconds: list[float]) -> Asynchronous:
-    return Asynchronous(curve_cost(1, seconds), 2, smoothing=1)
+    return Asynchronous(curve_cost(1, seconds), 2, smoothing=1, held=1)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def drafting_is_dear(smoothing: int) -> Asynchronous:
     """Of whoever drew A two steps ago, the model's draft pays."""
     drafts = [Point(1, 0, 0, (0.35,), drafted=True), Point(2, 0, 0, (0.7,), drafted=True)]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
-    return Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing)
+    return Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing, held=1)
 
 
 @pytest.mark.parametrize("smoothing", [1, 8])

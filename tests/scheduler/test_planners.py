@@ -42,8 +42,8 @@ def run(
 
 
 def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
-    """A planner that takes survivals as they are."""
-    planner = Asynchronous(cost, gamma, smoothing=smoothing)
+    """A planner that takes survivals as they are, anew in every step."""
+    planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1)
     planner.correction.observe = lambda *args, **kwargs: None
     return planner
 
@@ -109,6 +109,23 @@ def test_the_search_gets_over_a_cliff():
 
 CHEAP = [1.0 + 0.3 * k for k in range(2 * GAMMA + 1)]
 LIKELY, UNLIKELY = (np.full((2, GAMMA), c, dtype=np.float32) for c in (0.9, 0.5))
+
+
+def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
+    """Budgets that follow every step in turn, made anew when a plan is old and when a request joins."""
+    planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
+    planner.correction.observe = lambda *args, **kwargs: None
+    less = np.full((2, GAMMA), 0.75, dtype=np.float32)
+    order = [LIKELY] * 4 + [less] * 4 + [LIKELY] * 4
+    budgets = [run(planner, view(2, GAMMA), confidence) for confidence in order]
+    changes = [n for n in range(3, len(budgets)) if budgets[n] != budgets[n - 1]]
+    assert changes
+    assert all(n % 3 == 0 for n in changes)
+    made = planner._plan
+    run(planner, view(2, GAMMA, generations=[1, 2]), LIKELY)
+    assert planner._plan is not made
+    with pytest.raises(ValueError, match="held"):
+        Asynchronous(curve_cost(2, CHEAP), GAMMA, held=0)
 
 
 def test_the_newest_step_does_not_reach_the_budget():

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <cmath>
 #include <tuple>
 
 #include "ops.h"
@@ -11,18 +12,29 @@ namespace outrider {
 namespace {
 
 // For each of R texts, seq_lens [R] tokens by slot and an anchor [R] behind them: the gamma tokens that followed the
-// latest of the longest matches of its end [R, gamma], without a match the anchor, repeated; and [R, 3] that match's
-// length, how many matches of at least min_match tokens went on with the first of these tokens, how many with another.
-std::tuple<Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows,
-                                  const Tensor& seq_lens, const Tensor& anchors, int64_t gamma, int64_t min_match,
-                                  int64_t max_match) {
+// latest of the longest matches of its end [R, gamma], without a match the anchor, repeated; how many of these are a
+// draft [R], none or all; and the chance of each [R, gamma] float32, by logistic regression on that match's length
+// (by_length [longest + 1, gamma]), on how many matches of at least min_match tokens went on with the first of these
+// tokens and how many with another (by_odds [gamma]), and on the temperature [R] (by_temperature [gamma]).
+std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows,
+                                          const Tensor& seq_lens, const Tensor& anchors, const Tensor& temperatures,
+                                          const Tensor& by_length, const Tensor& by_odds, const Tensor& by_temperature,
+                                          int64_t min_match) {
   const int64_t requests = rows.numel(), slots = slot_tokens.numel();
   check_index(slot_tokens, at::kInt, 1, "slot_tokens");
+  check_index(by_length, at::kFloat, 2, "by_length");
+  const int64_t max_match = by_length.size(0) - 1, gamma = by_length.size(1);
+  check_index(temperatures, at::kFloat, 1, "temperatures");
+  check_index(by_odds, at::kFloat, 1, "by_odds");
+  check_index(by_temperature, at::kFloat, 1, "by_temperature");
+  TORCH_CHECK(by_length.is_contiguous() && temperatures.numel() == requests && by_odds.numel() == gamma && by_temperature.numel() == gamma,
+              "by_length must be dense, temperatures must have one entry per request, by_odds and by_temperature one per drafted token");
   for (const Tensor& x : {rows, seq_lens, anchors})
     TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.numel() == requests,
                 "rows, seq_lens and anchors must be dense int64, one per request");
   const Tensor tokens = at::empty({requests, gamma}, anchors.options());
-  const Tensor counts = at::empty({requests, 3}, anchors.options());
+  const Tensor lens = at::empty({requests}, anchors.options());
+  const Tensor confidence = at::empty({requests, gamma}, by_length.options());
   std::vector<const int32_t*> places_of(requests);
   int64_t work = 0;
   for (int64_t r = 0; r < requests; ++r) {
@@ -54,21 +66,27 @@ std::tuple<Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_
     int64_t* to = tokens.data_ptr<int64_t>() + r * gamma;
     for (int64_t k = 0; k < gamma; ++k) to[k] = text[start + k % (length - start)];
     const int64_t agreeing = std::count(matched.begin(), matched.end(), text[start]);
-    int64_t* found = counts.data_ptr<int64_t>() + r * 3;
-    found[0] = longest;
-    found[1] = agreeing;
-    found[2] = int64_t(matched.size()) - agreeing;
+    lens.data_ptr<int64_t>()[r] = longest >= min_match ? gamma : 0;
+    const float odds = std::log((agreeing + .5f) / (int64_t(matched.size()) - agreeing + .5f));
+    const float temperature = temperatures.data_ptr<float>()[r];
+    const float* weights = by_length.data_ptr<float>() + longest * gamma;
+    for (int64_t k = 0; k < gamma; ++k) {
+      const float logit = weights[k] + odds * by_odds.data_ptr<float>()[k] +
+                          temperature * by_temperature.data_ptr<float>()[k];
+      confidence.data_ptr<float>()[r * gamma + k] = 1 / (1 + std::exp(-logit));
+    }
   };
   std::atomic<int64_t> next{0};
   on_every_thread(requests, [&] { for (int64_t r; (r = next++) < requests;) one(r); }, work);
-  return {tokens, counts};
+  return {tokens, lens, confidence};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
-  m.def("lookup(Tensor slot_tokens, Tensor page_table, Tensor rows, Tensor seq_lens, Tensor anchors, int gamma, "
-        "int min_match, int max_match) -> (Tensor, Tensor)");
+  m.def("lookup(Tensor slot_tokens, Tensor page_table, Tensor rows, Tensor seq_lens, Tensor anchors, "
+        "Tensor temperatures, Tensor by_length, Tensor by_odds, Tensor by_temperature, int min_match) "
+        "-> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) { m.impl("lookup", lookup); }

@@ -2,7 +2,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 #include "ops.h"
@@ -74,6 +77,51 @@ void write_page_table(Tensor page_table, const Tensor& rows, const Tensor& start
   }
 }
 
+// calibrated [R, gamma] = sigmoid(logit(confidence) * inverse + shift), with the parameters [cases, gamma] of each
+// request's case [R]; without parameters a copy. And ends [R]: drafted tokens [R, gamma] up to the first that is among
+// the ends [rows, E] of the request's row, itself included; gamma + 1 without such a token.
+std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& confidence, const Tensor& cases,
+                                        const Tensor& rows, const Tensor& ends, const std::optional<Tensor>& inverse,
+                                        const std::optional<Tensor>& shifts) {
+  const Tensor token = dense(tokens, at::kLong, 2, "tokens"), chance = dense(confidence, at::kFloat, 2, "confidence"),
+               stops = dense(ends, at::kLong, 2, "ends");
+  const int64_t requests = token.size(0), gamma = token.size(1), width = stops.size(1);
+  TORCH_CHECK(chance.size(0) == requests && chance.size(1) == gamma, "confidence must be as large as tokens");
+  TORCH_CHECK(inverse.has_value() == shifts.has_value(), "inverse and shifts belong together");
+  const Tensor kind = integers(cases, requests, "cases"), row = integers(rows, requests, "rows");
+  check_range(row, 0, stops.size(0), "rows");
+  Tensor scale, shift;
+  if (inverse) {
+    scale = dense(*inverse, at::kFloat, 2, "inverse");
+    shift = dense(*shifts, at::kFloat, 2, "shifts");
+    TORCH_CHECK(scale.size(1) == gamma && shift.sizes() == scale.sizes(), "inverse and shifts are [cases, gamma]");
+    check_range(kind, 0, scale.size(0), "cases");
+  }
+  const float most = std::nextafter(1.f, 0.f);
+  Tensor calibrated = at::empty({requests, gamma}, chance.options());
+  Tensor until = at::empty({requests}, token.options());
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t* drafted = token.data_ptr<int64_t>() + r * gamma;
+    const int64_t* end = stops.data_ptr<int64_t>() + row.data_ptr<int64_t>()[r] * width;
+    int64_t k = 0;
+    while (k < gamma && std::find(end, end + width, drafted[k]) == end + width) ++k;
+    until.data_ptr<int64_t>()[r] = k + 1;
+    const float* from = chance.data_ptr<float>() + r * gamma;
+    float* to = calibrated.data_ptr<float>() + r * gamma;
+    if (!inverse) {
+      std::copy(from, from + gamma, to);
+      continue;
+    }
+    const int64_t first = kind.data_ptr<int64_t>()[r] * gamma;
+    for (k = 0; k < gamma; ++k) {
+      const float c = from[k] > most ? most : from[k];  // NaN stays
+      const float logit = std::log(c / (1 - c));
+      to[k] = 1 / (1 + std::exp(-(shift.data_ptr<float>()[first + k] + logit * scale.data_ptr<float>()[first + k])));
+    }
+  }
+  return {calibrated, until};
+}
+
 // accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the one wanted after the row before its own.
 std::tuple<Tensor, Tensor> accept_wanted(const Tensor& tokens, const Tensor& verify_lens, const Tensor& qo_indptr,
                                          const Tensor& wanted) {
@@ -105,12 +153,15 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("flatten_verify(Tensor anchors, Tensor drafts, Tensor verify_lens, Tensor seq_lens, Tensor page_table, "
         "Tensor rows) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("write_page_table(Tensor(a!) page_table, Tensor rows, Tensor starts, Tensor ends, Tensor slots) -> ()");
+  m.def("weigh_drafts(Tensor tokens, Tensor confidence, Tensor cases, Tensor rows, Tensor ends, Tensor? inverse, "
+        "Tensor? shifts) -> (Tensor, Tensor)");
   m.def("accept_wanted(Tensor tokens, Tensor verify_lens, Tensor qo_indptr, Tensor wanted) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("flatten_verify", flatten_verify);
   m.impl("write_page_table", write_page_table);
+  m.impl("weigh_drafts", weigh_drafts);
   m.impl("accept_wanted", accept_wanted);
 }
 

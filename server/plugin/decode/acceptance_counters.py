@@ -11,6 +11,8 @@ from outrider.server.plugin.decode.collapse import AcceptanceWatch
 from outrider.server.plugin.decode.gathered import GatheredTable
 
 CALIBRATION_BINS = 10
+MOST = 64
+"""Steps that are gathered, at most."""
 
 
 class AcceptanceCounters:
@@ -23,6 +25,7 @@ class AcceptanceCounters:
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry):
         self.watch = AcceptanceWatch(drafter, registry)
         self.positions = np.arange(1, gamma + 1)
+        self._waiting: list[tuple[np.ndarray, ...]] = []
         cases = {"sampling": SAMPLING, "source": SOURCES}
         self.by_position = GatheredTable(
             {
@@ -47,7 +50,19 @@ class AcceptanceCounters:
     def observe(
         self, confidence: np.ndarray, cases: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray
     ) -> None:
-        """confidence [R, gamma], calibrated; the others [R]; accept_lens include the target's own token."""
+        """confidence [R, gamma], calibrated; the others [R]; accept_lens include the target's own token.
+
+        Steps are gathered until `flush`, or `MOST` of them: numbers this small cost by the call.
+        """
+        self._waiting.append((confidence, cases, verify_lens, accept_lens))
+        if len(self._waiting) >= MOST:
+            self._count()
+
+    def _count(self) -> None:
+        confidence, cases, verify_lens, accept_lens = (
+            np.concatenate(part) for part in zip(*self._waiting, strict=True)
+        )
+        self._waiting = []
         observed = np.minimum(verify_lens, accept_lens)[:, None] >= self.positions
         seen, outcome = confidence[observed], (accept_lens[:, None] - 1 >= self.positions)[observed]
         request, position = observed.nonzero()
@@ -64,5 +79,7 @@ class AcceptanceCounters:
 
     def flush(self) -> None:
         """Bring the counters up to date."""
+        if self._waiting:
+            self._count()
         self.by_position.flush()
         self.by_bin.flush()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Draft
-from outrider.scheduler.calibration.cases import cases_of
+from outrider.kernels.drafts import Parameters, weigh_drafts
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
@@ -62,8 +62,8 @@ class Planning:
         self._last = None
         self.planner, self.cost, self.calibration = planner, cost, calibration
 
-    def begin(self, rows: np.ndarray, contexts: np.ndarray, temperatures: torch.Tensor) -> Step:
-        """A decode step begins: its budget, from what earlier steps showed."""
+    def begin(self, rows: np.ndarray, contexts: np.ndarray, cases: torch.Tensor) -> Step:
+        """A decode step begins: its budget, from what earlier steps showed. cases: as in `Step`."""
         now = time.perf_counter()
         if self._last is not None:
             self._over.append((self._last, now - self._last.step.began))
@@ -81,7 +81,7 @@ class Planning:
             asks=asks,
             planned=planned,
             padded=table.padded[rows],
-            temperatures=temperatures,
+            cases=cases,
             began=now,
             planner_seconds=time.perf_counter() - asked,
         )
@@ -89,14 +89,15 @@ class Planning:
     def admit(self, step: Step, draft: Draft, draft_seconds: float) -> Admission:
         """A step's drafts are there: how many of each request's are verified."""
         began = time.perf_counter()
-        cases, ends, draft_lens, confidence = draft.lens, draft.lens + 1, draft.lens, draft.confidence
+        cases, ends, draft_lens, confidence = step.cases, draft.lens + 1, draft.lens, draft.confidence
         if drafted := step.drafts or draft.looked_up is not None:
+            if draft.looked_up is not None:
+                cases = cases + draft.looked_up
             rows = torch.from_numpy(step.view.rows).to(draft.lens.device)
-            cases = cases_of(step.temperatures, self.requests.seeded[rows], draft.looked_up)
-            ends = self.requests.until_end(rows, draft.tokens)
+            confidence, ends = weigh_drafts(
+                draft.tokens, draft.confidence, cases, rows, self.requests.ends, self._parameters(draft.confidence)
+            )
             draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
-            if self.calibration is not None:
-                confidence = self.calibration.apply(draft.confidence, cases)
         verify_lens = self._verify_lens(step, confidence, draft_lens) if drafted else torch.zeros_like(draft.lens)
         return Admission(
             step=step,
@@ -111,6 +112,12 @@ class Planning:
             draft_seconds=draft_seconds,
             planner_seconds=step.planner_seconds + time.perf_counter() - began,
         )
+
+    def _parameters(self, confidence: torch.Tensor) -> Parameters | None:
+        """Of the calibration, for confidence [R, gamma]."""
+        if self.calibration is None:
+            return None
+        return self.calibration.parameters(confidence.shape[1], confidence.device)
 
     def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
         """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""

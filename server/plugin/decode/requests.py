@@ -86,12 +86,6 @@ class RequestTable:
             progress=np.where(had > 0, had / seconds, np.inf),
         )
 
-    def until_end(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[R] int64, drafted tokens [R, gamma] up to the first that ends the answer, itself included; gamma + 1 without
-        such a token."""
-        goes_on = (tokens[:, :, None] != self.ends[rows][:, None]).all(2)
-        return goes_on.long().cumprod(1).sum(1) + 1
-
     def take(self, view: StepView, accept_lens: np.ndarray) -> None:
         """Count the tokens [R] that a step brought, less those of requests whose row has another by now."""
         current = self.generations[view.rows] == view.generations

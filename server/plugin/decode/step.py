@@ -17,7 +17,7 @@ class Step:
 
     view, budget: what the planner was asked and said. asks: [R] bool, requests for which the drafter's model may draft.
     planned, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
-    temperatures: [R] float32, 0 for greedy requests. began: seconds on the host's clock.
+    cases: [R] int64, place in `calibration.cases.CASES` of a model's drafts. began: seconds on the host's clock.
     planner_seconds: that the planner has taken so far.
     """
 
@@ -26,7 +26,7 @@ class Step:
     asks: np.ndarray
     planned: np.ndarray
     padded: np.ndarray
-    temperatures: torch.Tensor
+    cases: torch.Tensor
     began: float
     planner_seconds: float
 

@@ -21,6 +21,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.scheduler.calibration.cases import cases_of
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
@@ -49,7 +50,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.config = PluginConfig.from_env()
         self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
         self.speculative_num_draft_tokens = self.width
-        self._sampling: tuple[torch.Tensor, Sampling] | None = None
+        self._sampling: tuple[torch.Tensor, Sampling, torch.Tensor] | None = None
         self._direct: DirectForward | None = None
         self._direct_sought = False
 
@@ -160,9 +161,9 @@ class SpeculativeWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors = batch.spec_info.bonus_tokens.long()
-        sampling = self._sampling_of(batch, rows)
+        sampling, cases = self._sampling_of(batch, rows)
 
-        step = self.planning.begin(*self._host_view(batch), sampling.rules.temperatures)
+        step = self.planning.begin(*self._host_view(batch), cases)
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
@@ -214,7 +215,8 @@ class SpeculativeWorker(BaseSpecWorker):
                 self._nothing = self._no_draft(len(rows))
             return self._nothing, 0.0
         began = time.perf_counter()
-        draft = self.drafter.propose(
+        propose = self.drafter.propose if step.drafts else self.drafter.look_up
+        draft = propose(
             DraftBatch(
                 anchors=anchors,
                 seq_lens=seq_lens,
@@ -230,7 +232,7 @@ class SpeculativeWorker(BaseSpecWorker):
         seconds = time.perf_counter() - began
         limits = torch.from_numpy(step.view.limits).to(self.device)
         lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
-        if step.padded.any():
+        if np.count_nonzero(step.padded):
             padded = torch.from_numpy(step.padded).to(self.device)
             lens = torch.where(padded, limits, lens)
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
@@ -296,13 +298,15 @@ class SpeculativeWorker(BaseSpecWorker):
         """Rows and cached tokens of the batch's requests, without waiting for the device."""
         return batch.req_pool_indices_cpu.numpy().astype(np.int64), batch.seq_lens_cpu.numpy().astype(np.int64)
 
-    def _sampling_of(self, batch: Any, rows: torch.Tensor) -> Sampling:
-        """Made once for the requests of a running batch; others come with other tensors."""
+    def _sampling_of(self, batch: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
+        """How the running batch is sampled, and the cases of its drafts; made once for its requests, since others come
+        with other tensors."""
         mark = batch.sampling_info.temperatures
         if self._sampling is None or self._sampling[0] is not mark:
-            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], self.requests.seeded[rows])
-            self._sampling = mark, found
-        return self._sampling[1]
+            seeded = self.requests.seeded[rows]
+            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded)
+            self._sampling = mark, found, cases_of(found.rules.temperatures, seeded)
+        return self._sampling[1:]
 
     def _slots_at(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.req_to_token_pool.req_to_token[rows, positions].long()

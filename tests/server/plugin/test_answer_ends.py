@@ -40,18 +40,17 @@ def test_steps_of_an_exact_shape_keep_it_to_the_end():
     assert limits(found, 14) == [GAMMA]
 
 
-def test_a_draft_reaches_to_the_first_token_that_ends_its_answer():
+def test_the_tokens_that_end_an_answer_are_those_of_its_request():
     found = table(
         request(ends=(END,)),
         request(ends=(END,), stop_token_ids={STOP}),
         request(ends=(END,), ignore_eos=True),
         request(),
     )
-    drafted = torch.tensor([[1, STOP, END, END]]).expand(4, GAMMA)
-    assert found.until_end(torch.arange(4), drafted).tolist() == [3, 2, GAMMA + 1, GAMMA + 1]
+    assert [sorted(set(row) - {-1}) for row in found.ends[:4].tolist()] == [[END], sorted((END, STOP)), [], []]
     again = table(request(ends=(END, STOP)), request(ends=(2,)))
     again.admit([request(ends=(3,))], torch.tensor([0]))  # another request in the row: its ends alone hold
-    assert again.until_end(torch.arange(2), torch.tensor([[END, STOP, 3, 1], [1, 2, 3, 2]])).tolist() == [3, 2]
+    assert again.ends[:2].tolist() == [[3, -1], [2, -1]]
 
 
 def planning_of(registry, *requests):
@@ -64,7 +63,7 @@ def planning_of(registry, *requests):
 def step_of(planning, tokens, accept):
     """One step that drafts `tokens` [R, gamma] and accepts so many of them as the list of numbers `accept` says."""
     count = len(tokens)
-    step = planning.begin(np.arange(count), np.full(count, 10), torch.zeros(count))
+    step = planning.begin(np.arange(count), np.full(count, 10), torch.zeros(count, dtype=torch.int64))
     draft = Draft(torch.tensor(tokens), torch.full((count,), GAMMA), torch.full((count, GAMMA), 0.9))
     admission = planning.admit(step, draft, 0.0)
     planning.finish(admission, torch.tensor(accept) + 1)

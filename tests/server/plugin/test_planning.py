@@ -87,7 +87,7 @@ def prefill(planning, *rows, **options):
 
 def begin(planning, *rows, contexts=10):
     count = len(rows)
-    return planning.begin(np.array(rows), np.full(count, contexts), torch.zeros(count))
+    return planning.begin(np.array(rows), np.full(count, contexts), torch.zeros(count, dtype=torch.int64))
 
 
 def admit(planning, step, confidence=0.9, lens=GAMMA):
