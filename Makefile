@@ -91,6 +91,9 @@ $(BIN)/python:
 $(RUNTIME): | $(BIN)/python
 	@echo "Installing the packages of $(LOCK) into $(VENV) (a few minutes, once)"
 	@$(PIP) -r $(LOCK)
+	@[ $(OUTRIDER_DEVICE) = cuda ] || $(BIN)/python -c 'import torch' 2>/dev/null || \
+		{ echo "This torch is made for CUDA (PyPI's is): fetching the one for CPUs"; \
+		$(PIP) --force-reinstall --index-url https://download.pytorch.org/whl/cpu "$$(grep ^torch== $(LOCK))"; }
 	@rm -f $(VENV)/.runtime-* && touch $@
 
 $(PROJECT): $(RUNTIME)

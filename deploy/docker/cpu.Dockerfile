@@ -8,9 +8,10 @@ RUN apt-get update \
 RUN python3 -m venv /opt/outrider
 ENV PATH=/opt/outrider/bin:$PATH
 WORKDIR /src
-# The packages first: they change seldom.
+# The packages first: they change seldom. PyPI's torch is made for CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY deploy/requirements/cpu.txt deploy/requirements/
-RUN pip install --no-cache-dir --no-deps --requirement deploy/requirements/cpu.txt
+RUN pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_INDEX" --requirement deploy/requirements/cpu.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 # Elsewhere than among the sources, which Python would import. Headers and tests are of no use later: 140 MB.

@@ -19,7 +19,7 @@ from outrider.server.doctor.finding import Finding, ok, problem, warning
 
 LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
 """The pinned packages, in a checkout."""
-REINSTALL = "`make install` in a checkout, else `pip install --no-deps -r deploy/requirements/cpu.txt`"
+REINSTALL = "`make clean install` in a checkout, else `pip install --no-deps -r deploy/requirements/cpu.txt`"
 IMPORTED = ("torch", "transformers", "xgrammar")
 """Packages with compiled parts, which may be there and broken."""
 OLDEST = (3, 11)

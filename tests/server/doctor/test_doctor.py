@@ -72,7 +72,7 @@ def test_without_its_packages_it_still_speaks(tmp_path: Path) -> None:
     found = json.loads(done.stdout)["findings"][-1]
     assert (found["subject"], found["status"]) == ("packages", "problem")
     assert "packaging" in found["message"]
-    assert "make install" in found["remedy"]
+    assert "make clean install" in found["remedy"]
 
 
 def test_packages_that_are_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
