@@ -24,6 +24,9 @@ RUNTIME := $(VENV)/.runtime-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS))
 PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS) pyproject.toml)
 DEV := $(VENV)/.dev-$(call hash,$(DEV_LOCK))
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps --progress-bar off
+# Debian's packages whose programs tests run. A test whose program is missing is skipped.
+PROGRAMS := chromium prometheus
+PROGRAMS_TRIED := $(VENV)/.programs-$(subst $() ,-,$(PROGRAMS))
 
 .PHONY: help
 help: ## Show this list
@@ -41,8 +44,25 @@ serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 	@$(BIN)/outrider serve $(ARGS)
 
 .PHONY: test
-test: $(PROJECT) $(DEV) ## Run all tests
+test: $(PROJECT) $(DEV) programs ## Run all tests (as root also gets Debian's chromium and prometheus, which some need)
 	@$(BIN)/pytest $(ARGS)
+
+# Tried once, where it may be: without a network the next `make test` shall not wait for one. It never fails.
+# Debian starts a Prometheus that it installs: the tests start their own.
+.PHONY: programs
+programs:
+	@missing() { for name in $(PROGRAMS); do command -v $$name >/dev/null || echo $$name; done; }; \
+	absent=$$(echo $$(missing)); root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
+	if [ -n "$$absent" ] && [ ! -e $(PROGRAMS_TRIED) ] && command -v apt-get >/dev/null && $$root true 2>/dev/null; then \
+		echo "Installing Debian's $$absent, which tests use (once)"; \
+		apt="$$root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=30"; \
+		{ $$apt update && $$apt install --no-install-recommends -y $$absent; } >/dev/null 2>&1; \
+		if [ -d /run/systemd/system ]; then case $$absent in *prometheus*) \
+			$$root systemctl disable --now prometheus >/dev/null 2>&1;; esac; fi; \
+		mkdir -p $(VENV) && touch $(PROGRAMS_TRIED); \
+		absent=$$(echo $$(missing)); \
+	fi; \
+	if [ -n "$$absent" ]; then echo "Tests of $$absent are skipped: not installed (apt-get install $$absent)"; fi
 
 .PHONY: check
 check: lint ## Check style and types, run the tests that start no server (about three minutes)
@@ -71,6 +91,9 @@ $(BIN)/python:
 $(RUNTIME): | $(BIN)/python
 	@echo "Installing the packages of $(LOCK) into $(VENV) (a few minutes, once)"
 	@$(PIP) -r $(LOCK)
+	@[ $(OUTRIDER_DEVICE) = cuda ] || $(BIN)/python -c 'import torch' 2>/dev/null || \
+		{ echo "This torch is made for CUDA (PyPI's is): fetching the one for CPUs"; \
+		$(PIP) --force-reinstall --index-url https://download.pytorch.org/whl/cpu "$$(grep ^torch== $(LOCK))"; }
 	@rm -f $(VENV)/.runtime-* && touch $@
 
 $(PROJECT): $(RUNTIME)

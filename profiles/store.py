@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,18 +154,19 @@ def locate(wanted: str, roots: Sequence[Path]) -> Profile:
 def find(here: Fingerprint, roots: Sequence[Path]) -> Profile | None:
     """The profile that fits, the latest of the first root that has one; a damaged one is passed over with a warning."""
     for root in roots:
-        fitting = []
-        for folder in _folders(root):
-            try:
-                profile = read(folder)
-            except ProfileError as error:
-                logger.warning("passed over a profile: %s", error)
-                continue
-            if not profile.fingerprint.differences(here):
-                fitting.append(profile)
+        fitting = [profile for profile in readable(root) if not profile.fingerprint.differences(here)]
         if fitting:
             return max(fitting, key=lambda p: (p.measured_at, p.name))
     return None
+
+
+def readable(root: Path) -> Iterator[Profile]:
+    """All profiles in one of the roots; a damaged one is passed over with a warning."""
+    for folder in _folders(root):
+        try:
+            yield read(folder)
+        except ProfileError as error:
+            logger.warning("passed over a profile: %s", error)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -26,7 +26,8 @@ MAY_IMPORT_IN_SERVER = {
     "tune": {"engine", "plugin"},
     "bench": {"engine", "plugin"},
     "http": {"tune", "bench", "engine", "plugin"},
-    "cli": {"http", "tune", "bench", "engine", "plugin"},
+    "doctor": {"http", "engine", "plugin"},
+    "cli": {"doctor", "http", "tune", "bench", "engine", "plugin"},
 }
 BELOW_ALL = {"errors", "pictures"}  # modules beside the parts
 COMMANDS = [["tune", "cli"], ["bench", "cli"]]  # command lines, which cli/main.py finds by name

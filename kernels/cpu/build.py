@@ -1,11 +1,13 @@
 """Compile the C++ kernels once per machine, into the user's cache directory.
 
 The key of the cache is a hash of the sources, the flags, the compiler and torch's version; a build is a few seconds
-of `g++` and needs nothing but torch's own headers. `python -m outrider.kernels.cpu.build` builds ahead of time.
+of `g++` and needs nothing but torch's own headers. `python -m outrider.kernels.cpu.build` builds ahead of time, with
+--install into the installation itself, which then needs no compiler and no cache (a container image's).
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import logging
@@ -24,6 +26,8 @@ from outrider.kernels.cache import cache_root
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
+INSTALLED = Path(__file__).parent / "built"
+LIBRARY = "outrider_kernels.so"
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 EXACT = ("-ffp-contract=off",)
 """Of the operations: the bits of random numbers may not depend on the processor they were compiled for."""
@@ -58,11 +62,12 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BuildError(f"they are written for x86-64, this is {platform.machine()}")
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
+    installed = INSTALLED / _key(None, extra_flags) / LIBRARY
+    if installed.exists():
+        return installed
+    compiler = find_compiler()
     folder = cache_root() / "kernels" / _key(compiler, extra_flags)
-    target = folder / "outrider_kernels.so"
+    target = folder / LIBRARY
     if target.exists():
         return target
     try:
@@ -76,9 +81,34 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
     return target
 
 
-def _key(compiler: str, extra_flags: tuple[str, ...]) -> str:
+def install() -> Path:
+    """Compile the library into the installation; it is used there as long as sources and torch are these.
+
+    Raises
+    ------
+    BuildError
+        No compiler, or the compiler failed.
+    """
+    target = INSTALLED / _key(None, ()) / LIBRARY
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _build(find_compiler(), (), target)
+    return target
+
+
+def find_compiler() -> str:
+    """Path of the C++ compiler; raises BuildError where there is none."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
+    return compiler
+
+
+def _key(compiler: str | None, extra_flags: tuple[str, ...]) -> str:
+    """Of what is built from here; compiler: None: whatever compiled it."""
     digest = hashlib.sha256()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = ""
+    if compiler is not None:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     for part in (torch.__version__, version, *COMMON, *EXACT, *extra_flags, repr(INSTRUCTION_SETS), repr(TILES)):
         digest.update(part.encode() + b"\0")
     for source in sorted(SOURCES.iterdir()):
@@ -129,4 +159,6 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(library())
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels, and print where they are.")
+    parser.add_argument("--install", action="store_true", help="into the installation, not the user's cache")
+    print(install() if parser.parse_args().install else library())

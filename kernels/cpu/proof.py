@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 from pathlib import Path
 
+from outrider.kernels.cache import cache_root
 from outrider.kernels.cpu.build import CHECK
 
 logger = logging.getLogger(__name__)
@@ -20,14 +22,18 @@ def tiles_proved(library: Path) -> bool:
     """Whether products by the processor's tile unit have the bits of its emulation.
 
     The trial is a program beside `library`, run in a process of its own: a mistake would be an illegal instruction. Its
-    answer is remembered beside it; where it says no, that is a warning in each process.
+    answer is remembered in the user's cache; where it says no, that is a warning in each process.
     """
-    program, answer = library.with_name(CHECK), library.with_name(f"{CHECK}.answer")
-    if not answer.exists():
-        fresh = answer.with_suffix(f".{os.getpid()}")  # several processes of one server start at once
-        fresh.write_text(_objection(program))
-        fresh.replace(answer)
-    objection = answer.read_text()
+    program, answer = library.with_name(CHECK), cache_root() / "kernels" / library.parent.name / f"{CHECK}.answer"
+    try:
+        objection = answer.read_text()
+    except OSError:
+        objection = _objection(program)
+        with contextlib.suppress(OSError):  # a cache that cannot be written: each process tries
+            answer.parent.mkdir(parents=True, exist_ok=True)
+            fresh = answer.with_suffix(f".{os.getpid()}")  # several processes of one server start at once
+            fresh.write_text(objection)
+            fresh.replace(answer)
     if objection:
         logger.warning("the tile unit (amx) is not used, which is slower: %s (remembered in %s)", objection, answer)
     return not objection

@@ -115,11 +115,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sglang_flags", nargs="*", metavar="-- SGLANG_FLAG", help="flags for SGLang, after --")
 
 
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Settings from the flags; raises UserError where one cannot be."""
+    values = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    return Settings(**values | {"sglang_flags": tuple(args.sglang_flags)})
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; the return value is the exit code."""
-    values = {field.name: getattr(args, field.name) for field in fields(Settings)}
-    values["sglang_flags"] = tuple(args.sglang_flags)
-    settings = Settings(**values)
+    settings = settings_of(args)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
     from outrider.server.engine import engine as engines

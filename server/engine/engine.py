@@ -140,7 +140,7 @@ def start(resolved: Resolved, engines: int = 1) -> Engine:
         if alone and engines == 1:
             with threads.for_started_processes(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
-        _load_plugin()
+        load_plugin()
         return _launch(resolved, run_dir, report, placements, environment, waiting)
     except BaseException:
         _kill_children()
@@ -216,7 +216,7 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def _load_plugin() -> None:
+def load_plugin() -> None:
     """SGLang logs a plugin that fails and goes on without it; a server of ours must not."""
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm

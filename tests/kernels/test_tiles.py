@@ -112,7 +112,8 @@ def test_the_emulation_refuses_what_a_processor_punishes(tmp_path):
     ],
     ids=["equal", "different", "crash"],
 )
-def test_tiles_are_proved_once(tmp_path, caplog, script, proved, warning):
+def test_tiles_are_proved_once(tmp_path, monkeypatch, caplog, script, proved, warning):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     library, program, runs = tmp_path / "kernels.so", tmp_path / build.CHECK, tmp_path / "runs"
     program.write_text(f"#!/bin/sh\necho once >> {runs}\n{script}\n")
     program.chmod(0o755)

@@ -36,7 +36,7 @@ def main(run_dir: Path) -> dict[str, Any]:
     engine._set_environment(settings, run_dir)
     waiting = WaitingScheduler(StartupReport(run_dir / "failure"), verbose=True)
     os.environ["TOLD"] = "after it was started"
-    engine._load_plugin()
+    engine.load_plugin()
 
     import sglang.srt.entrypoints.engine
     from sglang.srt.runtime_context import publish

@@ -34,6 +34,17 @@ def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
         build.library()
 
 
+def test_kernels_that_came_with_the_installation_need_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "built")
+    monkeypatch.setattr(build, "_build", lambda compiler, flags, target: target.write_bytes(b"kernels"))
+    installed = build.install()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("OUTRIDER_CACHE", "/proc/cannot/be/written")
+    assert build.library() == installed
+    with pytest.raises(build.BuildError):  # built with other flags
+        build.library(("-g",))
+
+
 def test_switched_off(monkeypatch):
     monkeypatch.setenv("OUTRIDER_CPU_KERNELS", "0")
     assert native.available.__wrapped__() is False

@@ -1,0 +1,93 @@
+"""Say what is wrong with this installation, and what to do.
+
+Takes the flags of `outrider serve`, and looks at whatever a server started with them would need. Nothing is started;
+kernels that are not compiled yet are. Exit code 1: there is a problem.
+
+  outrider doctor
+  outrider doctor --model ./Qwen3-4B --port 8000 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+
+from outrider.server.doctor import installation
+from outrider.server.doctor.finding import Finding, Status, problem
+from outrider.server.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    try:
+        from outrider.server.cli import serve
+    except ImportError:  # a package is missing, which `run` says
+        parser.epilog = "Packages are missing: only --json is understood until they are there."
+    else:
+        serve.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found; 1 where there is a problem."""
+    findings = []
+    for finding in examine(args):
+        findings.append(finding)
+        if not args.json:
+            _print(finding)
+    count = {status: sum(finding.status is status for finding in findings) for status in Status}
+    problems = count[Status.PROBLEM]
+    if args.json:
+        listed = [
+            {"subject": f.subject, "status": f.status.value, "message": f.message, "remedy": f.remedy} for f in findings
+        ]
+        print(json.dumps({"ok": not problems, "findings": listed}, indent=1))
+    else:
+        print(f"\n{problems} problems, {count[Status.WARNING]} warnings")
+    return 1 if problems else 0
+
+
+def examine(args: argparse.Namespace) -> Iterator[Finding]:
+    """From Python up to the profile. Where packages are missing, nothing that needs them is looked at."""
+    yield from installation.python()
+    device = getattr(args, "device", "auto")
+    packages = list(_guarded("packages", lambda: installation.packages(device)))
+    yield from packages
+    if any(finding.status is Status.PROBLEM for finding in packages):
+        return
+    from outrider.server.cli import serve
+    from outrider.server.doctor import machine, serving
+
+    for subject, check in (
+        ("processors", machine.processors),
+        ("memory", machine.memory),
+        ("cache", machine.cache),
+        ("temporary", machine.temporary),
+        ("open files", machine.files),
+        ("clock", machine.clock),
+    ):
+        yield from _guarded(subject, check)
+    try:
+        settings = serve.settings_of(args)
+    except UserError as error:
+        yield problem("flags", str(error), "see `outrider serve --help`")
+        return
+    yield from _guarded("gpu", lambda: machine.gpu(settings))
+    if settings.resolved_device == "cpu":
+        yield from _guarded("kernels", installation.kernels)
+    yield from _guarded("plugin", installation.plugin)
+    yield from _guarded("model", lambda: serving.examine(settings))
+
+
+def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What a check finds; a check that fails itself has found something too."""
+    try:
+        yield from check()
+    except Exception as error:
+        yield problem(subject, f"it could not be examined: {error!r}", "report it, with `outrider version`")
+
+
+def _print(finding: Finding) -> None:
+    print(f"{finding.status.value.upper():8} {finding.subject:13} {finding.message}", flush=True)
+    if finding.remedy:
+        print(f"{'':22} → {finding.remedy}", flush=True)

@@ -1,0 +1,158 @@
+"""Python, the packages, the compiler and the kernels it makes.
+
+What is imported at the top is Python's own: packages may be missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from outrider.server.doctor.finding import Finding, ok, problem, warning
+
+LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
+"""The pinned packages, in a checkout."""
+REINSTALL = "`make clean install` in a checkout, else `pip install --no-deps -r deploy/requirements/cpu.txt`"
+IMPORTED = ("torch", "transformers", "xgrammar")
+"""Packages with compiled parts, which may be there and broken."""
+OLDEST = (3, 11)
+
+
+def python() -> Iterator[Finding]:
+    here = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    if sys.version_info < OLDEST:
+        yield problem("python", here, "use Python 3.11 or newer: `make PYTHON=python3.11 install`")
+    elif sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        yield problem("python", here, "use Linux on x86-64, or a container of it")
+    else:
+        yield ok("python", here)
+
+
+def packages(device: str) -> Iterator[Finding]:
+    """device: cpu or cuda, whose pinned set it is compared with."""
+    try:
+        from packaging.requirements import Requirement
+
+        needed = [Requirement(line) for line in requires("outrider") or ()]
+    except ImportError as error:  # PackageNotFoundError is one
+        yield problem("packages", f"{error}", REINSTALL)
+        return
+    missing, unfit = [], []
+    for requirement in needed:
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found = _version(requirement.name)
+        if found is None:
+            missing.append(f"{requirement.name}{requirement.specifier}")
+        elif not requirement.specifier.contains(found, prereleases=True):
+            unfit.append(f"{requirement.name} {found}, needed {requirement.specifier}")
+    for name in IMPORTED if not missing else ():
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever a broken package does
+            unfit.append(f"{name} cannot be imported: {' '.join(str(error).split()) or repr(error)}")
+    if missing:
+        yield problem("packages", f"missing: {', '.join(missing)}", REINSTALL)
+    if unfit:
+        yield problem("packages", "; ".join(unfit), REINSTALL)
+    if not missing and not unfit:
+        yield from _beside_the_pins(device, len(needed))
+
+
+def _beside_the_pins(device: str, count: int) -> Iterator[Finding]:
+    """The versions that the tests ran with, where this is a checkout; else the ranges alone."""
+    names = ("cpu.txt", "cuda.txt") if device == "cuda" else ("cpu.txt",)
+    locks = [LOCKS / name for name in names if (LOCKS / name).is_file()]
+    pins = [line.split("#")[0].strip() for lock in locks for line in lock.read_text().splitlines() if "==" in line]
+    other = []
+    for pin in pins:
+        name, _, wanted = pin.partition("==")
+        found = _version(name)
+        if found is None or found.partition("+")[0] != wanted:
+            other.append(f"{name} {found or 'missing'}, tested {wanted}")
+    if other:
+        yield warning("packages", f"not the tested versions: {'; '.join(other)}", REINSTALL)
+    else:
+        yield ok("packages", f"{len(pins)} as tested" if pins else f"{count} requirements are met")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def plugin() -> Iterator[Finding]:
+    """SGLang finds us by entry points."""
+    from outrider.server.engine.engine import load_plugin
+    from outrider.server.errors import UserError
+
+    os.environ.setdefault("SGLANG_PLUGINS", "outrider")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of hardware that is not here
+            load_plugin()
+    except UserError as error:
+        remedy = "unset SGLANG_PLUGINS and SGLANG_PLATFORM; then `pip install --no-deps .` again"
+        yield problem("plugin", str(error), remedy)
+    except Exception as error:  # an SGLang that is broken, or another than ours
+        yield problem("plugin", f"SGLang cannot be imported: {' '.join(str(error).split())}", REINSTALL)
+    else:
+        yield ok("plugin", f"loaded by SGLang {_version('sglang')}")
+
+
+def kernels() -> Iterator[Finding]:
+    """Compiler and compiled CPU kernels; compiles them if that was not done yet, half a minute."""
+    from outrider.kernels.cpu import build, native
+    from outrider.server.engine import hardware
+    from outrider.server.errors import UserError
+
+    try:
+        compiler = build.find_compiler()
+    except build.BuildError:
+        compiler = ""
+    else:
+        shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        yield ok("compiler", (shown.stdout.splitlines() or [compiler])[0])
+    if os.environ.get("OUTRIDER_CPU_KERNELS", "1") == "0":
+        yield warning("kernels", "switched off: plain torch, which is slower", "unset OUTRIDER_CPU_KERNELS")
+        return
+    try:
+        chosen, runs = hardware.instruction_set(), native.available()
+    except UserError as error:
+        yield problem("kernels", str(error), "unset OUTRIDER_CPU_INSTRUCTION_SET, or name one of those")
+        return
+    if not runs:
+        yield from _no_kernels(compiler)
+        return
+    library = build.library(tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split()))
+    forced = os.environ.get("OUTRIDER_CPU_INSTRUCTION_SET")
+    if forced:
+        remedy = "unset OUTRIDER_CPU_INSTRUCTION_SET for the best that the processor runs"
+        yield warning("kernels", f"{chosen}, forced; {library}", remedy)
+    elif chosen == "scalar":
+        yield warning(
+            "kernels", f"{chosen}: this processor, or its virtual machine, shows no AVX2", "pass the host's CPU"
+        )
+    else:
+        yield ok("kernels", f"{chosen}; {library}")
+
+
+def _no_kernels(compiler: str) -> Iterator[Finding]:
+    from outrider.kernels.cpu import build
+
+    try:
+        build.library()
+    except build.BuildError as error:
+        reason = " ".join(str(error).split())
+    else:
+        reason = "the compiled library cannot be loaded"
+    remedy = "look at OUTRIDER_CACHE and CXX" if compiler else "install a C++ compiler: `apt-get install g++`"
+    yield warning("kernels", f"plain torch is used, which is slower: {reason}", remedy)

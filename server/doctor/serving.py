@@ -1,0 +1,135 @@
+"""What a server with these flags would serve: model, drafter, memory it takes, profile and address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider.profiles import store
+from outrider.server.doctor.finding import Finding, ok, problem, warning
+from outrider.server.doctor.machine import gib
+from outrider.server.engine import checkpoints, memory, profile_lookup, quantized, target
+from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, Settings
+from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+"""One of them makes a tokenizer."""
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """From the model on, as long as what the next check needs is right."""
+    yield from address(settings)
+    try:
+        model = target.find(settings.model)
+        quantized.check(settings, model)
+        weights = target.weight_bytes(model, None)
+    except UserError as error:
+        yield problem("model", str(error), "name a model's folder, GGUF file or hub name with --model, or leave it out")
+        return
+    if lacking := _lacks(model):
+        yield problem("model", f"{model.path}: {lacking}", "fetch it again, or name another with --model")
+        return
+    yield ok(
+        "model", f"{model.name}, {f'{gib(weights)} of weights, ' if weights else ''}context {model.context_length}"
+    )
+    try:
+        settings = checkpoints.with_drafter_path(settings, model)
+    except UserError as error:
+        yield problem("drafter", str(error), "--drafter ngram needs no training")
+        return
+    drafter = list(_drafter(settings, model))
+    yield from drafter
+    try:
+        plan = memory.plan(settings, model)
+    except UserError as error:
+        yield problem("model memory", str(error), "serve a smaller model or one in 4 bits (GGUF), or free memory")
+        return
+    tokens = plan.max_total_tokens
+    yield ok("model memory", f"fits, with a KV cache of {tokens} tokens" if tokens else "fits; SGLang sizes the cache")
+    if not any(finding.remedy for finding in drafter):
+        yield from _profile(settings, model)
+
+
+def _lacks(model: Model) -> str:
+    """What is missing of a model on this machine; a model on the hub may still be there."""
+    folder = model.folder or _cached(model.path)
+    if folder is None:
+        return "its weights are not in the local cache of the hub, so that it needs the network to start"
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return f"it has no tokenizer ({', '.join(TOKENIZER_FILES)})"
+    return ""
+
+
+def _cached(name: str) -> Path | None:
+    """Folder of a hub model whose weights are all there; asks no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if any(next(folder.glob(pattern), None) for pattern in target.WEIGHT_FILES) else None
+
+
+def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
+    if settings.drafter not in CHECKPOINT_DRAFTERS:
+        yield ok("drafter", "none" if settings.drafter == "off" else f"{settings.drafter}, which needs no weights")
+        return
+    from safetensors import SafetensorError
+
+    from outrider.drafters.block import checkpoint
+    from outrider.drafters.block.config import BlockConfig, CheckpointError
+
+    folder = str(settings.drafter_path)
+    try:
+        checkpoint.check_target(BlockConfig.read(folder), model.config)
+        checkpoint.load(folder)
+    except (CheckpointError, SafetensorError, OSError, ValueError) as error:
+        remedy = f"train one: `outrider train {settings.drafter} --target {model.path}`; or --drafter ngram"
+        yield problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
+    else:
+        yield ok("drafter", f"{settings.drafter}, {folder}")
+
+
+def _profile(settings: Settings, model: Model) -> Iterator[Finding]:
+    try:
+        found, unmeasured = profile_lookup.with_profile(settings, model)
+    except UserError as error:
+        yield problem("profile", str(error), "leave --profile out, or measure one: `outrider tune`")
+        return
+    if found.profile is None:
+        yield ok("profile", "none is needed")
+    elif not unmeasured:
+        profile = store.read(Path(found.profile))
+        kind = "thorough" if profile.thorough else "a quick one, refined in idle time"
+        yield ok("profile", f"{profile.name}, {kind}, measured {profile.measured_at}")
+    else:
+        yield warning("profile", _why_none_fits(settings, model), "`outrider tune` (else the next start measures one)")
+
+
+def _why_none_fits(settings: Settings, model: Model) -> str:
+    """Of the profile that differs least, where."""
+    here = profile_lookup.fingerprint(settings, model)
+    known = [profile for root in profile_lookup.roots() for profile in store.readable(root)]
+    if not known:
+        return "none is there"
+    nearest = min(known, key=lambda profile: len(profile.fingerprint.differences(here)))
+    return f"none fits; the nearest, {nearest.name}, has {'; '.join(nearest.fingerprint.differences(here))}"
+
+
+def address(settings: Settings) -> Iterator[Finding]:
+    """Whether a server with these settings could listen, and who could ask it."""
+    from outrider.server.http import listen
+
+    where = f"{settings.host}:{settings.port}"
+    try:
+        listen.bind(settings.host, settings.port).close()
+    except UserError as error:
+        yield problem("address", str(error), "name a free --port, or end what listens there: `ss -ltnp`")
+        return
+    if settings.api_key is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        yield warning("address", f"{where} is free; whoever reaches it may use it", "give it a key: OUTRIDER_API_KEY")
+    else:
+        yield ok("address", f"{where} is free")

@@ -1,0 +1,144 @@
+"""What `deploy/` starts, this version understands: flags, routes, times and names agree with the program.
+
+Schemas and linters, which need packages of their own, and the images are `make check-deploy`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from outrider.server.cli import serve
+from outrider.server.engine.settings import Settings
+from outrider.server.http.gate import OPEN_PATHS
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
+OVERLAYS = sorted(path.parent for path in (DEPLOY / "kubernetes/overlays").glob("*/kustomization.yaml"))
+ANY_ADDRESS = "0.0.0.0"
+
+
+def settings(command: list[str]) -> Settings:
+    """Of a server that is started so."""
+    assert command.pop(0) == "serve"
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    serve.add_arguments(parser)
+    return serve.settings_of(parser.parse_args(command))
+
+
+def instructions(dockerfile: Path) -> dict[str, str]:
+    """The last instruction of each kind, continued lines joined."""
+    text = dockerfile.read_text().replace("\\\n", " ")
+    return dict(re.findall(r"^([A-Z]+) (.*)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_an_image_serves_and_is_asked_whether_it_does(dockerfile: Path) -> None:
+    found = instructions(dockerfile)
+    server = settings(json.loads(found["CMD"]))
+    assert server.host == ANY_ADDRESS
+    assert found["EXPOSE"] == str(server.port)
+    assert found["USER"].isdigit()
+    assert found["USER"] != "0"
+    (path,) = re.findall(rf"http://127.0.0.1:{server.port}(/\w+)", found["HEALTHCHECK"])
+    assert path in OPEN_PATHS
+
+
+def test_compose_starts_what_is_there() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
+    service = compose["services"]["server"]
+    server = settings(list(service["command"]))
+    assert server.host == ANY_ADDRESS
+    assert int(service["stop_grace_period"].removesuffix("s")) > server.drain_seconds
+    build = service["build"]
+    assert (DEPLOY / "compose" / build["context"] / build["dockerfile"]).is_file()
+    for each in compose["services"].values():  # reached from this machine alone
+        assert all(port.startswith("127.0.0.1:") for port in each["ports"])
+
+
+@pytest.fixture(scope="module", params=OVERLAYS, ids=lambda path: path.name)
+def objects(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What an overlay comes to, by kind."""
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(request.param)]
+    elif shutil.which("kustomize"):
+        command = ["kustomize", "build", str(request.param)]
+    else:
+        pytest.skip("needs kubectl or kustomize")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {found["kind"]: found for found in yaml.safe_load_all(done.stdout)}
+
+
+def test_a_pod_has_time_to_start_and_to_drain(objects: dict[str, Any]) -> None:
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    server = settings(list(container["args"]))
+    assert server.host == ANY_ADDRESS
+    assert {port["name"]: port["containerPort"] for port in container["ports"]}["http"] == server.port
+    for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+        assert path in OPEN_PATHS
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pause + server.drain_seconds
+
+
+def test_a_pod_may_do_little(objects: dict[str, Any]) -> None:
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert str(pod["securityContext"]["runAsUser"]) == instructions(DOCKERFILES[0])["USER"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert {"name": "OUTRIDER_API_KEY", "valueFrom": {"secretKeyRef": {"name": "outrider", "key": "api-key"}}} in (
+        container["env"]
+    )
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted >= {"/tmp", "/var/cache/outrider"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_everything_is_about_the_same_pods(objects: dict[str, Any]) -> None:
+    labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        objects["Deployment"]["spec"]["selector"]["matchLabels"],
+        objects["Service"]["spec"]["selector"],
+        objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector and selector.items() <= labels.items() for selector in selectors)
+
+
+def test_the_autoscaler_asks_for_metrics_that_are_made(objects: dict[str, Any]) -> None:
+    if "HorizontalPodAutoscaler" not in objects:
+        assert objects["Deployment"]["spec"]["replicas"] >= 1
+        return
+    scaler = objects["HorizontalPodAutoscaler"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == objects["Deployment"]["metadata"]["name"]
+    assert "replicas" not in objects["Deployment"]["spec"]
+    adapter = yaml.safe_load((DEPLOY / "kubernetes/components/autoscaling/metrics.yaml").read_text())
+    made = {rule["name"]["as"] for rule in adapter["rules"]["custom"]}
+    assert {metric["pods"]["metric"]["name"] for metric in scaler["metrics"]} == made
+
+
+def test_the_unit_starts_a_server_and_lets_it_drain(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd/outrider.service").read_text()
+    values = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    program, *command = shlex.split(values["ExecStart"])
+    assert int(values["TimeoutStopSec"]) > settings(command).drain_seconds
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    unit = tmp_path / "outrider.service"
+    unit.write_text(text.replace(program, shutil.which("true") or ""))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], env=os.environ | {"SYSTEMD_LOG_LEVEL": "warning"}, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,225 @@
+"""`outrider doctor` names what is broken, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+from running import OUTRIDER, environment, free_port
+from safetensors.torch import save_file
+
+from outrider.server.doctor import installation, machine, serving
+from outrider.server.doctor.finding import Finding, Status
+from outrider.server.engine import checkpoints, hardware, topology
+from outrider.server.engine.settings import Settings
+from outrider.server.engine.topology import Core, Topology
+
+SOURCES = Path(__file__).parents[3] / ".src"
+
+
+def only(findings: Iterable[Finding], status: Status) -> Finding:
+    """The one finding; whatever is not right comes with a remedy."""
+    (found,) = findings
+    assert found.status is status, found
+    assert bool(found.remedy) == (status is not Status.OK)
+    return found
+
+
+def last(findings: Iterable[Finding], status: Status) -> Finding:
+    return only(list(findings)[-1:], status)
+
+
+@pytest.mark.skipif(hardware.has_gpu(), reason="a GPU machine compiles no kernels")
+def test_all_that_is_broken_is_named_beside_what_is_sound(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [OUTRIDER, "doctor", "--json", "--port", port]
+        env = environment(CXX="no-such-compiler", OUTRIDER_CACHE=str(tmp_path))
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    found = {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
+    sound = {subject for subject, finding in found.items() if finding["status"] == "ok"}
+    assert sound >= {"python", "cache", "temporary", "gpu", "plugin", "model", "drafter", "model memory"}
+    assert found["address"]["status"] == "problem"
+    assert port in found["address"]["message"]
+    assert found["kernels"]["status"] == "warning"
+    assert "no C++ compiler" in found["kernels"]["message"]
+    assert "apt-get install g++" in found["kernels"]["remedy"]
+    assert found["profile"]["status"] == "warning"
+    assert "here 'none'" in found["profile"]["message"]  # the instruction set
+
+
+def test_without_its_packages_it_still_speaks(tmp_path: Path) -> None:
+    """A Python that has Outrider's metadata, and nothing that it needs."""
+    ours = Path(str(distribution("outrider").locate_file(""))).glob("outrider-*.dist-info")
+    shutil.copytree(next(ours), tmp_path / "outrider-0.dist-info")
+    code = f"import sys; sys.path += [{str(SOURCES)!r}, {str(tmp_path)!r}]; from outrider.server.cli import main; "
+    code += "sys.exit(main.main(['doctor', '--json']))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)["findings"][-1]
+    assert (found["subject"], found["status"]) == ("packages", "problem")
+    assert "packaging" in found["message"]
+    assert "make clean install" in found["remedy"]
+
+
+def test_packages_that_are_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "requires", lambda name: ["no-such-package>=2", "numpy<1", "never; extra == 'x'"])
+    missing, unfit = installation.packages("cpu")
+    assert missing.status is unfit.status is Status.PROBLEM
+    assert missing.message == "missing: no-such-package>=2"
+    assert "needed <1" in unfit.message
+
+
+def test_a_package_that_is_there_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_a_torch.py").write_text("raise OSError('libtorch.so: file too short')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(installation, "IMPORTED", ("half_a_torch",))
+    assert "file too short" in only(installation.packages("cpu"), Status.PROBLEM).message
+
+
+def test_versions_that_are_not_the_tested_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.txt").write_text("# pins\nnumpy==0.0.1\n")
+    monkeypatch.setattr(installation, "LOCKS", tmp_path)
+    assert "tested 0.0.1" in only(installation.packages("cpu"), Status.WARNING).message
+
+
+def test_kernels_that_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CPU_KERNELS", "0")
+    assert "OUTRIDER_CPU_KERNELS" in last(installation.kernels(), Status.WARNING).remedy
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads", "said"), [(1.5, "", "a quota of 1.5"), (None, "64", "OMP_NUM_THREADS=64")]
+)
+def test_processors_that_are_not_what_they_seem(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, threads: str, said: str
+) -> None:
+    monkeypatch.setattr(topology, "here", lambda: Topology((Core(0, (0,)), Core(0, (1,))), quota))
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert said in only(machine.processors(), Status.WARNING).message
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", "/proc/outrider")
+    assert "OUTRIDER_CACHE" in only(machine.cache(), Status.PROBLEM).remedy
+
+
+def test_a_cache_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(machine, "CACHE_BYTES", 1 << 60)
+    assert "make room" in only(machine.cache(), Status.PROBLEM).remedy
+
+
+def test_a_temporary_folder_whose_path_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert "TMPDIR" in only(machine.temporary(), Status.PROBLEM).remedy
+
+
+def test_few_open_files() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        assert "at most 1024" in only(machine.files(), Status.WARNING).message
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_clock_that_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.time, "time", lambda: 0.0)
+    assert "timedatectl" in only(machine.clock(), Status.PROBLEM).remedy
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="needs torch for CPUs")
+def test_a_gpu_with_packages_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        '#!/bin/sh\ncase "$1" in -L) echo "GPU 0: One";; *name*) echo One;; *driver*) echo 999;; *) echo 80000;; esac\n'
+    )
+    (tmp_path / "nvidia-smi").write_text(script)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    hardware.gpu_count.cache_clear()
+    try:
+        found = only(machine.gpu(Settings()), Status.PROBLEM)
+    finally:
+        hardware.gpu_count.cache_clear()
+    assert "One, driver 999" in found.message
+    assert "OUTRIDER_DEVICE=cuda" in found.remedy
+
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def model_folder(folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 100, "model_type": "llama"}))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"weight": torch.zeros(4, 4)}, folder / "model.safetensors")
+    return folder
+
+
+def test_models_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(model: str) -> str:
+        found = last(serving.examine(Settings(model=model, port=free_port(), drafter="ngram")), Status.PROBLEM)
+        assert found.subject == "model"
+        return found.message
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "does not exist" in said(str(tmp_path / "none"))
+    assert "local cache" in said("nobody/no-such-model")
+    folder = model_folder(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    assert "no tokenizer" in said(str(folder))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert "not a complete safetensors file" in said(str(folder))
+
+
+def test_a_drafter_of_another_model(tmp_path: Path) -> None:
+    another = str(checkpoints.WEIGHTS / "smollm2-135m-instruct" / "dspark")
+    settings = Settings(model=str(model_folder(tmp_path)), port=free_port(), drafter="dspark", drafter_path=another)
+    found = {finding.subject: finding for finding in serving.examine(settings)}
+    assert found["drafter"].status is Status.PROBLEM
+    assert "hidden_size is 64" in found["drafter"].message
+    assert "outrider train dspark" in found["drafter"].remedy
+
+
+def test_a_damaged_drafter(tmp_path: Path) -> None:
+    folder = tmp_path / "drafter"
+    shutil.copytree(checkpoints.WEIGHTS / "smollm2-135m-instruct" / "dspark", folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: 1 << 16])
+    found = {
+        f.subject: f for f in serving.examine(Settings(port=free_port(), drafter="dspark", drafter_path=str(folder)))
+    }
+    assert found["drafter"].status is Status.PROBLEM
+
+
+def test_a_profile_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    found = last(serving.examine(Settings(port=free_port(), gamma=5)), Status.WARNING)
+    assert "none fits; the nearest, smollm2-135m-instruct-dspark" in found.message
+    assert "gamma: 7, here 5" in found.message
+
+
+def test_a_cache_of_tokens_that_memory_does_not_hold() -> None:
+    found = last(serving.examine(Settings(port=free_port(), max_total_tokens=1 << 39)), Status.PROBLEM)
+    assert "too little memory" in found.message
+
+
+def test_an_open_door_is_pointed_out() -> None:
+    assert "OUTRIDER_API_KEY" in next(serving.address(Settings(host="0.0.0.0", port=free_port()))).remedy
+    assert next(serving.address(Settings(host="0.0.0.0", port=free_port(), api_key="k"))).status is Status.OK
