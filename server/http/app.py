@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
-from outrider.server.http import errors
+from outrider.server.http import errors, openapi
 from outrider.server.http.gate import Gate
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.metrics import HttpMetrics
@@ -38,5 +38,6 @@ def build(
     openai.install(app, engine, lifecycle, limits)
     health.install(app, engine, lifecycle)
     tune.install(app, resolved, engine, lifecycle, limits)
+    openapi.install(app, limits, has_key=bool(settings.api_key))
     app.add_middleware(Gate, api_key=settings.api_key, lifecycle=lifecycle, metrics=HttpMetrics())
     return app

@@ -10,7 +10,17 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, g
 
 # Anything else is counted as "other": clients choose paths, and must not choose how many series there are.
 PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/metrics", "/outrider/tune"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/outrider/tune",
+        "/docs",
+        "/openapi.json",
+    }
 )
 
 

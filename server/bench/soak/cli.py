@@ -23,7 +23,6 @@ import random
 import re
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import outrider.profiles
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     harness.check_outputs(args)
     soak = asyncio.run(_soak(args))
     print(soak.table())
-    harness.write_json(args.json, asdict(soak))
+    harness.write_json(args.json, soak.plain())
     if args.plot:
         with pictures.figure(args.plot) as figure:
             report.plot(soak, figure)

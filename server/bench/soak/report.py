@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,6 +68,20 @@ class Soak:
                 per_minute=float(np.polyfit(minutes, memory, 1)[0]),
             )
         return found
+
+    def plain(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        counts = {field.name: getattr(self.counts, field.name) for field in fields(self.counts)}
+        return {
+            "faults": self.faults(),
+            "seconds": self.seconds,
+            "warm_up": self.warm_up,
+            "counts": {name: dict(value) if isinstance(value, Counter) else value for name, value in counts.items()},
+            "emptied": self.emptied,
+            "held": self.held,
+            "growth": {name: asdict(growth) for name, growth in self.growth().items()},
+            "samples": [asdict(sample) for sample in self.samples],
+        }
 
     def faults(self) -> list[str]:
         """What must not happen, and did."""
