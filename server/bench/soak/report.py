@@ -16,16 +16,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+LOW = 10
+"""Percentile of memory over a tenth of the time that counts as held. Above it is what a step works with: the logits
+of a batch, and their sorted copies where requests sample, are hundreds of MB that come and go between two samples."""
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory of one process, MB: at first, when the warm-up ended, at the end; the largest; anonymous at the end."""
+    """Memory of one process, MB. first, warm, last: held at first, when the warm-up ended and at the end, see LOW.
+
+    largest: of any sample after the warm-up. anonymous: at the end, what is no file's.
+    """
 
     first: float
     warm: float
     last: float
     largest: float
     anonymous: float
-    per_minute: float
 
     @property
     def after_warm_up(self) -> float:
@@ -57,15 +64,14 @@ class Soak:
             kept = [sample for sample in warm if name in sample.resident]
             if kept[-1] is not warm[-1]:
                 continue
-            minutes, memory = (np.array(v) for v in ([s.seconds / 60 for s in kept], [s.resident[name] for s in kept]))
-            few = max(1, len(kept) // 10)  # medians, so that no single sample decides
+            memory = [sample.resident[name] for sample in kept]
+            few = max(1, len(memory) // 10)
             found[name] = Growth(
                 first=self.samples[0].resident.get(name, 0.0),
-                warm=float(np.median(memory[:few])),
-                last=float(np.median(memory[-few:])),
-                largest=float(memory.max()),
+                warm=float(np.percentile(memory[:few], LOW)),
+                last=float(np.percentile(memory[-few:], LOW)),
+                largest=max(memory),
                 anonymous=kept[-1].anonymous[name],
-                per_minute=float(np.polyfit(minutes, memory, 1)[0]),
             )
         return found
 
@@ -111,12 +117,9 @@ class Soak:
             self._cache_line(),
         ]
         if growth := self.growth():
-            lines.append(
-                f"{'memory, MB':>16} {'first':>8} {'warm':>8} {'last':>8} {'largest':>8} {'anonymous':>9} {'MB/min':>7}"
-            )
+            lines.append(f"{'memory, MB':>16} {'first':>8} {'warm':>8} {'last':>8} {'largest':>8} {'anonymous':>9}")
             lines += [
                 f"{name:>16} {g.first:8.1f} {g.warm:8.1f} {g.last:8.1f} {g.largest:8.1f} {g.anonymous:9.1f}"
-                f" {g.per_minute:7.2f}"
                 for name, g in growth.items()
             ]
         lines += [f"  {example}" for example in counts.examples]

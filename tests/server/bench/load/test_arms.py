@@ -1,4 +1,4 @@
-"""What `outrider bench load` sums up and shows of answers."""
+"""What `outrider bench load` sums up and shows of the arms on its own engine."""
 
 from __future__ import annotations
 
