@@ -19,6 +19,9 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK_SECONDS = 30
 """How long questions about the server itself may take: which model it has, its metrics."""
 
+LINE_BYTES = 1 << 20
+"""Longest event of a stream; one with the logprobs of a long prompt is large."""
+
 
 @dataclass(slots=True)
 class Reply:
@@ -100,8 +103,8 @@ async def connect(url: str, key: str | None = None, model: str | None = None) ->
         raise UserError(f"--url {url}: give it as http://HOST:PORT")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     connector = aiohttp.TCPConnector(limit=0)  # as many connections as there are requests in flight
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
+    options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": LINE_BYTES}
+    async with aiohttp.ClientSession(headers=headers, connector=connector, **options) as session:
         yield Remote(url, model or await _first_model(session, url), session)
 
 

@@ -7,8 +7,8 @@ on this machine is read all the while. At the end the cache of a server that tel
 become empty.
 
 It ends with 1 where there was any 5xx, broken answer, changed answer or answer against its schema, where the cache did
-not become empty, or where memory grew by more than --most-growth after the warm-up. Without speculation's batching,
-rounding may change an answer of other servers under load; --compare off leaves that out.
+not become empty, or where memory grew by more than --most-growth after the warm-up. A server whose rounding depends on
+what else is in its batch changes some answers: with --no-compare they are counted and are no fault.
 
 example:
   outrider bench soak --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json --plot soak.png
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--new-tokens", type=int, default=96, metavar="N", help="longest greedy answer (default: %(default)s)")
     add("--concurrency", type=int, default=64, metavar="N", help="requests in flight (default: %(default)s)")
     add("--minutes", type=float, default=30.0, metavar="M", help="of load (default: %(default)g)")
+    add("--no-compare", action="store_true", help="a changed answer is no fault")
     add("--warm-up", type=float, metavar="M", help="minutes in which memory may grow (default: a third of --minutes)")
     add("--most-growth", type=float, default=32.0, metavar="MB", help="after the warm-up (default: %(default)g)")
     add("--timeout", type=float, default=600.0, metavar="S", help="for one answer (default: %(default)g s)")
@@ -113,7 +114,7 @@ async def _soak(args: argparse.Namespace) -> Soak:
         empty, held = await _becomes_empty(server)
         watch.cancel()
     warm_up = seconds / 3 if args.warm_up is None else args.warm_up * 60
-    return Soak(counts, samples, pressed, warm_up, args.most_growth, empty, held)
+    return Soak(counts, samples, pressed, warm_up, args.most_growth, not args.no_compare, empty, held)
 
 
 async def _watch(watched: Watched | None, samples: list[Sample], counts: Counts) -> None:
