@@ -15,10 +15,16 @@ from fastapi_swagger import patch_fastapi
 from pydantic import BaseModel, TypeAdapter
 
 from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
+from outrider.server.http.requests import ROLES
 from outrider.server.http.validation import BIAS_LIMIT, MAX_STOPS, MAX_TOP_LOGPROBS, Limits
 from outrider.server.tune.request import TuneRequest
 
 REF = "#/components/schemas/{model}"
+NOT_SERVED = (
+    *(f"ChatCompletionMessageContent{kind}" for kind in ("Image", "Video", "Audio", "ToolReference", "Thinking")),
+    *("LegacyStructuralTag", "StructuralTag"),
+)
+"""How the names of SGLang's models begin that no request may hold."""
 DESCRIPTION = """\
 OpenAI's routes, and a few of Outrider's. What a request may not carry is refused, and the error says why."""
 
@@ -90,10 +96,11 @@ def _document(app: FastAPI, limits: Limits, has_key: bool) -> dict[str, Any]:
 def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
     """The schema of a kind of request, and those that it refers to, by name."""
     schema = kind.model.model_json_schema(ref_template=REF)
-    named = schema.pop("$defs")
+    named = _served(schema.pop("$defs"))
+    schema = _served(schema)
     required = schema.get("required", [])
     properties = {name: field for name, field in schema["properties"].items() if name in kind.fields}
-    for name, bounds in _bounds(limits).items():
+    for name, bounds in _bounds(kind, limits).items():
         if name in properties:
             properties[name] = _bounded(properties[name], bounds)
     for name, field in properties.items():
@@ -107,18 +114,37 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
     for nested in named.values():
         if "properties" in nested:
             nested.setdefault("additionalProperties", False)
+            if "enum" in (role := nested["properties"].get("role", {})):
+                role["enum"] = [name for name in role["enum"] if name in ROLES]
     return {kind.model.__name__: schema} | named
 
 
-def _bounds(limits: Limits) -> dict[str, dict[str, Any]]:
+def _served(schema: Any) -> Any:
+    """The schema without alternatives that SGLang's models take and `requests` and `grammars` refuse."""
+    if isinstance(schema, list):
+        return [_served(one) for one in schema if not (isinstance(one, dict) and _name(one).startswith(NOT_SERVED))]
+    if isinstance(schema, dict):
+        return {key: _served(value) for key, value in schema.items() if key != "discriminator"}
+    return schema
+
+
+def _name(schema: dict[str, Any]) -> str:
+    """Of the schema that this one refers to; empty where it refers to none."""
+    return str(schema.get("$ref", "")).rpartition("/")[2]
+
+
+def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
     """What `validation.check` asks beyond types, by field."""
-    answer = {"minimum": 1, "maximum": limits.context_length - 1}
+    answer = {"minimum": 1 if kind is CHAT else 0, "maximum": limits.context_length - 1}
     logprobs = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
     return {
         "n": {"minimum": 1, "maximum": limits.max_choices},
         "max_tokens": answer,
         "max_completion_tokens": answer,
         "top_logprobs": logprobs,
+        "logprobs": logprobs,
+        "messages": {"minItems": 1},
+        "prompt": {"minItems": 1, "minLength": 1},
         "min_tokens_per_second": {"exclusiveMinimum": 0},
         "stop": {"maxItems": MAX_STOPS, "minLength": 1},
         "stop_token_ids": {"items": {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}},
@@ -133,6 +159,7 @@ _BOUNDED = {
     "minimum": ("integer", "number"),
     "maximum": ("integer", "number"),
     "exclusiveMinimum": ("integer", "number"),
+    "minItems": ("array",),
     "maxItems": ("array",),
     "items": ("array",),
     "minLength": ("string",),
