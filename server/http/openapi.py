@@ -20,6 +20,15 @@ from outrider.server.http.validation import BIAS_LIMIT, MAX_STOPS, MAX_TOP_LOGPR
 from outrider.server.tune.request import TuneRequest
 
 REF = "#/components/schemas/{model}"
+PATHS = frozenset(
+    {
+        "/openapi.json",
+        "/docs",
+        *(f"/swagger/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")),
+    }
+)
+"""What is needed to read the description. No browser could send a key for them, and they tell of this version and not
+of who uses this server; the page asks for the key to try a request."""
 NOT_SERVED = (
     *(f"ChatCompletionMessageContent{kind}" for kind in ("Image", "Video", "Audio", "ToolReference", "Thinking")),
     *("LegacyStructuralTag", "StructuralTag"),
@@ -60,7 +69,7 @@ def answers(model: type[BaseModel] | None = None, *, kind: str = "", says: str =
 
 
 def install(app: FastAPI, limits: Limits, has_key: bool) -> None:
-    """Add both routes; they are behind the key, as all are."""
+    """Add both routes, which need no key (see `PATHS`); has_key: the others do."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -79,6 +88,8 @@ def _document(app: FastAPI, limits: Limits, has_key: bool) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     for kind in (CHAT, TEXT):
         schemas |= _request_schemas(kind, limits)
+        if has_key:  # which model is served is not for everybody
+            schemas[kind.model.__name__]["properties"]["model"] = {"type": ["string", "null"]}
     schemas[TuneRequest.__name__] = TypeAdapter(TuneRequest).json_schema() | {"additionalProperties": False}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
