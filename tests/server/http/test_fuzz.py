@@ -59,7 +59,7 @@ ODD = st.one_of(
 @pytest.fixture(scope="module")
 def amount(request: pytest.FixtureRequest) -> int:
     """How much is sent."""
-    return request.config.getoption("--fuzz") or 120
+    return request.config.getoption("--fuzz") or 80
 
 
 @pytest.fixture(scope="module")
