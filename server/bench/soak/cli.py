@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, default=30.0, metavar="M", help="of load (default: %(default)g)")
     add("--no-compare", action="store_true", help="a changed answer is no fault")
     add("--warm-up", type=float, metavar="M", help="minutes in which memory may grow (default: a third of --minutes)")
-    add("--most-growth", type=float, default=32.0, metavar="MB", help="after the warm-up (default: %(default)g)")
+    add("--most-growth", type=float, default=64.0, metavar="MB", help="after the warm-up (default: %(default)g)")
     add("--timeout", type=float, default=600.0, metavar="S", help="for one answer (default: %(default)g s)")
     add("--seed", type=int, default=0, help="of the choice of requests (default: %(default)s)")
     harness.add_output_flags(parser, json="every count and memory sample", plot="memory of each process over time")
