@@ -22,7 +22,9 @@ from outrider.server.http.protocol import ChatRequest, TextRequest
 from outrider.server.plugin.options import RequestOptions
 
 # It warns of every request that asks for the logprobs of its prompt, which it can return all the same.
-logging.getLogger(serving_completions.__name__).addFilter(lambda record: "Echo is not compatible" not in record.msg)
+logging.getLogger(serving_completions.__name__).addFilter(
+    lambda record: "Echo is not compatible" not in str(record.msg)
+)
 
 
 class _Handler:
@@ -86,9 +88,8 @@ class TextHandler(_Handler, OpenAIServingCompletion):
         internal, request = super()._convert_to_internal_request(request, raw_request)
         if request.echo and request.logprobs is not None:
             internal.logprob_start_len = 0
-            request.logprobs = max(
-                1, request.logprobs
-            )  # how many is in `internal`; SGLang reads 0 as none of the prompt
+            # `internal` knows how many there are; here SGLang would take 0 for none of the prompt.
+            request.logprobs = max(1, request.logprobs)
         if nothing_new:
             request.max_tokens = 0
         return internal, request

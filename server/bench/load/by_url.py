@@ -102,23 +102,20 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _arrivals(args: argparse.Namespace) -> dict[str, Any]:
+    if sum(given is not None for given in (args.concurrency, args.rate, args.trace)) > 1:
+        raise UserError("--concurrency, --rate and --trace exclude each other")
     said: dict[str, Any] = {}
     if args.concurrency is not None:
         said |= {"kind": "closed", "concurrency": harness.positive_integers("--concurrency", args.concurrency)}
     if args.rate is not None:
-        kind = "bursts" if args.burst is not None else "poisson"
-        said |= {"kind": kind, "rate": harness.numbers_from_zero("--rate", args.rate)}
+        said |= {"kind": "poisson", "rate": harness.numbers_from_zero("--rate", args.rate)}
+    if args.burst is not None:
+        said |= {"kind": "bursts", "size": args.burst}
     if args.trace is not None:
         said |= {"kind": "trace", "file": str(args.trace.absolute())}
-    if sum(given is not None for given in (args.concurrency, args.rate, args.trace)) > 1:
-        raise UserError("--concurrency, --rate and --trace exclude each other")
-    if args.burst is not None:
-        said["size"] = args.burst
     if args.speed is not None:
-        said["speed"] = harness.numbers_from_zero("--speed", args.speed)
-    if args.arrivals is not None:
-        said["kind"] = args.arrivals
-    return said
+        said |= {"kind": "trace", "speed": harness.numbers_from_zero("--speed", args.speed)}
+    return said if args.arrivals is None else said | {"kind": args.arrivals}
 
 
 def _objectives(words: list[str]) -> dict[str, float]:
