@@ -77,3 +77,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="all prompts one at a time as well, which takes long on a CPU"
     )
+    parser.addoption("--fuzz", type=int, metavar="N", help="malformed requests in tests/server/http/test_fuzz.py")

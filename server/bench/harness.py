@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from outrider.server import pictures
+from outrider.server.engine.flags import Flags
 from outrider.server.errors import UserError
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise UserError(f"--{name.replace('_', '-')} is at least 1, not {value}")
 
 
-def add_output_flags(parser: argparse.ArgumentParser, *, json: str = "every measurement", plot: str = "") -> None:
+def add_output_flags(parser: Flags, *, json: str = "every measurement", plot: str = "") -> None:
     """--json and, with a description of the picture, --plot."""
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {json} there as well")
     if plot:
@@ -64,7 +65,7 @@ def add_output_flags(parser: argparse.ArgumentParser, *, json: str = "every meas
 def check_outputs(args: argparse.Namespace) -> None:
     """Before a long measurement: raise UserError where its files could not be written."""
     plot = getattr(args, "plot", None)
-    for flag, path in (("--json", args.json), ("--plot", plot)):
+    for flag, path in (("--json", args.json), ("--csv", getattr(args, "csv", None)), ("--plot", plot)):
         if path and not path.absolute().parent.is_dir():
             raise UserError(f"{flag} {path}: the folder {path.parent} does not exist")
     if plot:

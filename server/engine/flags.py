@@ -72,7 +72,7 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
     )
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, drafter: bool) -> None:
+def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
     """The flags of a command that measures an engine; drafter: it drafts, so who does can be chosen."""
     add_target_flags(parser)
     if drafter:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
-from outrider.server.http import errors
+from outrider.server.http import errors, openapi
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
 from outrider.server.http.lifecycle import Lifecycle
@@ -41,6 +41,7 @@ def build(
     openai.install(app, engine, lifecycle, limits)
     health.install(app, engine, lifecycle)
     tune.install(app, resolved, engine, lifecycle, limits)
+    openapi.install(app, limits, has_key=bool(settings.api_key))
     app.add_middleware(Gate, api_key=settings.api_key, lifecycle=lifecycle)
     about = {"version": version("outrider"), "model": limits.model, "device": settings.resolved_device}
     about |= {"drafter": settings.drafter, "planner": settings.planner, "engines": str(settings.resolved_engines)}

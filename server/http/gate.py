@@ -6,11 +6,12 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.server.http import openapi
 from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
 
-# Probes carry no key.
-OPEN_PATHS = frozenset({"/health", "/ready"})
+# Probes carry no key, nor do browsers that open a page.
+OPEN_PATHS = frozenset({"/health", "/ready"}) | openapi.PATHS
 
 
 class Gate:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from sglang.srt.entrypoints.openai import serving_completions
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -19,6 +21,11 @@ from outrider.server.http import watch
 from outrider.server.http.errors import code_for, error_body
 from outrider.server.http.protocol import ChatRequest, TextRequest
 from outrider.server.plugin.options import RequestOptions
+
+# It warns of every request that asks for the logprobs of its prompt, which it can return all the same.
+logging.getLogger(serving_completions.__name__).addFilter(
+    lambda record: "Echo is not compatible" not in str(record.msg)
+)
 
 
 class _Handler:
@@ -71,7 +78,38 @@ class ChatHandler(_Handler, OpenAIServingChat):
 
 
 class TextHandler(_Handler, OpenAIServingCompletion):
-    """/v1/completions"""
+    """/v1/completions
+
+    With `echo` and `logprobs` the prompt's own come first, each of a token given those before it; the first has none.
+    With `max_tokens` 0 nothing follows: SGLang draws a token all the same, and it is dropped here.
+    """
+
+    def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
+        nothing_new = request.max_tokens == 0
+        if nothing_new:
+            request.max_tokens = 1
+        internal, request = super()._convert_to_internal_request(request, raw_request)
+        if request.echo and request.logprobs is not None:
+            internal.logprob_start_len = 0
+            # `internal` knows how many there are; here SGLang would take 0 for none of the prompt.
+            request.logprobs = max(1, request.logprobs)
+        if nothing_new:
+            request.max_tokens = 0
+        return internal, request
+
+    def _build_completion_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
+        if request.max_tokens == 0:
+            for answer in ret:
+                _drop_what_followed(answer)
+        return super()._build_completion_response(request, ret, created)
+
+
+def _drop_what_followed(answer: dict[str, Any]) -> None:
+    """Leave only the prompt of an answer."""
+    answer.update(text="", output_ids=[])
+    answer["meta_info"].update(completion_tokens=0, finish_reason={"type": "length"})
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        answer["meta_info"].pop(name, None)
 
 
 async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | TextRequest, raw: Request) -> Response:

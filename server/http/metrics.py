@@ -23,7 +23,15 @@ from outrider.server.plugin.buckets import REQUEST_SECONDS, TOKEN_SECONDS
 
 ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 # Anything else is counted as "other": clients choose paths, and must not choose how many series there are.
-PATHS = ANSWERING_PATHS | {"/v1/models", "/health", "/ready", "/metrics", "/outrider/tune"}
+PATHS = ANSWERING_PATHS | {
+    "/v1/models",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/outrider/tune",
+    "/docs",
+    "/openapi.json",
+}
 OUTCOMES = ("completed", "cancelled", "refused", "overloaded", "failed")
 
 

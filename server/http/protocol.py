@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 from outrider.server.http.errors import ApiError
@@ -32,6 +32,12 @@ class ChatRequest(ChatCompletionRequest):
 class TextRequest(CompletionRequest):
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
+
+    @field_validator("max_tokens")
+    @classmethod
+    def validate_max_tokens_positive(cls, value: int | None) -> int | None:
+        """In place of SGLang's, which refuses the 0 that `validation.check` allows with `echo`."""
+        return value
 
 
 def _names(text: str) -> frozenset[str]:
@@ -58,12 +64,15 @@ TEXT_FIELDS = SHARED_FIELDS | _names("prompt echo best_of json_schema return_tok
 UNSUPPORTED = dict.fromkeys(
     _names(
         """
-        audio function_call functions metadata modalities moderation prediction prompt_cache_key
-        prompt_cache_retention safety_identifier service_tier store suffix verbosity web_search_options
+        audio function_call functions modalities moderation prompt_cache_key
+        prompt_cache_retention safety_identifier service_tier suffix verbosity web_search_options
         """
     ),
     "",
 ) | {
+    "metadata": "it is kept with stored answers, and none is stored here; leave it out",
+    "prediction": "put the expected text into a message: drafts are looked up in all of the prompt",
+    "store": "no answer is stored here; leave it out",
     "stop_regex": "a pattern could stall every other request; use stop",
     "custom_logit_processor": "requests may not bring code",
     "custom_params": "use the speculation field",

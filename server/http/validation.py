@@ -90,12 +90,6 @@ def _check_text(request: TextRequest, limits: Limits) -> None:
             param="best_of",
             code="unsupported_parameter",
         )
-    if request.echo and request.logprobs is not None:
-        raise ApiError(
-            "this server does not return logprobs of the prompt: 'echo' and 'logprobs' exclude each other",
-            param="echo",
-            code="unsupported_parameter",
-        )
 
 
 def _prompts(request: TextRequest) -> list[str] | list[list[int]]:
@@ -121,6 +115,8 @@ def _check_max_tokens(request: ChatRequest | TextRequest, limits: Limits) -> Non
     # What does not fit together with the prompt, SGLang finds out: only it has counted the prompt.
     for name in ("max_tokens", "max_completion_tokens"):
         value = getattr(request, name, None)
+        if value == 0 and isinstance(request, TextRequest) and request.echo and not request.stream:
+            continue  # nothing but the prompt, for its logprobs
         if value is not None and not 1 <= value < limits.context_length:
             raise _out_of_range(name, f"a number from 1 to {limits.context_length - 1}, within the context", value)
 

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sglang.srt.entrypoints.openai.protocol import (
+    ChatCompletionResponse,
+    CompletionResponse,
+)
 
 from outrider.server.engine.engine import Engine
-from outrider.server.http import handlers, requests
+from outrider.server.http import handlers, openapi, requests
 from outrider.server.http.errors import ApiError
 from outrider.server.http.handlers import ChatHandler, TextHandler
 from outrider.server.http.lifecycle import Lifecycle
-from outrider.server.http.protocol import CHAT, TEXT, Kind
+from outrider.server.http.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
 from outrider.server.http.validation import Limits
+
+ELSEWHERE = {
+    "/v1/responses": "this server does not keep conversations, so it has no responses API: send all messages to"
+    " POST /v1/chat/completions (client.chat.completions.create)",
+    "/v1/embeddings": "this server generates text only; ask a server of an embedding model",
+}
+"""Routes of OpenAI's that clients try, with what to do instead."""
+
+EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
+
+
+class ModelCard(BaseModel):
+    """max_model_len: tokens of prompt and answer together, as SGLang and vLLM name it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "outrider"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:
@@ -26,28 +56,35 @@ def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits) 
             raise ApiError(f"the server is {lifecycle.state.value}; try another", status=503, code="unavailable")
         return await handlers.answer(handler, await requests.receive(raw, kind, limits), raw)
 
-    @app.post("/v1/chat/completions")
+    @app.post(
+        "/v1/chat/completions",
+        openapi_extra=openapi.takes(ChatRequest),
+        responses=openapi.answers(ChatCompletionResponse, kind="text/event-stream", says=EVENTS),
+    )
     async def chat_completions(raw: Request) -> Response:
         return await complete(CHAT, chat, raw)
 
-    @app.post("/v1/completions")
+    @app.post(
+        "/v1/completions",
+        openapi_extra=openapi.takes(TextRequest),
+        responses=openapi.answers(CompletionResponse, kind="text/event-stream", says=EVENTS),
+    )
     async def text_completions(raw: Request) -> Response:
         return await complete(TEXT, text, raw)
 
-    card = {
-        "id": limits.model,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "outrider",
-        "max_model_len": limits.context_length,
-    }
+    card = ModelCard(id=limits.model, created=int(time.time()), max_model_len=limits.context_length)
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/responses", methods=["GET", "POST"], include_in_schema=False)
+    @app.api_route("/v1/embeddings", methods=["GET", "POST"], include_in_schema=False)
+    async def elsewhere(raw: Request) -> Response:
+        raise ApiError(ELSEWHERE[raw.url.path], status=404, code="unsupported_endpoint")
+
+    @app.get("/v1/models", responses=openapi.answers(ModelList))
     async def list_models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse(ModelList(data=[card]).model_dump())
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=openapi.answers(ModelCard))
     async def get_model(name: str) -> JSONResponse:
         if name != limits.model:
             raise ApiError(f"model {name!r} is not served here", status=404, param="model", code="model_not_found")
-        return JSONResponse(card)
+        return JSONResponse(card.model_dump())

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import PROFILED_PLANNERS
-from outrider.server.http import requests
+from outrider.server.http import openapi, requests
 from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.validation import Limits
@@ -27,7 +27,11 @@ def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecyc
     """Add the route; one measurement at a time, and only while nobody is served."""
     settings, busy = resolved.settings, asyncio.Lock()
 
-    @app.post("/outrider/tune")
+    @app.post(
+        "/outrider/tune",
+        openapi_extra=openapi.takes(TuneRequest),
+        responses=openapi.answers(kind="application/x-ndjson", says="a line of JSON per event, the last the result"),
+    )
     async def tune_server(raw: Request) -> StreamingResponse:
         request = await requests.receive_as(TuneRequest, raw, limits)
         if settings.drafter == "off" or settings.planner not in PROFILED_PLANNERS:

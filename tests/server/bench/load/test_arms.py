@@ -1,4 +1,4 @@
-"""What `outrider bench load` sums up and shows of answers."""
+"""What `outrider bench load` sums up and shows of the arms on its own engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.server import pictures
-from outrider.server.bench.load import Answer, Round, planned_ratio, plot, table
+from outrider.server.bench.load.arms import Answer, Round, planned_ratio, plot, table
 
 
 def test_a_round_sums_up_its_answers() -> None:

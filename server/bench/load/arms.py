@@ -1,18 +1,7 @@
-"""Throughput and latency under load: without speculation, verifying every draft, and as the planner decides.
+"""Throughput and latency of an engine of our own: without drafts, verifying every draft, and as the planner decides.
 
-A closed loop keeps --concurrency requests in flight: as one ends, the next begins. Every arm runs on the same engine,
-which an option of each request tells what to do; the arms take turns, round by round. Prompts of several files are
-mixed. With --level a third of the requests asks for a service level, and an arm "no levels" plans without being asked.
-
-The table, one row per concurrency and arm, medians over rounds:
-  tok/s       tokens per second of all requests
-  per user    tokens per second of one request after its first token, median
-  TTFT        time to first token, median and 99th percentile
-  TPOT        time per output token after the first, median and 99th percentile
-  level kept  service level attained: share of the requests with a level that got it
-
-example:
-  outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
+Arms take turns round by round on the same engine, which an option of each request tells what to do. Its table has one
+row per concurrency and arm, medians over rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +11,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +18,7 @@ import numpy as np
 from outrider.server import pictures
 from outrider.server.bench import harness
 from outrider.server.engine import client, session
-from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.flags import Flags, settings_of
 from outrider.server.engine.questions import read_mixed_questions
 from outrider.server.engine.resolve import resolve
 from outrider.server.errors import UserError
@@ -101,12 +89,12 @@ Results = dict[int, dict[str, list[Round]]]
 """{concurrency: {arm: [one per round]}}"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_engine_flags(parser, drafter=True)
-    add = parser.add_argument
-    add("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help=harness.PROMPTS_HELP)
-    add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests in flight (default: %(default)s)")
-    add("--temperature", type=float, default=0.0, help="(default: %(default)g)")
+CONCURRENCY = "1,2,4,8,16,32"
+NEW_TOKENS = 128
+
+
+def add_flags(flags: Flags) -> None:
+    add = flags.add_argument
     add(
         "--count",
         type=int,
@@ -114,16 +102,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests per round, at least; never fewer than twice those in flight (default: %(default)s)",
     )
-    add("--new-tokens", type=int, default=128, metavar="N", help="of each answer, at most (default: %(default)s)")
     add("--rounds", type=int, default=3, metavar="N", help="measurements of each arm (default: %(default)s)")
     add("--arms", nargs="+", choices=[*ARMS], default=[*ARMS], help="(default: all)")
     add("--level", type=float, metavar="X", help="service level that every third request asks for, in tokens/s")
-    harness.add_output_flags(parser, plot="throughput over speed per user")
 
 
 def run(args: argparse.Namespace) -> int:
-    concurrencies = harness.positive_integers("--concurrency", args.concurrency)
-    harness.check_positive(args, "count", "new_tokens", "rounds")
+    """Start an engine, let the arms take turns on it, print and write what was measured."""
+    if not args.prompts:
+        raise UserError("--prompts FILE… is needed without --url")
+    concurrencies = harness.positive_integers("--concurrency", args.concurrency or CONCURRENCY)
+    new_tokens = NEW_TOKENS if args.new_tokens is None else args.new_tokens
+    harness.check_positive(args, "count", "rounds")
+    if new_tokens < 1:
+        raise UserError(f"--new-tokens is at least 1, not {new_tokens}")
     if args.level is not None and args.level <= 0:
         raise UserError("--level is a number of tokens per second above 0")
     harness.check_outputs(args)
@@ -131,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies))
 
     async def measurement(engine: Engine) -> Results:
-        return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
+        load = Load(engine.tokenizer_manager, args.temperature or 0.0, new_tokens, args.level)
+        return await _measure(load, questions, concurrencies, args)
 
     results = session.run(resolve(settings), measurement)
     print(table(results))
@@ -144,13 +137,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(
-    manager: Any, questions: Sequence[str], concurrencies: Sequence[int], args: argparse.Namespace
+    load: Load, questions: Sequence[str], concurrencies: Sequence[int], args: argparse.Namespace
 ) -> Results:
     arms = {name: ARMS[name] for name in args.arms}
     if args.level and "planned" in arms:
         arms["no levels"] = arms["planned"]
     results: Results = {concurrency: {arm: [] for arm in arms} for concurrency in concurrencies}
-    load = Load(manager, args.temperature, args.new_tokens, args.level)
     await load.run(questions[:2], 1, RequestOptions(), ask_level=False)  # warm
     for number, concurrency, arm in harness.turns(args.rounds, concurrencies, list(arms)):
         count = max(args.count, 2 * concurrency)

@@ -1,0 +1,1 @@
+"""`outrider bench load`: throughput and latency under load."""

@@ -1,0 +1,75 @@
+"""Throughput and latency under load: of any OpenAI server by URL, or of an engine of our own, arm by arm.
+
+With --url or --scenario, requests go to a running server. A closed loop (--concurrency) keeps so many in flight: as one
+ends, the next begins. An open loop sends them at --rate, at random as independent users come (poisson), at fixed
+distances (fixed) or several at once (bursts), or as a trace did, however many are in flight: it shows what users wait
+where more come than can be served. Each load is one row; docs/loadtest.md explains the columns and the scenario files.
+  whole/asked  requests answered to the end, of those due in the measured time; the others are under "failures"
+  tok/s        output tokens per second of all requests, within the measured time
+  per user     tokens per second of one answer after its first token, median
+  TTFT         time to first token, from when the request was due
+  TPOT         time per output token after the first
+  E2E          time to the end of the answer
+  good         share of all requests that kept every one of --goodput's times; goodput: such requests per second
+
+Without them, an engine is started here and the arms take turns on it, round by round: "off" (no drafts), "verify all",
+"planned". Prompts of several files are mixed. With --level a third of the requests asks for a service level, "level
+kept" is the share that got it, and an arm "no levels" plans without being asked. Times are medians over the rounds.
+
+examples:
+  outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50
+  outrider bench load --scenario deploy/loadtest/chat.toml --json chat.json --csv chat.csv --plot chat.png
+  outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from outrider.server.bench import harness
+from outrider.server.bench.load import arms, by_url
+from outrider.server.engine.flags import Flags, add_engine_flags
+from outrider.server.errors import UserError
+
+SHARED = ("model",)
+"""Of an engine's flags, what a server by URL takes as well: the name that it is asked for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    both = parser.add_argument_group("both")
+    add = both.add_argument
+    add("--prompts", type=Path, nargs="+", metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--concurrency", metavar="LIST", help=f"requests in flight (default: {arms.CONCURRENCY})")
+    add("--temperature", type=float, help="(default: 0)")
+    add("--new-tokens", type=int, metavar="N", help=f"of each answer, at most (default: {arms.NEW_TOKENS})")
+    harness.add_output_flags(both, plot="throughput over speed per user")
+    of_url = _Noted(parser.add_argument_group("a server by URL"))
+    by_url.add_flags(of_url)
+    of_arms = _Noted(parser.add_argument_group("an engine of our own (--model: by URL, the name to ask for)"))
+    arms.add_flags(of_arms)
+    add_engine_flags(of_arms, drafter=True)
+    parser.set_defaults(of_url=of_url.defaults, of_arms=of_arms.defaults)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = args.url is not None or args.scenario is not None
+    others = args.of_arms if chosen else args.of_url
+    for name, (flag, default) in others.items():
+        if name not in SHARED and name != "api_key" and getattr(args, name) != default:
+            raise UserError(f"{flag} goes {'without' if chosen else 'with'} --url or --scenario")
+    return by_url.run(args) if chosen else arms.run(args)
+
+
+class _Noted:
+    """A group of flags that keeps which were added: {destination: (flag, default)}."""
+
+    def __init__(self, group: Flags) -> None:
+        self.group = group
+        self.defaults: dict[str, tuple[str, Any]] = {}
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        action = self.group.add_argument(*names, **options)
+        self.defaults[action.dest] = (names[0], action.default)
+        return action

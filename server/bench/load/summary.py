@@ -1,0 +1,105 @@
+"""What the requests at one load amount to: rates, percentiles, goodput, failures apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.server.bench.load.generate import Record
+from outrider.server.bench.load.scenario import Objectives
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and percentiles of some times, in seconds; all 0 where there are none."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    largest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if not values:
+            return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        p50, p90, p95, p99 = (float(p) for p in np.percentile(values, PERCENTILES))
+        return cls(float(np.mean(values)), p50, p90, p95, p99, max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One load. load: requests in flight, requests per second, or a trace's speed.
+
+    asked: requests due in the measured time. whole: of them, answered to the end; all times are of these.
+    failures: the others, by HTTP status or what broke.
+    throughput: output tokens per second within the measured time, each answer's spread evenly from its first to its
+    last token; those of the warm-up's requests that fall into it count. requests_per_second: ended within it.
+    per_user: tokens per second of one answer after its first token, median.
+    goodput: whole answers per second, of those due in it, that kept every objective; good: their share of all asked.
+    None without objectives. late: how much later than due requests were sent, 99th percentile.
+    """
+
+    load: float
+    seconds: float
+    asked: int
+    whole: int
+    failures: dict[str, int]
+    throughput: float
+    requests_per_second: float
+    per_user: float
+    input_tokens: float
+    output_tokens: float
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
+    longest_gap: Spread
+    goodput: float | None
+    good: float | None
+    late: float
+
+
+def summarise(
+    records: Sequence[Record], load: float, warm_up: float, seconds: float, objectives: Objectives
+) -> Summary:
+    """Of the records at one load, those due after the warm-up."""
+    measured = [record for record in records if record.due >= warm_up]
+    whole = [record for record in measured if not record.reply.failure]
+    spoken = [record for record in whole if record.reply.completion_tokens > 1]
+    failures = Counter(record.reply.failure for record in measured if record.reply.failure)
+    good = sum(objectives.kept(record.ttft, record.reply.tpot, record.e2e) for record in whole)
+    window = (warm_up, warm_up + seconds)
+    tpot = [record.reply.tpot for record in spoken]
+    return Summary(
+        load=load,
+        seconds=seconds,
+        asked=len(measured),
+        whole=len(whole),
+        failures=dict(failures),
+        throughput=sum(_tokens_within(record, *window) for record in records if not record.reply.failure) / seconds,
+        requests_per_second=sum(window[0] <= r.end < window[1] for r in records if not r.reply.failure) / seconds,
+        per_user=1 / float(np.median(tpot)) if tpot and np.median(tpot) > 0 else 0.0,
+        input_tokens=float(np.mean([record.reply.prompt_tokens for record in whole])) if whole else 0.0,
+        output_tokens=float(np.mean([record.reply.completion_tokens for record in whole])) if whole else 0.0,
+        ttft=Spread.of([record.ttft for record in whole]),
+        tpot=Spread.of(tpot),
+        e2e=Spread.of([record.e2e for record in whole]),
+        longest_gap=Spread.of([record.reply.longest_gap for record in spoken]),
+        goodput=good / seconds if objectives else None,
+        good=good / len(measured) if objectives and measured else None,
+        late=float(np.percentile([record.late for record in measured], 99)) if measured else 0.0,
+    )
+
+
+def _tokens_within(record: Record, begin: float, end: float) -> float:
+    """Tokens of an answer that came from `begin` to `end`, as if they had come evenly."""
+    first, last = record.due + record.ttft, record.end
+    if last - first <= 0:
+        return record.reply.completion_tokens if begin <= last < end else 0.0
+    return record.reply.completion_tokens * max(0.0, min(last, end) - max(first, begin)) / (last - first)

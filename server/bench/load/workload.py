@@ -1,0 +1,132 @@
+"""What requests ask: prompts from files, or made-up text of given lengths in the server's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import outrider.profiles
+from outrider.server.bench.load.arrivals import BLOCK_TOKENS, Traced
+from outrider.server.bench.load.scenario import Length, Requests, Scenario
+from outrider.server.bench.remote import CHAT, Remote
+from outrider.server.engine.questions import read_mixed_questions
+from outrider.server.errors import UserError
+
+PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
+"""Code, mathematics and chat: asked where nothing else is said, and the words of made-up text."""
+CALIBRATION_WORDS = (64, 512)
+"""Prompts of so many words tell how many tokens a word has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, ready to be sent. name: of its kind."""
+
+    name: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """The server's tokens of a prompt of made-up text: `fixed` and `per_word` for each word."""
+
+    fixed: float
+    per_word: float
+
+    def words(self, tokens: float) -> int:
+        return max(1, round((tokens - self.fixed) / self.per_word))
+
+    @classmethod
+    async def of(cls, remote: Remote, timeout: float) -> Counting:
+        """Ask the server how it counts; raises UserError where it does not say."""
+        counted = []
+        rng = np.random.default_rng(0)
+        for count in CALIBRATION_WORDS:
+            body = _body(made_up(rng, count), 1, {"temperature": 0.0})
+            reply = await remote.ask(CHAT, {**body, "stream": False}, timeout=timeout)
+            if reply.failure or not reply.prompt_tokens:
+                raise UserError(f"the server does not count a prompt's tokens: {reply.failure} {reply.detail}")
+            counted.append(reply.prompt_tokens)
+        per_word = (counted[1] - counted[0]) / (CALIBRATION_WORDS[1] - CALIBRATION_WORDS[0])
+        return cls(counted[0] - per_word * CALIBRATION_WORDS[0], per_word)
+
+
+class Workload:
+    """Makes the requests of a scenario, the same ones for the same seed."""
+
+    def __init__(self, scenario: Scenario, counting: Counting | None) -> None:
+        """counting: needed where text is made up. Raises UserError where a file holds no prompts."""
+        self.scenario = scenario
+        self.counting = counting
+        self.questions = [
+            read_mixed_questions(one.prompts or [PROMPTS]) if one.input_tokens is None else []
+            for one in scenario.requests
+        ]
+
+    def mixed(self, rng: np.random.Generator) -> Iterator[Ask]:
+        """Requests of all kinds by their weights, without end."""
+        weights = np.array([one.weight for one in self.scenario.requests])
+        order = [0] * len(weights)
+        while True:
+            kind = int(rng.choice(len(weights), p=weights / weights.sum()))
+            one = self.scenario.requests[kind]
+            if one.input_tokens is not None:
+                text = made_up(rng, self._words(draw(one.input_tokens, rng) - one.shared_prefix_tokens))
+            else:
+                text = self.questions[kind][order[kind] % len(self.questions[kind])]
+                order[kind] += 1
+            if one.shared_prefix_tokens:
+                text = f"{self._block(kind, one.shared_prefix_tokens)} {text}"
+            yield self._ask(one, text, draw(one.output_tokens, rng))
+
+    def traced(self, traced: Traced, rng: np.random.Generator) -> Ask:
+        """A request of a trace; of text that it does not have, some is made up."""
+        text = traced.prompt
+        if not text:
+            shared = " ".join(self._block(block, BLOCK_TOKENS) for block in traced.blocks[:-1])
+            rest = traced.input_tokens - BLOCK_TOKENS * max(0, len(traced.blocks) - 1)
+            text = f"{shared} {made_up(rng, self._words(rest))}".strip()
+        return self._ask(self.scenario.requests[0], text, traced.output_tokens)
+
+    def _ask(self, one: Requests, text: str, output_tokens: int) -> Ask:
+        return Ask(one.name, _body(text, output_tokens, {**self.scenario.body, **one.body}))
+
+    def _words(self, tokens: float) -> int:
+        assert self.counting is not None
+        return self.counting.words(tokens)
+
+    def _block(self, number: int, tokens: int) -> str:
+        """The same text for the same number."""
+        assert self.counting is not None
+        return made_up(np.random.default_rng(number), max(1, round(tokens / self.counting.per_word)))
+
+
+def needs_counting(scenario: Scenario, trace: list[Traced]) -> bool:
+    """Whether text has to be made up."""
+    of_mix = not trace and any(one.input_tokens or one.shared_prefix_tokens for one in scenario.requests)
+    return of_mix or any(not traced.prompt for traced in trace)
+
+
+def draw(length: Length, rng: np.random.Generator) -> int:
+    """Tokens, by the length's distribution."""
+    return int(np.clip(round(rng.normal(length.mean, length.stdev)), length.min, length.max))
+
+
+def made_up(rng: np.random.Generator, words: int) -> str:
+    """Words of real prompts in an order that no cache has seen."""
+    return " ".join(rng.choice(_vocabulary(), words))
+
+
+@cache
+def _vocabulary() -> list[str]:
+    words = {word for question in read_mixed_questions([PROMPTS]) for word in question.split()}
+    return sorted(word for word in words if word.isalpha() and word.isascii())
+
+
+def _body(text: str, output_tokens: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": output_tokens, "stream": True, **more}

@@ -1,0 +1,167 @@
+"""Asking an OpenAI server by URL, with the times of each answer. What goes wrong is a result, not an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+
+from outrider.server.errors import UserError
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK_SECONDS = 30
+"""How long questions about the server itself may take: which model it has, its metrics."""
+
+LINE_BYTES = 1 << 20
+"""Longest event of a stream; one with the logprobs of a long prompt is large."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer, whole or not. Times in seconds from when it was asked.
+
+    failure: empty where the whole answer came; else the HTTP status, or one of "connection", "timeout", "stream" (it
+    broke off or held an error), "aborted" (by us). detail: what the server said then.
+    ttft: to the first piece of text, 0 without one. longest_gap: between two pieces. completion_tokens: the server's
+    count, or where it gives none that of the pieces.
+    """
+
+    failure: str = ""
+    detail: str = ""
+    status: int = 0
+    text: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    ttft: float = 0.0
+    longest_gap: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per token after the first; 0 where there is none."""
+        return (self.seconds - self.ttft) / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """An OpenAI server and the model it is asked for; made by `connect`."""
+
+    url: str
+    model: str
+    session: aiohttp.ClientSession = field(repr=False)
+
+    async def ask(
+        self, path: str, body: Mapping[str, Any], *, timeout: float, abort_after: float | None = None
+    ) -> Reply:
+        """Send a request for one choice and read its answer to the end, streamed where the body says so.
+
+        timeout: seconds until it counts as failed. abort_after: seconds until we hang up.
+        """
+        reply, start = Reply(), time.perf_counter()
+        whole = {"model": self.model, **body}
+        if whole.get("stream"):
+            whole["stream_options"] = {"include_usage": True}
+        try:
+            async with asyncio.timeout(timeout if abort_after is None else min(timeout, abort_after)):
+                async with self.session.post(self.url + path, json=whole) as response:
+                    reply.status = response.status
+                    await _read(response, reply, start)
+        except TimeoutError:
+            reply.failure = "timeout" if abort_after is None else "aborted"
+        except aiohttp.ClientConnectionError as error:
+            reply.failure, reply.detail = "stream" if reply.status else "connection", str(error)
+        except (aiohttp.ClientError, ValueError, KeyError, IndexError, TypeError) as error:
+            reply.failure, reply.detail = "stream", repr(error)
+        reply.seconds = time.perf_counter() - start
+        return reply
+
+    async def metrics(self) -> str:
+        """The page of /metrics; empty where the server has none."""
+        try:
+            async with asyncio.timeout(ASK_SECONDS), self.session.get(f"{self.url}/metrics") as response:
+                return await response.text() if response.status == HTTPStatus.OK else ""
+        except (aiohttp.ClientError, TimeoutError):
+            return ""
+
+
+@asynccontextmanager
+async def connect(url: str, key: str | None = None, model: str | None = None) -> AsyncIterator[Remote]:
+    """The server at `url` (with or without /v1); model: the first that it lists, where None.
+
+    Raises UserError where nothing answers there, or not like an OpenAI server.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--url {url}: give it as http://HOST:PORT")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    connector = aiohttp.TCPConnector(limit=0)  # as many connections as there are requests in flight
+    options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": LINE_BYTES}
+    async with aiohttp.ClientSession(headers=headers, connector=connector, **options) as session:
+        yield Remote(url, model or await _first_model(session, url), session)
+
+
+async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
+    try:
+        async with asyncio.timeout(ASK_SECONDS), session.get(f"{url}/v1/models") as response:
+            if response.status != HTTPStatus.OK:
+                raise UserError(f"{url}/v1/models answers {response.status}: {(await response.text())[:200]}")
+            return str((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise UserError(f"no server answers at {url}: {error or 'it took too long'}") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise UserError(f"{url}/v1/models does not list models as OpenAI's does; name one with --model") from None
+
+
+async def _read(response: aiohttp.ClientResponse, reply: Reply, start: float) -> None:
+    if response.status != HTTPStatus.OK:
+        reply.failure, reply.detail = str(response.status), (await response.text())[:500]
+    elif response.content_type == "text/event-stream":
+        await _read_stream(response, reply, start)
+    else:
+        answer = await response.json()
+        _take(answer, reply)
+        reply.ttft = time.perf_counter() - start
+
+
+async def _read_stream(response: aiohttp.ClientResponse, reply: Reply, start: float) -> None:
+    """Server-sent events; each brings a piece of the text, the last but one the usage, the last says [DONE]."""
+    latest, pieces = 0.0, 0
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            reply.completion_tokens = reply.completion_tokens or pieces
+            return
+        event = json.loads(data)
+        if "error" in event:
+            reply.failure, reply.detail = "stream", json.dumps(event["error"])[:500]
+            return
+        if not _take(event, reply):
+            continue
+        now, pieces = time.perf_counter() - start, pieces + 1
+        if latest:
+            reply.longest_gap = max(reply.longest_gap, now - latest)
+        reply.ttft, latest = reply.ttft or now, now
+    reply.failure, reply.detail = "stream", "it ended without [DONE]"
+
+
+def _take(answer: Mapping[str, Any], reply: Reply) -> bool:
+    """Add what an answer, or a piece of one, says to the reply; whether there was any text."""
+    if usage := answer.get("usage"):
+        reply.prompt_tokens, reply.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    text = ""
+    for choice in answer["choices"]:
+        said = choice.get("message") or choice.get("delta") or choice
+        text = said.get("content") or said.get("reasoning_content") or said.get("text") or ""
+        reply.text += text
+        reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+    return bool(text)

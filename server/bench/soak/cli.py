@@ -1,0 +1,154 @@
+"""Keep a server under mixed load for long, and watch what must not happen.
+
+Before the load, every prompt is asked alone, at temperature 0. Then --concurrency clients ask without a pause: greedy
+answers, streamed or not, each of which is compared with the same prompt's alone; sampled ones with penalties, seeds and
+logprobs; ones that follow a JSON schema; and ones that are given up half way. The memory of each process of a server
+on this machine is read all the while. At the end the cache of a server that tells (SGLang's, vLLM's metrics) has to
+become empty.
+
+It ends with 1 where there was any 5xx, broken answer, changed answer or answer against its schema, where the cache did
+not become empty, or where memory grew by more than --most-growth after the warm-up. A server whose rounding depends on
+what else is in its batch changes some answers: with --no-compare they are counted and are no fault.
+
+example:
+  outrider bench soak --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json --plot soak.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import sys
+import time
+from pathlib import Path
+
+import outrider.profiles
+from outrider.server import pictures
+from outrider.server.bench import harness, remote
+from outrider.server.bench.remote import Remote
+from outrider.server.bench.soak import processes, report, traffic
+from outrider.server.bench.soak.processes import Sample, Watched
+from outrider.server.bench.soak.report import Soak
+from outrider.server.bench.soak.traffic import Counts, Question
+from outrider.server.engine.questions import read_mixed_questions
+from outrider.server.errors import UserError
+
+PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
+SAMPLE_SECONDS = 2.0
+SAY_SECONDS = 30.0
+EMPTY_SECONDS = 60.0
+"""How long the cache may take to become empty; SGLang's metrics are renewed every 30 s while it is idle."""
+HELD = re.compile(
+    r"^(sglang:num_running_reqs|sglang:num_queue_reqs|sglang:num_used_tokens"
+    r"|vllm:num_requests_running|vllm:num_requests_waiting|vllm:kv_cache_usage_perc)(?:\{[^}]*\})? (\S+)",
+    re.MULTILINE,
+)
+"""Gauges of what requests hold."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:30000", help="of an OpenAI server (default: %(default)s)")
+    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="or OUTRIDER_API_KEY")
+    add("--model", metavar="NAME", help="(default: the first that the server lists)")
+    add("--prompts", type=Path, nargs="+", default=[PROMPTS], metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--count", type=int, default=48, metavar="N", help="different prompts, at most (default: %(default)s)")
+    add("--new-tokens", type=int, default=96, metavar="N", help="longest greedy answer (default: %(default)s)")
+    add("--concurrency", type=int, default=64, metavar="N", help="requests in flight (default: %(default)s)")
+    add("--minutes", type=float, default=30.0, metavar="M", help="of load (default: %(default)g)")
+    add("--no-compare", action="store_true", help="a changed answer is no fault")
+    add("--warm-up", type=float, metavar="M", help="minutes in which memory may grow (default: a third of --minutes)")
+    add("--most-growth", type=float, default=64.0, metavar="MB", help="after the warm-up (default: %(default)g)")
+    add("--timeout", type=float, default=600.0, metavar="S", help="for one answer (default: %(default)g s)")
+    add("--seed", type=int, default=0, help="of the choice of requests (default: %(default)s)")
+    harness.add_output_flags(parser, json="every count and memory sample", plot="memory of each process over time")
+
+
+def run(args: argparse.Namespace) -> int:
+    harness.check_positive(args, "count", "new_tokens", "concurrency")
+    if args.minutes <= 0:
+        raise UserError(f"--minutes is above 0, not {args.minutes:g}")
+    harness.check_outputs(args)
+    soak = asyncio.run(_soak(args))
+    print(soak.table())
+    harness.write_json(args.json, soak.plain())
+    if args.plot:
+        with pictures.figure(args.plot) as figure:
+            report.plot(soak, figure)
+    return 1 if soak.faults() else 0
+
+
+def _questions(args: argparse.Namespace) -> list[Question]:
+    texts = list(dict.fromkeys(read_mixed_questions(args.prompts)))[: args.count]
+    lengths = random.Random(args.seed)
+    return [Question(text, lengths.randint(min(8, args.new_tokens), args.new_tokens)) for text in texts]
+
+
+async def _soak(args: argparse.Namespace) -> Soak:
+    questions = _questions(args)
+    async with remote.connect(args.url, args.api_key, args.model) as server:
+        watched = processes.of_server(args.url)
+        if watched is None:
+            _say("The server's processes are not to be seen from here: its memory is not watched")
+        _say(f"Asking {len(questions)} prompts alone")
+        questions, failures = await traffic.ask_alone(server, questions, args.timeout)
+        if failures:
+            raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
+        counts, samples = Counts(), list[Sample]()
+        seconds = args.minutes * 60
+        watch = asyncio.create_task(_watch(watched, samples, counts))
+        began = time.monotonic()
+        await traffic.press(
+            server,
+            questions,
+            concurrency=args.concurrency,
+            seconds=seconds,
+            seed=args.seed,
+            timeout=args.timeout,
+            counts=counts,
+        )
+        pressed = time.monotonic() - began
+        empty, held = await _becomes_empty(server)
+        watch.cancel()
+    warm_up = seconds / 3 if args.warm_up is None else args.warm_up * 60
+    return Soak(counts, samples, pressed, warm_up, args.most_growth, not args.no_compare, empty, held)
+
+
+async def _watch(watched: Watched | None, samples: list[Sample], counts: Counts) -> None:
+    said = began = time.monotonic()
+    while True:
+        if watched is not None:
+            samples.append(watched.sample())
+        if (now := time.monotonic()) - said >= SAY_SECONDS:
+            said = now
+            memory = f", {sum(samples[-1].resident.values()):.0f} MB" if samples else ""
+            _say(
+                f"{(now - began) / 60:5.1f} min: {sum(counts.asked.values())} requests, {counts.compared} compared,"
+                f" {counts.changed} changed, {counts.broken} broken{memory}"
+            )
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def _becomes_empty(server: Remote) -> tuple[float | None, dict[str, float]]:
+    """Seconds until no request holds anything, None where it never came to that; what is held at the end, by gauge.
+
+    A server without such gauges is not judged: 0 seconds and no gauges.
+    """
+    began = time.monotonic()
+    while True:
+        held: dict[str, float] = {}
+        for name, value in HELD.findall(await server.metrics()):
+            held[name] = held.get(name, 0.0) + float(value)
+        seconds = time.monotonic() - began
+        if not any(held.values()):
+            return seconds if held else 0.0, held
+        if seconds > EMPTY_SECONDS:
+            return None, held
+        await asyncio.sleep(1)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

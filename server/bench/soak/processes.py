@@ -1,0 +1,88 @@
+"""The processes of a server on this machine, and the memory they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Memory of each process at one moment, MB by name: resident in all, and the part that is no file's.
+
+    seconds: since the watch began.
+    """
+
+    seconds: float
+    resident: Mapping[str, float]
+    anonymous: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Processes of one server, by name."""
+
+    processes: Mapping[str, psutil.Process]
+    began: float
+
+    def sample(self) -> Sample:
+        """The memory now, of those that still live."""
+        resident, anonymous = {}, {}
+        for name, process in self.processes.items():
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                resident[name] = process.memory_info().rss / MB
+                anonymous[name] = _anonymous(process)
+        return Sample(time.monotonic() - self.began, resident, anonymous)
+
+
+def of_server(url: str) -> Watched | None:
+    """The process that listens at `url`, with its children; None where it is elsewhere, or not ours to see."""
+    parts = urlsplit(url)
+    if not _is_here(parts.hostname or ""):
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+        pid = next((c.pid for c in listening if c.laddr.port == port), None)
+        if pid is None:
+            return None
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return None
+    named: dict[str, psutil.Process] = {}
+    for process in family:
+        name = _name(process, root)
+        named[name if name not in named else f"{name} {process.pid}"] = process
+    return Watched(named, time.monotonic())
+
+
+def _is_here(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _name(process: psutil.Process, root: psutil.Process) -> str:
+    if process == root:
+        return "server"
+    title = " ".join(process.cmdline())
+    if "sglang::" in title:
+        return title.partition("::")[2].split()[0]
+    return "resource_tracker" if "resource_tracker" in title else process.name()
+
+
+def _anonymous(process: psutil.Process) -> float:
+    """MB; 0 where the system does not tell."""
+    status = Path(f"/proc/{process.pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:")), 0.0)

@@ -1,0 +1,193 @@
+"""What a soak asks: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from outrider.server.bench.remote import CHAT, Remote, Reply
+
+KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
+"""How often each kind is asked, of all together."""
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 40},
+        "score": {"type": "integer", "minimum": 0, "maximum": 100},
+        "kind": {"enum": ["question", "task", "other"]},
+    },
+    "required": ["title", "score", "kind"],
+    "additionalProperties": False,
+}
+TURNED_AWAY = "429"
+"""Not a failure of the server: it is asked again later."""
+PAUSE_SECONDS = 0.5
+SHOWN = 5
+"""Examples kept of what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt with its answer's length, and the greedy answer that it got alone."""
+
+    text: str
+    new_tokens: int
+    alone: str = ""
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "messages": [{"role": "user", "content": self.text}],
+            "max_tokens": self.new_tokens,
+            "temperature": 0.0,
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the requests.
+
+    whole: answers that came to their end, by kind. failures: by HTTP status or what broke, of all kinds. compared:
+    greedy answers held against the same prompt's alone. examples: some of what went wrong, in words.
+    """
+
+    asked: Counter[str] = field(default_factory=Counter)
+    whole: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    changed: int = 0
+    against_schema: int = 0
+    tokens: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> int:
+        """Requests that a right server would have answered."""
+        return sum(count for failure, count in self.failures.items() if failure != TURNED_AWAY)
+
+    @property
+    def turned_away(self) -> int:
+        return self.failures[TURNED_AWAY]
+
+    def note(self, example: str) -> None:
+        if len(self.examples) < SHOWN:
+            self.examples.append(example)
+
+
+async def ask_alone(remote: Remote, questions: Sequence[Question], timeout: float) -> tuple[list[Question], list[str]]:
+    """The questions with their greedy answers, asked one at a time; what failed instead, in words."""
+    answered, failures = [], []
+    for question in questions:
+        reply = await remote.ask(CHAT, question.body(), timeout=timeout)
+        if reply.failure:
+            failures.append(f"{reply.failure}: {reply.detail}")
+        answered.append(Question(question.text, question.new_tokens, reply.text))
+    return answered, failures
+
+
+async def press(
+    remote: Remote,
+    questions: Sequence[Question],
+    *,
+    concurrency: int,
+    seconds: float,
+    seed: int,
+    timeout: float,
+    counts: Counts,
+) -> None:
+    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; counts is filled in."""
+    end = time.monotonic() + seconds
+
+    async def one_client(number: int) -> None:
+        random_ = random.Random(f"{seed} {number}")
+        while time.monotonic() < end:
+            kind = random_.choices([*KINDS], [*KINDS.values()])[0]
+            question = random_.choice(questions)
+            failure = await _ASKING[kind](remote, question, random_, timeout, counts)
+            if failure == TURNED_AWAY:
+                await asyncio.sleep(PAUSE_SECONDS * (1 + random_.random()))
+
+    await asyncio.gather(*map(one_client, range(concurrency)))
+
+
+async def _ask(
+    kind: str, remote: Remote, body: dict[str, Any], timeout: float, counts: Counts, abort_after: float | None = None
+) -> Reply:
+    counts.asked[kind] += 1
+    reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
+    counts.tokens += reply.completion_tokens
+    if not reply.failure:
+        counts.whole[kind] += 1
+    elif reply.failure != "aborted":
+        counts.failures[reply.failure] += 1
+        if reply.failure != TURNED_AWAY:
+            counts.note(f"{kind}: {reply.failure} {reply.detail}")
+    return reply
+
+
+async def _greedy(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+    body = question.body() | {"stream": random_.random() < 0.5}
+    reply = await _ask("greedy", remote, body, timeout, counts)
+    if not reply.failure:
+        counts.compared += 1
+        if reply.text != question.alone:
+            counts.changed += 1
+            counts.note(f"changed: {question.text[:60]!r}: alone {question.alone!r}, under load {reply.text!r}")
+    return reply.failure
+
+
+async def _sampled(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+    body = question.body() | {
+        "temperature": random_.uniform(0.2, 1.5),
+        "top_p": random_.choice([1.0, 0.9, 0.5]),
+        "stream": random_.random() < 0.5,
+    }
+    if random_.random() < 0.5:
+        body["seed"] = random_.randrange(1 << 31)
+    if random_.random() < 0.3:
+        body |= {"presence_penalty": random_.uniform(0, 2), "frequency_penalty": random_.uniform(0, 2)}
+    if random_.random() < 0.2:
+        body |= {"logprobs": True, "top_logprobs": random_.randrange(6)}
+    return (await _ask("sampled", remote, body, timeout, counts)).failure
+
+
+async def _schema(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+    body = question.body() | {
+        "max_tokens": 2 * question.new_tokens,
+        "temperature": random_.choice([0.0, 1.0]),
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
+        "stream": random_.random() < 0.5,
+    }
+    reply = await _ask("schema", remote, body, timeout, counts)
+    if not reply.failure and reply.finish_reason == "stop" and not _follows_schema(reply.text):
+        counts.against_schema += 1
+        counts.note(f"against the schema: {reply.text!r}")
+    return reply.failure
+
+
+async def _given_up(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+    body = question.body() | {"stream": random_.random() < 0.7, "temperature": random_.choice([0.0, 1.0])}
+    reply = await _ask("given up", remote, body, timeout, counts, abort_after=random_.expovariate(0.5))
+    return reply.failure
+
+
+def _follows_schema(text: str) -> bool:
+    try:
+        return Draft202012Validator(SCHEMA).is_valid(json.loads(text))
+    except ValueError:
+        return False
+
+
+_ASKING: dict[str, Callable[..., Any]] = {
+    "greedy": _greedy,
+    "sampled": _sampled,
+    "schema": _schema,
+    "given up": _given_up,
+}

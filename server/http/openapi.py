@@ -1,0 +1,221 @@
+"""/openapi.json, made from the models that parse requests, and /docs, which shows it without any other host.
+
+A field is described if it is taken; the bounds are those of the running server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi_swagger import patch_fastapi
+from pydantic import BaseModel, TypeAdapter
+
+from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
+from outrider.server.http.requests import ROLES
+from outrider.server.http.validation import BIAS_LIMIT, MAX_STOPS, MAX_TOP_LOGPROBS, Limits
+from outrider.server.tune.request import TuneRequest
+
+REF = "#/components/schemas/{model}"
+PATHS = frozenset(
+    {
+        "/openapi.json",
+        "/docs",
+        *(f"/swagger/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")),
+    }
+)
+"""What is needed to read the description. No browser could send a key for them, and they tell of this version and not
+of who uses this server; the page asks for the key to try a request."""
+NOT_SERVED = (
+    *(f"ChatCompletionMessageContent{kind}" for kind in ("Image", "Video", "Audio", "ToolReference", "Thinking")),
+    *("LegacyStructuralTag", "StructuralTag"),
+)
+"""How the names of SGLang's models begin that no request may hold."""
+DESCRIPTION = """\
+OpenAI's routes, and a few of Outrider's. What a request may not carry is refused, and the error says why."""
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong, what was expected, what to do; param: the field, code: for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every error, as OpenAI's API writes them."""
+
+    error: ErrorDetail
+
+
+def takes(model: type) -> dict[str, Any]:
+    """For a route's `openapi_extra`: its body is this model."""
+    schema = {"$ref": REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def answers(model: type[BaseModel] | None = None, *, kind: str = "", says: str = "") -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: 200 with this model, with a body of another kind that `says` describes, or with
+    either; and errors."""
+    good: dict[str, Any] = {"model": model} if model else {}
+    if kind:
+        good["content"] = {kind: {"schema": {"type": "string", "description": says}}}
+    return {200: good, "default": {"model": ErrorBody, "description": "An error"}}
+
+
+def install(app: FastAPI, limits: Limits, has_key: bool) -> None:
+    """Add both routes, which need no key (see `PATHS`); has_key: the others do."""
+    document: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not document:
+            document.update(_document(app, limits, has_key))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi_url = "/openapi.json"
+    app.setup()
+    patch_fastapi(app, redirect_from_root_to_docs=False)
+
+
+def _document(app: FastAPI, limits: Limits, has_key: bool) -> dict[str, Any]:
+    document = get_openapi(title="Outrider", version=version("outrider"), description=DESCRIPTION, routes=app.routes)
+    schemas = document["components"]["schemas"]
+    for kind in (CHAT, TEXT):
+        schemas |= _request_schemas(kind, limits)
+        if has_key:  # which model is served is not for everybody
+            schemas[kind.model.__name__]["properties"]["model"] = {"type": ["string", "null"]}
+    schemas[TuneRequest.__name__] = TypeAdapter(TuneRequest).json_schema() | {"additionalProperties": False}
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)  # the framework's, which no route of ours gives
+    if has_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        for path in ("/health", "/ready"):
+            document["paths"][path]["get"]["security"] = []
+    return document
+
+
+def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
+    """The schema of a kind of request, and those that it refers to, by name."""
+    schema = kind.model.model_json_schema(ref_template=REF)
+    named = _served(schema.pop("$defs"))
+    schema = _served(schema)
+    required = schema.get("required", [])
+    properties = {name: field for name, field in schema["properties"].items() if name in kind.fields}
+    for name, bounds in _bounds(kind, limits).items():
+        if name in properties:
+            properties[name] = _bounded(properties[name], bounds)
+    for name, field in properties.items():
+        if name not in required:
+            properties[name] = _or_null(field)
+    for name, values in MEANINGLESS.items():
+        properties[name] = {"enum": [*values, None], "description": "asks for nothing, and may be left out"}
+    properties["model"] = {"enum": [limits.model, None], "description": "may be left out"}
+    schema |= {"properties": properties, "additionalProperties": False, "required": required}
+    named = {name: named[name] for name in _reachable(schema, named)}
+    for nested in named.values():
+        if "properties" in nested:
+            nested.setdefault("additionalProperties", False)
+            if "enum" in (role := nested["properties"].get("role", {})):
+                role["enum"] = [name for name in role["enum"] if name in ROLES]
+    return {kind.model.__name__: schema} | named
+
+
+def _served(schema: Any) -> Any:
+    """The schema without alternatives that SGLang's models take and `requests` and `grammars` refuse."""
+    if isinstance(schema, list):
+        return [_served(one) for one in schema if not (isinstance(one, dict) and _name(one).startswith(NOT_SERVED))]
+    if isinstance(schema, dict):
+        return {key: _served(value) for key, value in schema.items() if key != "discriminator"}
+    return schema
+
+
+def _name(schema: dict[str, Any]) -> str:
+    """Of the schema that this one refers to; empty where it refers to none."""
+    return str(schema.get("$ref", "")).rpartition("/")[2]
+
+
+def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
+    """What `validation.check` asks beyond types, by field."""
+    answer = {"minimum": 1 if kind is CHAT else 0, "maximum": limits.context_length - 1}
+    logprobs = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
+    return {
+        "n": {"minimum": 1, "maximum": limits.max_choices},
+        "max_tokens": answer,
+        "max_completion_tokens": answer,
+        "top_logprobs": logprobs,
+        "logprobs": logprobs,
+        "messages": {"minItems": 1},
+        "prompt": {"minItems": 1, "minLength": 1},
+        "min_tokens_per_second": {"exclusiveMinimum": 0},
+        "stop": {"maxItems": MAX_STOPS, "minLength": 1},
+        "stop_token_ids": {"items": {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}},
+        "logit_bias": {
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": {"type": "number", "minimum": -BIAS_LIMIT, "maximum": BIAS_LIMIT},
+        },
+    }
+
+
+_BOUNDED = {
+    "minimum": ("integer", "number"),
+    "maximum": ("integer", "number"),
+    "exclusiveMinimum": ("integer", "number"),
+    "minItems": ("array",),
+    "maxItems": ("array",),
+    "items": ("array",),
+    "minLength": ("string",),
+    "propertyNames": ("object",),
+    "additionalProperties": ("object",),
+}
+"""To schemas of which types a bound applies."""
+
+
+def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
+    """The schema with bounds where they apply, in each of its alternatives."""
+    if "anyOf" in schema:
+        return schema | {"anyOf": [_bounded(one, bounds) for one in schema["anyOf"]]}
+    return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """null is taken as not given, whatever the field."""
+    alternatives = schema.get("anyOf", [schema])
+    if any(one.get("type") == "null" for one in alternatives):
+        return schema
+    outer = {name: schema[name] for name in ("title", "description", "default") if name in schema}
+    inner = [{k: v for k, v in one.items() if k not in outer} for one in alternatives]
+    return outer | {"anyOf": [*inner, {"type": "null"}]}
+
+
+def _reachable(schema: Any, named: dict[str, Any]) -> set[str]:
+    """Names of the schemas that this one leads to."""
+    found: set[str] = set()
+    waiting = [*_references(schema)]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += _references(named[name])
+    return found
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref":
+                yield value.rpartition("/")[2]
+            else:
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)

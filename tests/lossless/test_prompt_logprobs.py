@@ -1,0 +1,75 @@
+"""Logprobs of the prompt (`echo` with `logprobs`) against the same weights run by Transformers, in float32."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import torch
+from asking import MODEL
+from running import Server
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outrider.server.engine import target
+
+PROMPTS = (
+    "The capital of France is Paris, and that of Italy is Rome. "
+    "A train travels 60 km in 45 minutes; in two hours at the same speed it travels 160 km.",
+    "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n",
+    "Naïve 🦊",
+)
+"""The first is read in several chunks."""
+TOP = 5
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[torch.Tensor]:
+    """[tokens, vocabulary] logprobs of what follows each token, of each prompt."""
+    folder = target.plain_folder(None)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        return [
+            torch.log_softmax(model(torch.tensor([tokenizer(prompt).input_ids])).logits[0], -1) for prompt in PROMPTS
+        ]
+
+
+def ask(server: Server, **body: object) -> list[dict]:
+    request = {"model": MODEL, "prompt": [*PROMPTS], "echo": True, "logprobs": TOP, "temperature": 0} | body
+    answer = httpx.post(f"{server.url}/v1/completions", json=request, timeout=300)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"]
+
+
+def test_they_are_those_of_transformers(exact_server: Server, expected: list[torch.Tensor]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(target.plain_folder(None))
+    for prompt, logprobs, choice in zip(PROMPTS, expected, ask(exact_server, max_tokens=2), strict=True):
+        ids = tokenizer(prompt).input_ids
+        found = choice["logprobs"]
+        assert choice["text"].startswith(prompt)
+        assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["top_logprobs"]) == len(ids) + 2
+        assert found["token_logprobs"][0] is None
+        assert found["top_logprobs"][0] is None
+        right = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(found["token_logprobs"][1 : len(ids)]), right, atol=2e-4, rtol=1e-4)
+        for top, row in zip(found["top_logprobs"][1 : len(ids)], logprobs[:-1], strict=True):
+            assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(TOP).values.tolist(), abs=2e-4)
+
+
+def test_nothing_but_the_prompt(exact_server: Server, expected: list[torch.Tensor]) -> None:
+    """max_tokens 0 scores the prompt; logprobs 0 gives no others than its tokens'."""
+    for prompt, logprobs, choice in zip(PROMPTS, expected, ask(exact_server, max_tokens=0, logprobs=0), strict=True):
+        assert choice["text"] == prompt
+        assert len(choice["logprobs"]["token_logprobs"]) == len(logprobs)
+        assert not choice["logprobs"]["top_logprobs"]
+
+
+def test_a_prompt_in_the_cache_and_a_stream_say_the_same(server: Server) -> None:
+    first, again = ask(server, max_tokens=1), ask(server, max_tokens=1)
+    assert first == again
+    body = {"model": MODEL, "prompt": PROMPTS[0], "echo": True, "logprobs": TOP, "temperature": 0, "max_tokens": 1}
+    streamed = [
+        chunk.choices[0].logprobs
+        for chunk in server.client().completions.create(**body, stream=True)
+        if chunk.choices and chunk.choices[0].logprobs
+    ]
+    assert [value for part in streamed for value in part.token_logprobs] == first[0]["logprobs"]["token_logprobs"]

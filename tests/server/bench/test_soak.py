@@ -1,0 +1,121 @@
+"""`outrider bench soak`: a right server passes, and each thing that must not happen is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from small_openai import Handler, SmallServer, answer
+
+from outrider.server.bench.soak import cli, processes
+from outrider.server.bench.soak.processes import Sample
+from outrider.server.bench.soak.report import Soak
+from outrider.server.bench.soak.traffic import Counts
+from outrider.server.cli.main import main
+
+
+async def right(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Says the prompt's own first words; a schema gets what it asks for."""
+    text = body["messages"][0]["content"]
+    if "response_format" in body:
+        text = '{"title":"a","score":3,"kind":"task"}'
+    return await answer(request, body, text=text, ttft=0.01, tpot=0.005)
+
+
+def soak(handler: Handler, folder: Path, capsys: pytest.CaptureFixture[str], gauges: str = "") -> tuple[int, str, Any]:
+    results = folder / "soak.json"
+    with SmallServer(handler) as server:
+        server.gauges = gauges
+        code = main(
+            [
+                *("bench", "soak", "--url", server.url, "--minutes", "0.02", "--concurrency", "8", "--count", "6"),
+                *("--json", str(results), "--plot", str(folder / "soak.png")),
+            ]
+        )
+    return code, capsys.readouterr().out, json.loads(results.read_text())
+
+
+def test_a_right_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown, found = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
+    assert code == 0, shown
+    assert shown.endswith("nothing found\n")
+    assert "cache empty after 0 s" in shown
+    assert found["counts"]["compared"] == found["counts"]["whole"]["greedy"] > 10
+    assert set(found["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
+    assert found["counts"]["whole"].get("given up", 0) < found["counts"]["asked"]["given up"]
+    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_changes_under_load_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = 0
+
+    async def changing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal running
+        running += 1
+        try:
+            if running == 1:
+                return await right(request, body)
+            return await answer(request, body, text='{"title":3}' if "response_format" in body else "another")
+        finally:
+            running -= 1
+
+    code, shown, found = soak(changing, tmp_path, capsys)
+    assert code == 1
+    assert 0 < found["counts"]["changed"] <= found["counts"]["compared"]
+    assert found["counts"]["against_schema"] > 0
+    assert "greedy answers are not what they were alone" in shown
+    assert "changed: " in shown
+
+
+def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    number = 0
+
+    async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal number
+        number += 1
+        if number > 6 and number % 3 == 0:  # the first six are asked alone
+            return web.json_response({"error": {"message": "broken"}}, status=429 if number % 2 else 500)
+        return await right(request, body)
+
+    code, shown, found = soak(failing, tmp_path, capsys)
+    assert code == 1
+    failures = found["counts"]["failures"]
+    assert set(failures) == {"429", "500"}
+    assert found["faults"] == [f"{failures['500']} requests failed"]
+    assert "broken" in shown
+
+
+def test_a_cache_that_stays_full_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "EMPTY_SECONDS", 0.5)
+    code, shown, _ = soak(right, tmp_path, capsys, "sglang:num_used_tokens 12.0\nsglang:num_running_reqs 0.0\n")
+    assert code == 1
+    assert "the cache is not empty: sglang:num_used_tokens 12, sglang:num_running_reqs 0" in shown
+
+
+def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
+    def found(held: list[float]) -> Soak:
+        samples = []
+        for second, mb in enumerate(held):
+            resident = {"scheduler": mb + 500 * (second % 3), "server": 100.0}
+            samples.append(Sample(float(second), resident, {"scheduler": 50.0, "server": 5.0}))
+        return Soak(Counts(), samples, len(held), 100.0, most_growth=32.0, may_not_change=True, emptied=0.0, held={})
+
+    warming = [100.0 + second for second in range(100)]
+    assert found(warming + [200.0] * 200).faults() == []
+    leaking = found(warming + [200.0 + second for second in range(200)])
+    assert leaking.faults() == ["memory grew by 180 MB after the warm-up; 32 are allowed"]
+    assert leaking.growth()["server"].after_warm_up == 0
+
+
+def test_processes_of_a_server_are_found() -> None:
+    with SmallServer(right) as server:
+        watched = processes.of_server(server.url)
+        assert watched is not None
+        sample = watched.sample()
+    assert 10 < sample.anonymous["server"] < sample.resident["server"] < 100_000
+    assert processes.of_server("http://192.0.2.1:80") is None

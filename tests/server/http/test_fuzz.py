@@ -1,0 +1,181 @@
+"""What no one would send: by the description of the API, and against it. Nothing may be a 5xx, nothing may hang.
+
+`pytest tests/server/http/test_fuzz.py --fuzz 5000` sends so many malformed bodies and as many described ones; without
+--fuzz, a few.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from asking import counter
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from running import Server
+from schemathesis.checks import CheckFunction
+from schemathesis.generation import GenerationMode
+from schemathesis.schemas import APIOperation
+
+SECONDS = 30
+"""For one answer; a request that takes longer hangs. Answers are of two tokens."""
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        ],
+        "max_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stop": ["x"],
+        "logit_bias": {"5": 1.0},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+        "speculation": {"enabled": True},
+        "stream_options": {"include_usage": True},
+        "stream": True,
+    },
+    TEXT: {"prompt": ["Hello", "World"], "max_tokens": 2, "logprobs": 1, "echo": True, "seed": 1, "regex": "a+"},
+}
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=20),
+    st.just({}),
+    st.just([]),
+    st.sampled_from(["\x00", "\ud800", "9" * 400, -0.0, 1e308, [[[[[[]]]]]], {"$ref": "#"}, {"type": "nothing"}]),
+)
+
+
+@pytest.fixture(scope="module")
+def amount(request: pytest.FixtureRequest) -> int:
+    """How much is sent."""
+    return request.config.getoption("--fuzz") or 80
+
+
+@pytest.fixture(scope="module")
+def operations(server: Server) -> list[APIOperation]:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    found = [operation.ok() for operation in schema.get_all_operations()]
+    return [operation for operation in found if operation.path != "/outrider/tune"]  # it would measure for minutes
+
+
+def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
+    """Call check with as many examples. The first that fails is the one shown: to shrink it takes long."""
+    quiet = settings(
+        max_examples=amount,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[*HealthCheck],
+        derandomize=True,
+    )
+    quiet(given(strategy)(check))()
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_what_the_description_allows_and_what_it_does_not(
+    operations: list[APIOperation], mode: GenerationMode, amount: int
+) -> None:
+    """No 5xx, and every answer is described: its status, its kind, its fields."""
+    checks: list[CheckFunction] = [
+        schemathesis.checks.not_a_server_error,
+        *schemathesis.checks.CHECKS.get_by_names(
+            ["status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+        ),
+    ]
+
+    def check(case: schemathesis.Case) -> None:
+        case.body = brief(case.body)
+        case.call_and_validate(checks=checks, timeout=SECONDS)
+
+    assert {operation.path for operation in operations} >= {CHAT, TEXT, "/v1/models", "/health", "/metrics"}
+    for operation in operations:
+        if mode is GenerationMode.NEGATIVE and operation.method == "get":
+            continue  # nothing to get wrong
+        few = amount if operation.method == "post" else 3
+        run(operation.as_strategy(generation_mode=mode), few // 2, check)
+
+
+def brief(body: Any) -> Any:
+    """The body with a short answer where it would be long, so that thousands can be sent."""
+    if not isinstance(body, dict):
+        return body
+    short = dict(body)
+    for name, most in (("max_tokens", 2), ("max_completion_tokens", 2), ("n", 2)):
+        value = short.get(name)
+        if value is None or (isinstance(value, int) and value > most):
+            short[name] = most
+    return short if "messages" in body else {k: v for k, v in short.items() if k != "max_completion_tokens"}
+
+
+@pytest.mark.timeout(7200)
+def test_malformed_bodies(server: Server, amount: int) -> None:
+    """A right body with parts exchanged, dropped, added or nested, or with its bytes cut or changed; and other headers.
+
+    A change may leave a body right, so 200 is among the answers.
+    """
+    client = httpx.Client(base_url=server.url, timeout=SECONDS)
+
+    def check(malformed: tuple[str, bytes, str]) -> None:
+        path, data, content_type = malformed
+        answer = client.post(path, content=data, headers={"Content-Type": content_type})
+        assert answer.status_code < 500, (malformed, answer.text)
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"], malformed
+
+    with client:
+        run(requests(), amount, check)
+    assert server.status("/ready") == 200
+    assert counter(server, "outrider_http_requests_total", status="500") == 0
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, bytes, str]:
+    """Route, body and content type."""
+    path = draw(st.sampled_from([*BODIES]))
+    body = copy.deepcopy(BODIES[path])
+    for _ in range(draw(st.integers(1, 3))):
+        change(draw, body)
+    data = json.dumps(body).encode("utf-8", "replace")
+    if draw(st.integers(0, 4)) == 0:
+        at = draw(st.integers(0, len(data)))
+        data = data[:at] + draw(st.binary(max_size=8)) + (b"" if draw(st.booleans()) else data[at:])
+    elif draw(st.integers(0, 30)) == 0:
+        data = b"[" * 50_000
+    return (
+        path,
+        data,
+        draw(st.sampled_from(["application/json"] * 8 + ["text/plain", "", "application/json; charset=x"])),
+    )
+
+
+def change(draw: st.DrawFn, body: Any) -> None:
+    """Change one place somewhere in the body."""
+    place = body
+    while True:
+        keys = [*place] if isinstance(place, dict) else [*range(len(place))]
+        if not keys:
+            return
+        key = draw(st.sampled_from(keys))
+        inner = place[key]
+        if not (isinstance(inner, (dict, list)) and inner and draw(st.booleans())):
+            break
+        place = inner
+    how = draw(st.sampled_from(["exchange", "drop", "add", "nest"]))
+    if how == "drop":
+        del place[key]
+    elif how == "add" and isinstance(place, dict):
+        place[draw(st.text(max_size=12))] = draw(ODD)
+    else:
+        place[key] = draw(ODD) if how == "exchange" else {"x": [inner]}

@@ -1,0 +1,83 @@
+"""/openapi.json says what is taken, and /docs shows it without another host."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+from running import Server
+
+from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
+
+USED_BY_DOCS = re.compile(r"""(?:src|href)=["']([^"']+)["']|url: ['"]([^'"]+)['"]""")
+
+
+@pytest.fixture(scope="module")
+def document(server: Server) -> dict[str, Any]:
+    return httpx.get(f"{server.url}/openapi.json").json()
+
+
+def validator(document: dict[str, Any], name: str) -> Draft202012Validator:
+    return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
+
+
+@pytest.mark.parametrize("kind", [CHAT, TEXT])
+def test_every_field_that_is_taken_is_described(document: dict[str, Any], kind: Kind) -> None:
+    schema = document["components"]["schemas"][kind.model.__name__]
+    assert set(schema["properties"]) == kind.fields | set(MEANINGLESS)
+    assert schema["additionalProperties"] is False
+
+
+def test_routes(document: dict[str, Any]) -> None:
+    assert set(document["paths"]) >= {
+        *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
+        *("/health", "/ready", "/metrics", "/outrider/tune"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "body", "is_right"),
+    [
+        ("ChatRequest", "chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, True),
+        ("ChatRequest", "chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": None}, True),
+        ("ChatRequest", "chat/completions", {"messages": []}, False),
+        ("ChatRequest", "chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 17}, False),
+        ("ChatRequest", "chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "store": True}, False),
+        ("ChatRequest", "chat/completions", {"messages": [{"role": "user", "content": "Hi", "x": 1}]}, False),
+        ("TextRequest", "completions", {"prompt": "Hi", "logprobs": 0, "echo": True}, True),
+        ("TextRequest", "completions", {"prompt": ["Hi", "Ho"], "stop_token_ids": [3]}, True),
+        ("TextRequest", "completions", {"prompt": "Hi", "logprobs": 21}, False),
+        ("TextRequest", "completions", {"prompt": "Hi", "stop": ""}, False),
+        ("TextRequest", "completions", {"prompt": "Hi", "model": "another"}, False),
+    ],
+)
+def test_what_is_described_is_what_is_taken(
+    server: Server, document: dict[str, Any], name: str, path: str, body: dict[str, Any], is_right: bool
+) -> None:
+    body = body | {"max_tokens": 1}
+    answer = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+    assert (answer.status_code == 200) is is_right, answer.text
+    assert validator(document, name).is_valid(body) is is_right
+
+
+def test_docs_ask_no_other_host(server: Server) -> None:
+    page = httpx.get(f"{server.url}/docs")
+    assert page.status_code == 200
+    used = [first or second for first, second in USED_BY_DOCS.findall(page.text)]
+    assert any(url.endswith(".js") for url in used)
+    assert any(url.endswith("/openapi.json") for url in used)
+    for url in used:
+        url = url if url.startswith("http") else server.url + url
+        assert url.startswith(server.url + "/")
+        assert httpx.get(url).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings"])
+def test_routes_of_openai_that_are_not_here_say_what_to_do(server: Server, path: str) -> None:
+    answer = httpx.post(server.url + path, json={"input": "Hi"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "unsupported_endpoint"
+    assert "this server" in answer.json()["error"]["message"]
