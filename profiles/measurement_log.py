@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from outrider.profiles.fingerprint import Fingerprint
+from outrider.profiles.replacing import replace
 from outrider.scheduler.cost.step_times import Point
 
 SCHEMA = 2
@@ -29,12 +30,7 @@ class PartialMeasurement:
             self.restarted = self._read(lines, fingerprint)
         kept = [header, *(json.dumps(point.to_json()) for point in self.points)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:  # also drops a torn line, which must not be appended to
-            file.write("\n".join(kept) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace({path: "\n".join(kept) + "\n"})  # also drops a torn line, which must not be appended to
 
     def add(self, point: Point) -> None:
         """Append a point; when this returns it survives a kill."""

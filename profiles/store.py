@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider.profiles.fingerprint import Fingerprint
+from outrider.profiles.replacing import replace
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 
@@ -71,8 +70,8 @@ class Profile:
 def save(profile: Profile, root: Path, calibration: dict[str, Any] | None) -> Profile:
     """Write the profile to `root`/NAME/, over one of the same name; the profile with its folder.
 
-    Each file appears by one rename, so that whoever reads or is killed meanwhile finds an old or a new one. Without
-    `calibration` a former one is removed.
+    Whoever reads or is killed meanwhile finds an old or a new file. Without `calibration` a former one is removed.
+    Raises OSError, and leaves what was there.
     """
     if not NAME.fullmatch(profile.name):
         raise ProfileError(f"a profile's name is letters, digits, dots, dashes and underscores, not {profile.name!r}")
@@ -86,11 +85,12 @@ def save(profile: Profile, root: Path, calibration: dict[str, Any] | None) -> Pr
         "fingerprint": profile.fingerprint.to_json(),
         "points": [point.to_json() for point in profile.points],
     }
+    files = {folder / PROFILE: _json(content)}
+    if calibration is not None:
+        files = {folder / CALIBRATION: _json(calibration)} | files
+    replace(files)
     if calibration is None:
         (folder / CALIBRATION).unlink(missing_ok=True)
-    else:
-        write_json(folder / CALIBRATION, calibration)
-    write_json(folder / PROFILE, content)
     return read(folder)
 
 
@@ -170,19 +170,12 @@ def readable(root: Path) -> Iterator[Profile]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` at once; its folder is left without a temporary file whatever happens."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Replace `path` at once."""
+    replace({path: _json(content)})
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1) + "\n"
 
 
 def _folders(root: Path) -> list[Path]:

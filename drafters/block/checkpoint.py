@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from ..target import Rows
@@ -167,7 +167,12 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str
         raise CheckpointError(f"{folder} has no {WEIGHTS}")
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        tensors |= load_file(file)
+        try:
+            tensors |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
+    if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
+        raise CheckpointError(f"{folder} is damaged: {unreal[0]} holds what is no number; copy it here again")
     vocab = tensors.pop("vocab", None)
     if config.draft_vocab_size and (vocab is None or len(vocab) != config.draft_vocab_size):
         raise CheckpointError(f"{folder}: draft_vocab_size is {config.draft_vocab_size} but the tokens are not stored")

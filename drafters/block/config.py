@@ -184,7 +184,11 @@ class BlockConfig:
         path = Path(folder) / "config.json"
         if not path.exists():
             raise CheckpointError(f"{folder} is not a drafter checkpoint: it has no config.json")
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}; copy it here again") from None
+        return cls.from_json(content)
 
 
 def kind_of(config: dict[str, Any]) -> str:

@@ -83,9 +83,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="ask for it on every route but /health and /ready; OUTRIDER_API_KEY keeps it out of the process list",
     )
+    http.add_argument(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="keys with limits of their own, made by `outrider key`; read again when the file changes",
+    )
+    http.add_argument(
+        "--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM); renewed ones are taken up"
+    )
+    http.add_argument(
+        "--ssl-keyfile",
+        metavar="FILE",
+        help="its private key (default: in the same file); OUTRIDER_SSL_KEYFILE_PASSWORD opens an encrypted one",
+    )
+    http.add_argument(
+        "--ssl-ca-certs", metavar="FILE", help="only clients with a certificate signed by one of these are served"
+    )
+    http.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="serve /metrics there, without key and TLS, and not on --port",
+    )
+    http.add_argument("--metrics-host", metavar="HOST", help="of --metrics-port (default: as --host)")
     http.add_argument("--max-choices", type=int, default=defaults.max_choices, metavar="N", help="largest n")
     http.add_argument(
         "--max-body-bytes", type=int, default=defaults.max_body_bytes, metavar="N", help="largest request body"
+    )
+    http.add_argument(
+        "--max-queued-requests", type=int, metavar="N", help="refuse more with 429 while N wait (default: never)"
+    )
+    http.add_argument(
+        "--max-queue-seconds",
+        type=float,
+        metavar="S",
+        help="give a request up that waits longer (default: never)",
+    )
+    http.add_argument(
+        "--max-request-seconds",
+        type=float,
+        metavar="S",
+        help="end a request with an error that runs longer, its waiting not counted (default: never)",
+    )
+    http.add_argument(
+        "--max-stall-seconds",
+        type=float,
+        default=defaults.max_stall_seconds,
+        metavar="S",
+        help="end a connection whose client takes nothing of its answer for so long (default: %(default)g)",
     )
     http.add_argument(
         "--drain-seconds",
@@ -133,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
 
     logs.configure(settings)
     # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
-    listener = listen.bind(settings.host, settings.port)
+    listeners = listen.Listeners.open(settings)
     resolved = resolve(settings, _say)
     on_cpu = resolved.settings.resolved_device == "cpu"
     if on_cpu:
@@ -151,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
 
     grace = 0.0
     try:
-        exit_code = listen.serve(resolved, engine, listener, before_first, beside)
+        exit_code = listen.serve(resolved, engine, listeners, before_first, beside)
         if exit_code == 0 and not on_cpu:
             grace = engines.EXIT_SECONDS
         return exit_code
@@ -197,8 +243,11 @@ def _announce(settings: Settings, engine: Engine) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if settings.host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
-    url = f"http://{host}:{settings.port}"
-    key = "  -H 'Authorization: Bearer '\"$OUTRIDER_API_KEY\" \\\n" if settings.api_key else ""
+    url = f"{'https' if settings.ssl_certfile else 'http'}://{host}:{settings.port}"
+    asks = settings.api_key is not None or settings.api_keys is not None
+    key = "  -H 'Authorization: Bearer '\"$OUTRIDER_API_KEY\" \\\n" if asks else ""
+    if not asks and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        _say(f"Whoever reaches {settings.host}:{settings.port} may use this server; --api-keys FILE asks for a key")
     several = f"{settings.resolved_engines} engines, each with " if settings.resolved_engines > 1 else ""
     capacity = f"{several}context {engine.context_length} tokens, KV cache {engine.max_total_tokens}"
     speculation = "speculation off" if settings.drafter == "off" else f"{settings.drafter} drafts of {settings.gamma}"

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -25,6 +24,7 @@ from outrider.server.engine import logs, model_modules, several, threads, topolo
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
+from outrider.server.engine.run_folder import RunFolder
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.threads import Placement
 from outrider.server.errors import UserError
@@ -55,7 +55,7 @@ class Engine:
     processes: dict[str, BaseProcess]
     max_total_tokens: int
     context_length: int
-    run_dir: Path
+    run_folder: RunFolder
     report: StartupReport
 
     def begin(self) -> None:
@@ -112,7 +112,7 @@ class Engine:
             if name.startswith("scheduler"):
                 process.join(max(0.0, deadline - time.monotonic()))
         _kill_children()
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        self.run_folder.remove()
 
 
 def start(resolved: Resolved, engines: int = 1) -> Engine:
@@ -122,11 +122,11 @@ def start(resolved: Resolved, engines: int = 1) -> Engine:
     reason in one line when one cannot start.
     """
     settings = resolved.settings
-    run_dir = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
+    run_folder = RunFolder.make()
     try:
-        _set_environment(settings, run_dir)
+        _set_environment(settings, run_folder.path)
         _quieten(settings)
-        report = StartupReport(run_dir / "failure")
+        report = StartupReport(run_folder.path / "failure")
         # On a GPU, or with flags of SGLang's own, there may be several, of which SGLang knows more.
         alone = settings.resolved_device == "cpu" and not settings.sglang_flags
         placements, waiting = [Placement()] * engines, None
@@ -141,16 +141,16 @@ def start(resolved: Resolved, engines: int = 1) -> Engine:
             with threads.for_started_processes(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
         load_plugin()
-        return _launch(resolved, run_dir, report, placements, environment, waiting)
+        return _launch(resolved, run_folder, report, placements, environment, waiting)
     except BaseException:
         _kill_children()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        run_folder.remove()
         raise
 
 
 def _launch(
     resolved: Resolved,
-    run_dir: Path,
+    run_folder: RunFolder,
     report: StartupReport,
     placements: Sequence[Placement],
     environment: dict[str, str],
@@ -168,7 +168,7 @@ def _launch(
     Launcher.controller = functools.partial(several.run_controller, *ours)
     arguments = sglang_args.build(settings, resolved.model, resolved.memory, len(placements))
     arguments.custom_sigquit_handler = _on_sigquit
-    tempfile.tempdir = str(run_dir)  # where SGLang puts the sockets between its processes
+    tempfile.tempdir = str(run_folder.path)  # where SGLang puts the sockets between its processes
     try:
         manager, templates, _, scheduler, watchdog, *_ = Launcher._launch_subprocesses(
             arguments,
@@ -195,7 +195,7 @@ def _launch(
         processes=dict(zip(watchdog._names, watchdog._processes, strict=True)),
         max_total_tokens=int(scheduler.scheduler_infos[0]["max_total_num_tokens"]),
         context_length=int(manager.context_len),
-        run_dir=run_dir,
+        run_folder=run_folder,
         report=report,
     )
 
@@ -207,10 +207,16 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # torch's rendezvous would otherwise be a TCP server without a password, open on every network interface.
     os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{run_dir}/rendezvous")
+    if not any(flag.startswith("--nnodes") for flag in settings.sglang_flags):
+        # torch's collectives listen too, on the address of this machine's name, which others may reach.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     metrics = run_dir / "metrics"
     metrics.mkdir()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     logs.configure_processes(settings, run_dir)
+    for name, seconds in (("WAITING", settings.max_queue_seconds), ("RUNNING", settings.max_request_seconds)):
+        if seconds is not None:
+            os.environ[f"SGLANG_REQ_{name}_TIMEOUT"] = str(seconds)
     if settings.resolved_device == "cpu":
         # Nothing of ours needs a GPU then, and libraries stop looking for one.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

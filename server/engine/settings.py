@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
@@ -43,6 +44,11 @@ class Settings:
     max_total_tokens: tokens of the KV cache, all requests together.
     engines: that share the machine and one HTTP process; None is one per NUMA node of a CPU.
     threads: that an engine computes with, on a CPU.
+    api_key: an administrator's. api_keys: a file of them, see `server/http/keys.py`.
+    ssl_certfile, ssl_keyfile, ssl_ca_certs: TLS, as uvicorn has it; the last asks clients for a certificate.
+    metrics_port: serves /metrics instead of port, at metrics_host (None: host).
+    max_queued_requests: further ones are refused. max_queue_seconds, max_request_seconds: how long a request may wait,
+    and run. max_stall_seconds: how long a client may take nothing of its answer.
     max_choices: largest `n` that one request may ask for.
     max_body_bytes: largest request body.
     drain_seconds: how long running requests may go on after SIGTERM.
@@ -56,6 +62,16 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 30000
     api_key: str | None = None
+    api_keys: Path | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    metrics_port: int | None = None
+    metrics_host: str | None = None
+    max_queued_requests: int | None = None
+    max_queue_seconds: float | None = None
+    max_request_seconds: float | None = None
+    max_stall_seconds: float = 60.0
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
@@ -103,6 +119,19 @@ class Settings:
         self._require_between("max_choices", 1, 1 << 16)
         self._require_between("max_body_bytes", 1024, 1 << 32)
         self._require_between("drain_seconds", 0, 86400)
+        self._require_between("max_stall_seconds", 1, 86400)
+        for name, least, most in (
+            ("metrics_port", 1, 65535),
+            ("max_queued_requests", 1, 1 << 20),
+            ("max_queue_seconds", 0.1, 86400),
+            ("max_request_seconds", 0.1, 86400),
+        ):
+            if getattr(self, name) is not None:
+                self._require_between(name, least, most)
+        if self.metrics_port == self.port:
+            raise UserError("--metrics-port is --port; choose another, or leave it out to serve metrics there")
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
+            raise UserError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         for name, least in (("max_running_requests", 1), ("context_length", 1), ("max_total_tokens", SMALLEST_KV)):
             if getattr(self, name) is not None:
                 self._require_between(name, least, 1 << 40)
@@ -134,7 +163,7 @@ class Settings:
         if getattr(self, name) not in allowed:
             raise UserError(f"{_flag(name)} is one of {', '.join(allowed)}, not {getattr(self, name)!r}")
 
-    def _require_between(self, name: str, low: int, high: int) -> None:
+    def _require_between(self, name: str, low: float, high: float) -> None:
         if not low <= getattr(self, name) <= high:
             raise UserError(f"{_flag(name)} is a number from {low} to {high}, not {getattr(self, name)}")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -38,6 +39,7 @@ def run_controller(
 ) -> None:
     """Target of the controller's process, in place of SGLang's; kwargs are SGLang's."""
     die_with(parent)
+    tempfile.tempdir = str(report.path.parent)  # where SGLang puts the sockets to the schedulers
     from sglang.srt.managers import data_parallel_controller as sglang
 
     sglang.mp = _Starting(placements)

@@ -11,10 +11,12 @@ from fastapi import FastAPI
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
 from outrider.server.http import errors, openapi
+from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.metrics import HttpMetrics
+from outrider.server.http.queue_limit import QueueLimit
 from outrider.server.http.routes import health, openai, tune
 from outrider.server.http.validation import Limits
 from outrider.server.http.watch import Watch, name_requests_in_logs
@@ -24,6 +26,7 @@ def build(
     resolved: Resolved,
     engine: Engine,
     lifecycle: Lifecycle,
+    access: Access,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> Watch:
     """lifespan is entered before the first request is taken, and left after the last."""
@@ -38,11 +41,13 @@ def build(
     )
     app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     errors.install(app)
-    openai.install(app, engine, lifecycle, limits)
+    openai.install(app, engine, lifecycle, limits, QueueLimit(manager, settings.max_queued_requests))
     health.install(app, engine, lifecycle)
+    if settings.metrics_port is None:
+        health.install_metrics(app)
     tune.install(app, resolved, engine, lifecycle, limits)
-    openapi.install(app, limits, has_key=bool(settings.api_key))
-    app.add_middleware(Gate, api_key=settings.api_key, lifecycle=lifecycle)
+    openapi.install(app, limits, has_key=not access.open)
+    app.add_middleware(Gate, access=access, lifecycle=lifecycle)
     about = {"version": version("outrider"), "model": limits.model, "device": settings.resolved_device}
     about |= {"drafter": settings.drafter, "planner": settings.planner, "engines": str(settings.resolved_engines)}
     manager.request_logger = AnswerWatch(
@@ -50,3 +55,12 @@ def build(
     )
     name_requests_in_logs()
     return Watch(app, HttpMetrics(about), log=settings.log_requests != "none")
+
+
+def build_for_metrics(engine: Engine, lifecycle: Lifecycle) -> FastAPI:
+    """What a port of its own for metrics answers: they, and probes. It asks for no key."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    errors.install(app)
+    health.install(app, engine, lifecycle)
+    health.install_metrics(app)
+    return app

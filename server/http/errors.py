@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from http import HTTPStatus
 from typing import Any
 
@@ -10,23 +11,45 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+TYPES: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+"""Others are `server_error` and `invalid_request_error`."""
+
 
 class ApiError(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error. retry_after: seconds, after which it may be asked again."""
 
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.param = param
         self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        return error_body(self.message, self.status, param=self.param, code=self.code)
 
     def response(self) -> JSONResponse:
-        headers = {"Retry-After": "1"} if self.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        headers = {}
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers = {"WWW-Authenticate": "Bearer"}
-        body = error_body(self.message, self.status, param=self.param, code=self.code)
-        return JSONResponse(body, self.status, headers)
+        elif self.retry_after is not None or self.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers = {"Retry-After": str(self.retry_after or 1)}
+        return JSONResponse(self.body(), self.status, headers)
 
 
 def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -34,18 +57,29 @@ def error_body(message: str, status: int, *, param: str | None = None, code: str
 
 
 def _error_type(status: int) -> str:
-    if status == HTTPStatus.UNAUTHORIZED:
-        return "authentication_error"
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return "rate_limit_error"
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return "service_unavailable_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
+    return TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
 
 
-def code_for(message: str) -> str | None:
-    """The `code` of an error that SGLang worded; OpenAI's clients look for this one."""
-    return "context_length_exceeded" if "context length" in message else None
+def of_stream(event: str) -> JSONResponse | None:
+    """The answer with a status of its own to a stream whose first event is an error; None if that is none."""
+    if not event.startswith('data: {"error":'):
+        return None
+    error = json.loads(event.removeprefix("data: "))["error"]
+    found = (status for status, name in TYPES.items() if name == error["type"])
+    status = next(found, 500 if error["type"] == "server_error" else 400)
+    return ApiError(error["message"], status=status, param=error["param"], code=error["code"]).response()
+
+
+def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
+    """An error that SGLang worded."""
+    message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
+    if "waiting timeout reached" in message:
+        return ApiError("the request waited longer than it may here; try again", status=503, code="queue_timeout")
+    if "running timeout reached" in message:
+        return ApiError("the request ran longer than it may here; ask for less", status=504, code="request_timeout")
+    # OpenAI's clients look for this one.
+    code = "context_length_exceeded" if "context length" in message else None
+    return ApiError(message, status=status, param=param, code=code)
 
 
 def install(app: FastAPI) -> None:

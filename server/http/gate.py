@@ -1,47 +1,79 @@
-"""What every request passes on its way in: asks for the key."""
+"""What every request passes on its way in: asks for the key and its limits."""
 
 from __future__ import annotations
 
-import hmac
+import contextlib
+from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.server.http import openapi
+from outrider.server.http import openapi, watch
+from outrider.server.http.access import Access, Holder
 from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
 
 # Probes carry no key, nor do browsers that open a page.
 OPEN_PATHS = frozenset({"/health", "/ready"}) | openapi.PATHS
+ADMIN_PATHS = frozenset({"/outrider/tune"})
 
 
 class Gate:
     """Plain ASGI, so that streams and disconnects pass unbuffered."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, access: Access, lifecycle: Lifecycle) -> None:
         self.app = app
-        self.expected = f"Bearer {api_key}".encode() if api_key else None
+        self.access = access
         self.lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if not self._allowed(scope):
-            refusal = ApiError(
+        try:
+            holder = self._holder(scope)
+            if scope["method"] == "POST":
+                with _counted(holder):
+                    async with self.lifecycle.request():
+                        await self.app(scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+        except ApiError as refusal:  # ours: those of the routes are answered there
+            await refusal.response()(scope, receive, send)
+
+    def _holder(self, scope: Scope) -> Holder | None:
+        """Whose request it is, None where no key is asked for; raises ApiError."""
+        if self.access.open or scope["path"] in OPEN_PATHS:
+            return None
+        holder = self.access.holder(_header(scope, b"authorization"))
+        if holder is None:
+            raise ApiError(
                 "wrong or missing API key; send 'Authorization: Bearer KEY' (only /health and /ready need none)",
                 status=401,
                 code="invalid_api_key",
             )
-            await refusal.response()(scope, receive, send)
-        elif scope["method"] == "POST":
-            async with self.lifecycle.request():
-                await self.app(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+        if scope["path"] in ADMIN_PATHS and not holder.key.admin:
+            raise ApiError(
+                f"{scope['path']} is for administrators; key {holder.key.name} is not one's",
+                status=403,
+                code="admin_key_required",
+            )
+        if (watched := watch.current()) is not None:
+            watched.fields["key"] = holder.key.name
+        return holder
 
-    def _allowed(self, scope: Scope) -> bool:
-        if self.expected is None or scope["path"] in OPEN_PATHS:
-            return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        # In constant time, so that a wrong key tells nothing about the right one.
-        return hmac.compare_digest(given, self.expected)
+
+@contextlib.contextmanager
+def _counted(holder: Holder | None) -> Iterator[None]:
+    """To the end of the answer, however it ends: for a stream, of its last byte or of its client."""
+    if holder is None:
+        yield
+        return
+    holder.begin()
+    try:
+        yield
+    finally:
+        holder.end()
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")

@@ -17,8 +17,7 @@ from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompl
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
-from outrider.server.http import watch
-from outrider.server.http.errors import code_for, error_body
+from outrider.server.http import errors, watch
 from outrider.server.http.protocol import ChatRequest, TextRequest
 from outrider.server.plugin.options import RequestOptions
 
@@ -34,13 +33,13 @@ class _Handler:
     def create_error_response(
         self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None
     ) -> JSONResponse:
-        message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
-        return JSONResponse(error_body(message, status_code, param=param, code=code_for(message)), status_code)
+        return errors.of_engine(message, status_code, param).response()
 
     def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:
+        error = errors.of_engine(message, status_code)
         if (watched := watch.current()) is not None:
-            watched.error = status_code
-        return json.dumps(error_body(message, status_code, code=code_for(message)))
+            watched.error = error.status
+        return json.dumps(error.body())
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
         options = RequestOptions(
@@ -116,9 +115,14 @@ async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | Text
     """Run a request through SGLang's handler."""
     result = await handler.handle_request(request, raw)
     if isinstance(result, StreamingResponse):
+        stream: Any = result.body_iterator
+        first = await anext(stream)  # which SGLang has waited for
+        if (failure := errors.of_stream(first)) is not None:
+            await stream.aclose()
+            return failure
         # Closing the stream aborts the request at once; SGLang's background task would do so two seconds later.
         result.background = None
-        result.body_iterator = _closing(result.body_iterator)
+        result.body_iterator = _closing(first, stream)
         result.headers["Cache-Control"] = "no-cache"
         return result
     if isinstance(result, Response):
@@ -126,7 +130,8 @@ async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | Text
     return Response(result.model_dump_json(), media_type="application/json")
 
 
-async def _closing(stream: Any) -> AsyncIterator[Any]:
+async def _closing(first: str, stream: Any) -> AsyncIterator[Any]:
     async with aclosing(stream):
+        yield first
         async for chunk in stream:
             yield chunk

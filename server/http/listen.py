@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -13,15 +14,18 @@ import uvicorn
 from outrider.server.engine import client
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
+from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
+from outrider.server.http.access import Access
 from outrider.server.http.lifecycle import Lifecycle
+from outrider.server.http.tls import Tls
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket on the address, not listening yet; raises UserError where there can be none."""
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A socket on the address, not listening yet; raises UserError, which names the flag, where there can be none."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror:
@@ -31,19 +35,45 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.bind(address)
     except PermissionError:
-        raise UserError(f"port {port} needs more rights; choose one from 1024 on with --port") from None
+        raise UserError(f"port {port} needs more rights; choose one from 1024 on with {flag}") from None
     except OSError as error:
         if error.errno in (98, 48):  # EADDRINUSE on Linux, on BSD and macOS
-            raise UserError(f"port {port} on {host} is in use; choose another with --port") from None
+            raise UserError(f"port {port} on {host} is in use; choose another with {flag}") from None
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     listener.set_inheritable(False)
     return listener
 
 
+def end_stalled(listener: socket.socket, seconds: float) -> None:
+    """Have the system end a connection whose client takes nothing of what is sent to it for so long."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections have it from the socket that listens
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The server's doors. metrics: a socket for metrics alone."""
+
+    requests: socket.socket
+    metrics: socket.socket | None
+    access: Access
+    tls: Tls | None
+
+    @classmethod
+    def open(cls, settings: Settings) -> Listeners:
+        """Not listening yet; raises UserError for what cannot be, before anything slow begins."""
+        access, tls = Access(settings.api_key, settings.api_keys), Tls.of(settings)
+        requests, metrics = bind(settings.host, settings.port), None
+        end_stalled(requests, settings.max_stall_seconds)
+        if settings.metrics_port is not None:
+            metrics = bind(settings.metrics_host or settings.host, settings.metrics_port, "--metrics-port")
+        return cls(requests, metrics, access, tls)
+
+
 def serve(
     resolved: Resolved,
     engine: Engine,
-    listener: socket.socket,
+    listeners: Listeners,
     before_first: Callable[[], Awaitable[None]],
     beside: Callable[[Lifecycle], Coroutine[Any, Any, None]],
 ) -> int:
@@ -67,15 +97,30 @@ def serve(
             await _unless_lost(lifecycle, before_first())
             lifecycle.up()
             lifecycle.run(beside(lifecycle))
+            lifecycle.run(listeners.access.watch())
+            if listeners.tls is not None and server.config.ssl is not None:
+                lifecycle.run(listeners.tls.watch(server.config.ssl))
+            if listeners.metrics is not None:
+                lifecycle.run(metrics.serve([listeners.metrics]))
         except Exception as error:
             failure = engine.report.read() or str(error) or repr(error)
             server.should_exit = True
         yield
         lifecycle.end()
+        metrics.should_exit = True
 
+    metrics = _Server(
+        uvicorn.Config(
+            app.build_for_metrics(engine, lifecycle),
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+        )
+    )
     server = _Server(
         uvicorn.Config(
-            app.build(resolved, engine, lifecycle, lifespan),
+            app.build(resolved, engine, lifecycle, listeners.access, lifespan),
             log_config=None,  # the log is that of all other parts
             log_level=settings.log_level,
             access_log=settings.log_level in ("debug", "info"),
@@ -83,10 +128,11 @@ def serve(
             server_header=False,
             timeout_graceful_shutdown=5,
             timeout_keep_alive=30,
+            **(listeners.tls.options() if listeners.tls is not None else {}),
         )
     )
     lifecycle.server = server
-    server.run(sockets=[listener])
+    server.run(sockets=[listeners.requests])
     if failure is not None:
         raise UserError(f"the engine was loaded but cannot answer: {failure}")
     return lifecycle.exit_code

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +101,36 @@ def test_unfit_folders_are_refused(changes: dict, message: str, tmp_path: Path) 
 def target_config(**changes: object) -> SimpleNamespace:
     shape = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 6, "vocab_size": 96}
     return SimpleNamespace(**(shape | changes))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-100], lambda data: data[:100], lambda data: b"", lambda data: bytes(100) + data[100:]],
+    ids=["without its end", "beginning alone", "empty", "other beginning"],
+)
+def test_damaged_files_are_noticed(damage: Callable[[bytes], bytes], compact: bool, tmp_path: Path) -> None:
+    (save_compact if compact else save_plain)(make_model(DFLASH), tmp_path)
+    path = tmp_path / WEIGHTS
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged") as raised:
+        load(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_weights_that_are_no_numbers_are_noticed(tmp_path: Path) -> None:
+    model = make_model(DFLASH)
+    model.fc.weight[3, 5] = torch.nan
+    save_plain(model, tmp_path)
+    with pytest.raises(CheckpointError, match=r"fc\.weight holds what is no number"):
+        load(tmp_path)
+
+
+def test_damaged_config_is_noticed(tmp_path: Path) -> None:
+    save_plain(make_model(DFLASH), tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+        load(tmp_path)
 
 
 def test_wrong_target_is_refused_by_what_differs(tmp_path: Path) -> None:

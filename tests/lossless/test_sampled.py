@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from asking import accepted_tokens, complete, complete_all, tokens
+from asking import accepted_tokens, complete, complete_all, counter, tokens
 from chi_square import p_value
 from scipy import stats
 
@@ -127,6 +127,8 @@ def test_third_token_with_and_without_speculation(exact_server):
 
 SEEDED = [{"temperature": 1.0, "seed": 7}, {"temperature": 0.7, "top_p": 0.9, "seed": 8}]
 TOKENS = 64
+MANY = 32
+"""Requests of so many tokens that are more than the cache holds."""
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,19 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
         answers = list(pool.map(ask, asked))
     first = min(10, others)
     assert answers[first : first + 2] == seeded
+
+
+def test_an_answer_is_the_same_after_a_retraction(exact_server, prompts):
+    """More requests get in than the cache holds; some lose their place, and are prefilled again with what they had."""
+    body = {"max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": False}
+    kinds = [SEEDED[0], SEEDED[1], {"temperature": 0}]
+    alone = [tokens(complete(exact_server, prompts[i], speculate=False, **(body | kinds[i]))) for i in range(3)]
+    before = counter(exact_server, "sglang:num_retracted_requests_total")
+    with ThreadPoolExecutor(MANY) as pool:
+        ask = lambda i: tokens(complete(exact_server, prompts[i % 3], speculate=True, **(body | kinds[i % 3])))  # noqa: E731
+        answers = list(pool.map(ask, range(MANY)))
+    assert counter(exact_server, "sglang:num_retracted_requests_total") > before
+    assert answers == [alone[i % 3] for i in range(MANY)]
 
 
 def test_without_a_seed_answers_differ(exact_server, prompts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,3 +84,23 @@ def test_a_file_that_is_something_else_starts_anew_and_says_why(tmp_path: Path, 
     path.write_text(header + "\n")
     assert reason in PartialMeasurement(path, HERE).restarted
     assert PartialMeasurement(path, HERE).restarted == ""
+
+
+def measure(path: Path, rounds: int) -> None:
+    for _ in range(rounds):
+        partial = PartialMeasurement(path, HERE)
+        for point in POINTS[:4]:
+            partial.add(point)
+        partial.discard()
+
+
+def test_two_servers_that_measure_at_once_do_not_stop_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=measure, args=(tmp_path / "partial", 50)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
+    measure(tmp_path / "partial", 1)
+    assert list(tmp_path.iterdir()) == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import resource
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -159,3 +162,27 @@ def test_a_write_that_fails_leaves_the_former_file_and_nothing_else(tmp_path: Pa
 def test_points_keep_their_repetitions(tmp_path: Path) -> None:
     store.save(profile(), tmp_path, None)
     assert set(store.locate("epyc", [tmp_path]).points) == set(POINTS)
+
+
+def save_on_a_full_disk(root: Path, room: int) -> None:
+    """Exits with 0 where that fails as it does on a full disk; no file may become larger than `room`."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    try:
+        store.save(replace(profile(), measured_how="another"), root, {"calibration": "x" * 200})
+    except OSError as error:
+        sys.exit(0 if error.errno == errno.EFBIG else 1)
+    sys.exit(1)
+
+
+@pytest.mark.parametrize("room", [0, 100, 1000])
+def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> None:
+    """With room for nothing, for a part of the first file, and for the first file but not the second."""
+    store.save(profile(), tmp_path, {"calibration": "old"})
+    process = multiprocessing.get_context("fork").Process(target=save_on_a_full_disk, args=(tmp_path, room))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+    found = store.load("epyc", HERE, [tmp_path])
+    assert found.measured_how == profile().measured_how
+    assert json.loads(found.calibration.read_text()) == {"calibration": "old"}
+    assert sorted(path.name for path in found.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]

@@ -27,7 +27,7 @@ START_SECONDS = 180
 class Server:
     """A started `outrider serve`."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, *flags: str, **env: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
@@ -36,7 +36,7 @@ class Server:
                 [OUTRIDER, "serve", "--port", str(self.port), "--no-tune", *flags],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=environment(),
+                env=environment(**env),
                 start_new_session=True,
             )
 

@@ -25,6 +25,8 @@ def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle) -> None:
     async def ready() -> JSONResponse:
         return JSONResponse({"status": lifecycle.state.value}, 200 if lifecycle.accepting else 503)
 
+
+def install_metrics(app: FastAPI) -> None:
     @app.get("/metrics", responses=openapi.answers(kind="text/plain", says="Prometheus' format"))
     async def get_metrics() -> Response:
         body, content_type = await asyncio.to_thread(metrics.render)

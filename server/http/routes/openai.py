@@ -19,6 +19,7 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.handlers import ChatHandler, TextHandler
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
+from outrider.server.http.queue_limit import QueueLimit
 from outrider.server.http.validation import Limits
 
 ELSEWHERE = {
@@ -46,7 +47,7 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:
+def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits, queue: QueueLimit) -> None:
     """Add the routes; limits.model is the one model that they know."""
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager)
@@ -54,7 +55,9 @@ def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits) 
     async def complete(kind: Kind, handler: ChatHandler | TextHandler, raw: Request) -> Response:
         if not lifecycle.accepting:
             raise ApiError(f"the server is {lifecycle.state.value}; try another", status=503, code="unavailable")
-        return await handlers.answer(handler, await requests.receive(raw, kind, limits), raw)
+        with queue.entering():
+            request = await requests.receive(raw, kind, limits)
+        return await handlers.answer(handler, request, raw)
 
     @app.post(
         "/v1/chat/completions",

@@ -108,6 +108,19 @@ def test_engine_that_fails_while_loading_names_the_reason(tmp_path: Path) -> Non
     assert "49152" in line
 
 
+@pytest.mark.server
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
+    for path in bundled_model.prepare().iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {"model_type": "own", "architectures": ["Own"], "auto_map": {"AutoConfig": "own.Config"}}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config | own))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert "contains custom code" in serve_fails("--model", str(tmp_path), "--max-total-tokens", "2048", seconds=240)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_help_teaches_and_is_quick() -> None:
     """Quick since what takes long to import is not imported."""
     found = run("--help", PYTHONPROFILEIMPORTTIME="1")

@@ -100,6 +100,29 @@ def test_context_never_exceeds_the_cache(sglang_args, smollm2: Model) -> None:
     assert arguments.context_length == 8192
 
 
+def test_code_of_models_is_not_trusted(sglang_args, smollm2: Model) -> None:
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(2000), engines=1)
+    assert arguments.trust_remote_code is False
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"metrics_port": 30000}, "--metrics-port is --port"),
+        ({"metrics_port": 0}, "--metrics-port is a number from 1 to 65535"),
+        ({"max_queued_requests": 0}, "--max-queued-requests is a number from 1"),
+        ({"max_queue_seconds": 0}, "--max-queue-seconds is a number from 0.1"),
+        ({"max_request_seconds": -1}, "--max-request-seconds is a number from 0.1"),
+        ({"max_stall_seconds": 0}, "--max-stall-seconds is a number from 1"),
+        ({"ssl_keyfile": "key"}, "need --ssl-certfile"),
+        ({"ssl_ca_certs": "authorities"}, "need --ssl-certfile"),
+    ],
+)
+def test_limits_that_cannot_be(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(**values)
+
+
 def test_flags_for_sglang(sglang_args) -> None:
     assert sglang_args.parse_flags(["--schedule-policy", "fcfs"]) == {"schedule_policy": "fcfs"}
     for flags, message in (
@@ -107,6 +130,9 @@ def test_flags_for_sglang(sglang_args) -> None:
         (["--tokenizer-worker-num", "2"], "is not available here: one tokenizer process"),
         (["--dp-size", "2"], "say --engines before the --"),
         (["--enable-custom-logit-processor"], "no code from requests"),
+        (["--trust-remote-code"], "--trust-remote-code is not available here: no code from models"),
+        (["--ssl-certfile", "x"], "say --ssl-certfile before the --"),
+        (["--max-queued-requests", "1"], "say --max-queued-requests before the --"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
     ):
         with pytest.raises(UserError, match=message):

@@ -1,0 +1,62 @@
+"""The folder of a running server: the sockets between its processes, and their metrics.
+
+It goes with the server, or with the next one where that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "outrider-run-"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """For this user alone. It is locked while this process lives: the system drops the lock whatever ends it."""
+
+    path: Path
+    _lock: int
+
+    @classmethod
+    def make(cls) -> RunFolder:
+        """Also removes those that killed servers of this user have left behind."""
+        for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+            _remove_if_left(path)
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            if (lock := _lock(path)) is not None:
+                return cls(path, lock)
+            # Another server, starting too, took it for one that was left, between the two lines.
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_if_left(path: Path) -> None:
+    with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+        if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(path: Path) -> int | None:
+    """The folder, open and locked; None where another process has the lock, or has removed it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(path).st_ino == os.fstat(handle).st_ino:
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return None

@@ -1,0 +1,100 @@
+"""TLS: uvicorn's options, checked before anything slow begins, and renewed certificates taken up while serving."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.server.engine.settings import Settings
+from outrider.server.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 60.0
+"""How often the certificate's files are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM format. clients: certificates of the authorities one of which must have signed a client's."""
+
+    certificate: str
+    key: str | None
+    clients: str | None
+    password: str | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Tls | None:
+        """None where plain HTTP is served; raises UserError where the files do not go together."""
+        if settings.ssl_certfile is None:
+            return None
+        password = os.environ.get("OUTRIDER_SSL_KEYFILE_PASSWORD")
+        tls = cls(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs, password)
+        try:
+            tls._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return tls
+
+    def options(self) -> dict[str, Any]:
+        """Of `uvicorn.Config`."""
+        return {
+            "ssl_certfile": self.certificate,
+            "ssl_keyfile": self.key,
+            "ssl_keyfile_password": self.password,
+            "ssl_ca_certs": self.clients,
+            "ssl_cert_reqs": ssl.CERT_REQUIRED if self.clients else ssl.CERT_NONE,
+        }
+
+    async def watch(self, context: ssl.SSLContext) -> None:
+        """Give the context that serves the files' content whenever it has changed; new connections have it then."""
+        seen = self._changed()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (now := self._changed()) == seen:
+                continue
+            seen = now
+            try:
+                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a half-written pair must not reach the other
+                self._load(context)
+            except ValueError as error:
+                logger.error("the certificate stays as it was: %s", error)
+            else:
+                logger.warning("certificate read again: %s", self.certificate)
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        """Raises ValueError."""
+        key = self.key or self.certificate
+        try:
+            context.load_cert_chain(self.certificate, self.key, lambda: self.password or "")  # never asks a terminal
+        except ssl.SSLError as error:
+            hint = "" if self.password else "; OUTRIDER_SSL_KEYFILE_PASSWORD opens one that is encrypted"
+            reason = error.reason or error
+            raise ValueError(
+                f"certificate {self.certificate} and key {key} cannot be used: {reason} (both in PEM format{hint})"
+            ) from None
+        except OSError as error:
+            raise ValueError(
+                f"certificate {self.certificate} or key {key} cannot be read: {error.strerror or error}"
+            ) from None
+        if self.clients is None:
+            return
+        try:
+            context.load_verify_locations(self.clients)
+        except ssl.SSLError as error:
+            raise ValueError(f"--ssl-ca-certs {self.clients} cannot be used: {error.reason or error}") from None
+        except OSError as error:
+            raise ValueError(f"--ssl-ca-certs {self.clients} cannot be read: {error.strerror or error}") from None
+
+    def _changed(self) -> list[int]:
+        times = []
+        for path in (self.certificate, self.key):
+            try:
+                times.append(os.stat(path).st_mtime_ns if path else 0)
+            except OSError:
+                times.append(-1)
+        return times

@@ -1,0 +1,268 @@
+"""A server with limits, asked for more than it may give: who is refused, who is ended, and who never notices.
+
+The last test ends the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from socket import AF_UNIX
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from running import Server, free_port, wait_until
+
+from outrider.server.http import keys
+
+RUNNING, QUEUED = 4, 4
+QUEUE_SECONDS, REQUEST_SECONDS, STALL_SECONDS = 4.0, 8.0, 2.0
+SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+LONG = SHORT | {"max_tokens": 900, "speculation": {"enabled": False}}
+"""More than four of these take longer than a request may."""
+
+
+class Limited:
+    """A server with keys. `file` is its file of them; `headers` by name of a key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.headers, self.metrics_port = folder / "keys.toml", {}, free_port()
+        self.add("operator", admin=True)
+        self.add("two", concurrency=2)
+        self.add("rare", rate=keys.Rate(3, 3600))
+        limits = {
+            "--api-keys": self.file,
+            "--metrics-port": self.metrics_port,
+            "--max-running-requests": RUNNING,
+            "--max-queued-requests": QUEUED,
+            "--max-queue-seconds": QUEUE_SECONDS,
+            "--max-request-seconds": REQUEST_SECONDS,
+            "--max-stall-seconds": STALL_SECONDS,
+            "--max-total-tokens": 4096,
+        }
+        self.server = Server(folder / "log", *(str(word) for flag in limits.items() for word in flag))
+
+    def add(self, name: str, **limits: Any) -> None:
+        secret = keys.new()
+        keys.add(self.file, keys.Key(name=name, digest=keys.digest(secret.encode()), **limits))
+        self.headers[name] = {"Authorization": f"Bearer {secret}"}
+
+    def ask(self, name: str, body: dict[str, Any] = SHORT) -> httpx.Response:
+        return httpx.post(f"{self.server.url}/v1/completions", json=body, headers=self.headers[name], timeout=120)
+
+    def ask_all(self, name: str, count: int, body: dict[str, Any] = SHORT) -> list[httpx.Response]:
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(lambda _: self.ask(name, body), range(count)))
+
+    def gauge(self, name: str) -> float:
+        page = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60).text
+        return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"{name}{{"))
+
+    def idle(self) -> bool:
+        return self.gauge("sglang:num_running_reqs") == self.gauge("sglang:num_queue_reqs") == 0
+
+
+@pytest.fixture(scope="module")
+def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    limited = Limited(tmp_path_factory.mktemp("limited"))
+    try:
+        limited.server.wait_until_ready()
+        yield limited
+    finally:
+        limited.server.kill()
+
+
+@pytest.fixture(autouse=True)
+def idle(limited_server: Limited) -> None:
+    """Nothing of one test is left in the engine when the next begins."""
+    wait_until(limited_server.idle, 30)
+
+
+def code(answer: httpx.Response) -> str | None:
+    return None if answer.status_code == 200 else answer.json()["error"]["code"]
+
+
+def test_metrics_have_a_port_of_their_own_and_no_key(limited_server: Limited) -> None:
+    url = f"http://127.0.0.1:{limited_server.metrics_port}"
+    assert "sglang:num_running_reqs" in httpx.get(f"{url}/metrics").text
+    assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
+    assert httpx.get(f"{url}/v1/models").status_code == 404
+    operator = limited_server.headers["operator"]
+    assert httpx.get(f"{limited_server.server.url}/metrics", headers=operator).status_code == 404
+
+
+def test_what_the_processes_say_to_each_other_is_for_this_user_alone(limited_server: Limited) -> None:
+    """It goes through files in a folder of this user's, and torch's collectives stay on this machine."""
+    main = psutil.Process(limited_server.server.process.pid)
+    processes = [main, *main.children(recursive=True)]
+    connections = [connection for process in processes for connection in process.net_connections("all")]
+    files = {Path(found.laddr) for found in connections if isinstance(found.laddr, str) and found.laddr[:1] == "/"}
+    assert len(files) >= 3  # of scheduler, detokenizer and HTTP
+    for folder in {path.parent for path in files}:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert folder.stat().st_uid == os.geteuid()
+
+    listening = [found.laddr for found in connections if found.status == psutil.CONN_LISTEN and found.family != AF_UNIX]
+    assert {limited_server.server.port, limited_server.metrics_port} <= {address.port for address in listening}
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    assert limited_server.server.children()["scheduler"].environ()["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_administrators_alone_may_measure(limited_server: Limited) -> None:
+    url = f"{limited_server.server.url}/outrider/tune"
+    answers = [httpx.post(url, json={"no": 1}, headers=limited_server.headers[name]) for name in ("two", "operator")]
+    assert [answer.status_code for answer in answers] == [403, 400]  # the operator's is looked at
+
+
+def test_a_key_sends_as_often_as_it_may(limited_server: Limited) -> None:
+    answers = [limited_server.ask("rare") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert code(answers[3]) == "rate_limit_exceeded"
+    assert 3500 < int(answers[3].headers["Retry-After"]) <= 3601
+    assert limited_server.ask("operator").status_code == 200
+
+
+def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
+    """Until a stream ends, or its client goes."""
+    url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True}
+    with (
+        httpx.Client(headers=limited_server.headers["two"], timeout=60) as client,
+        client.stream("POST", url, json=body) as one,
+        client.stream("POST", url, json=body) as two,
+    ):
+        assert one.status_code == two.status_code == 200
+        refused = limited_server.ask("two")
+        assert code(refused) == "concurrency_limit_exceeded"
+        assert refused.headers["Retry-After"] == "1"
+        assert limited_server.ask("operator").status_code == 200
+    wait_until(lambda: limited_server.ask("two").status_code == 200, 10)
+    wait_until(limited_server.idle, 5)  # what they asked for is given up
+
+
+def test_beyond_the_queue_requests_are_refused_and_the_others_answered(limited_server: Limited) -> None:
+    """Four times as many clients as there are places, several rounds."""
+    body = LONG | {"max_tokens": 40}
+    alone = limited_server.ask("operator", body).json()["choices"][0]["text"]
+    clients = 4 * (RUNNING + QUEUED)
+    answers = [answer for _ in range(3) for answer in limited_server.ask_all("operator", clients, body)]
+    codes = Counter(map(code, answers))
+    assert set(codes) == {None, "queue_full"}
+    assert codes[None] >= 3 * RUNNING
+    assert codes["queue_full"] >= clients
+    for answer in answers:
+        if answer.status_code == 200:
+            assert answer.json()["choices"][0]["text"] == alone
+        else:
+            assert answer.status_code == 429
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_who_waits_or_runs_too_long_is_ended(limited_server: Limited) -> None:
+    streamed = LONG | {"stream": True}
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(limited_server.ask, "operator", body) for body in (LONG, LONG, streamed, LONG)]
+        wait_until(lambda: limited_server.gauge("sglang:num_running_reqs") == RUNNING, 10)
+        waiting = [pool.submit(limited_server.ask, "operator", body) for body in (SHORT, SHORT | {"stream": True})]
+        for late in (future.result() for future in waiting):
+            assert late.status_code == 503
+            assert code(late) == "queue_timeout"
+            assert late.headers["Retry-After"] == "1"
+        answers = [future.result() for future in running]
+    stream = answers.pop(2)
+    for answer in answers:
+        assert answer.status_code == 504
+        assert code(answer) == "request_timeout"
+        assert answer.json()["error"]["type"] == "timeout_error"
+    events = [line.removeprefix("data: ") for line in stream.text.splitlines() if line]
+    assert stream.status_code == 200
+    assert json.loads(events[-2])["error"]["code"] == "request_timeout"
+    assert events[-1] == "[DONE]"
+
+
+def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
+    """Its answer, with the logprobs of twenty tokens at each place, is more than what the system keeps for it."""
+    messages = [{"role": "user", "content": "Count."}]
+    body = {"messages": messages, "max_tokens": 3000, "ignore_eos": True, "temperature": 0, "stream": True}
+    content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", limited_server.server.port))
+        head = {"Host": "server", "Content-Type": "application/json", "Content-Length": str(len(content))}
+        head |= limited_server.headers["two"]
+        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{lines}\r\n".encode() + content)
+        wait_until(lambda: not limited_server.idle(), 10)
+        ours = client.getsockname()[1]
+        server = psutil.Process(limited_server.server.process.pid)
+
+        def connected() -> bool:
+            found = [c for c in server.net_connections("tcp") if c.raddr and c.raddr.port == ours]
+            return any(connection.status == psutil.CONN_ESTABLISHED for connection in found)
+
+        assert connected()
+        wait_until(lambda: not connected(), REQUEST_SECONDS + STALL_SECONDS)
+        wait_until(limited_server.idle, 5)
+
+
+def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
+    """Whoever stays in the file never notices, whatever else is written to it."""
+    stop, seen = threading.Event(), Counter[int]()
+
+    def go_on_asking() -> None:
+        while not stop.is_set():
+            seen[limited_server.ask("two").status_code] += 1
+
+    def status(name: str) -> int:
+        return httpx.get(f"{limited_server.server.url}/v1/models", headers=limited_server.headers[name]).status_code
+
+    asking = [threading.Thread(target=go_on_asking) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    try:
+        whole = limited_server.file.read_text()
+        limited_server.add("new")
+        assert status("new") == 401
+        wait_until(lambda: status("new") == 200, 5)
+        for bad in ("[two", "", whole.replace("sha256", "sha512")):
+            limited_server.file.write_text(bad)
+            time.sleep(1.2)
+            assert status("new") == 200  # the old keys stay
+        limited_server.file.write_text(whole)
+        wait_until(lambda: status("new") == 401, 5)
+    finally:
+        stop.set()
+        for thread in asking:
+            thread.join(60)
+    assert set(seen) == {200}
+    assert sum(seen.values()) > 10
+    log = limited_server.server.output()
+    assert log.count("the API keys stay as they were") == 3
+    for reason in ("is not TOML", "holds no keys", "'sha512'; known are"):
+        assert reason in log
+
+
+def test_told_to_stop_it_answers_all_that_it_had_taken(limited_server: Limited) -> None:
+    body = LONG | {"max_tokens": 80}
+    with ThreadPoolExecutor(RUNNING + QUEUED) as pool:
+        taken = [pool.submit(limited_server.ask, "operator", body) for _ in range(RUNNING)]
+        wait_until(lambda: limited_server.gauge("sglang:num_running_reqs") == RUNNING, 10)
+        taken += [pool.submit(limited_server.ask, "operator", body) for _ in range(QUEUED // 2)]
+        wait_until(lambda: limited_server.gauge("sglang:num_queue_reqs") == QUEUED // 2, 10)
+        limited_server.server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: limited_server.server.status("/ready") in (503, None), 5)
+        answers = [future.result() for future in taken]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {80}
+    assert limited_server.server.process.wait(30) == 0

@@ -1,0 +1,148 @@
+"""TLS as uvicorn serves it: our files, clients' certificates, and a renewed certificate while connections come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from running import wait_until
+
+from outrider.server.engine.settings import Settings
+from outrider.server.errors import UserError
+from outrider.server.http import tls
+from outrider.server.http.listen import bind
+from outrider.server.http.tls import Tls
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+
+
+def certificate(folder: Path, name: str, *, password: str = "", signed_by: str | None = None) -> tuple[str, str]:
+    """Certificate and key for localhost; without `signed_by` it is its own authority."""
+    folder.mkdir(exist_ok=True)
+    files = folder / f"{name}.crt", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-passout", f"pass:{password}"] if password else ["-nodes"]
+    if signed_by is not None:
+        command += ["-CA", str(folder / f"{signed_by}.crt"), "-CAkey", str(folder / f"{signed_by}.key")]
+    command += ["-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(files[0]), str(files[1])
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.contextmanager
+def served(settings: Settings) -> Iterator[str]:
+    """The address of an app behind these settings' TLS, which is watched as the server's is."""
+    found = Tls.of(settings)
+    assert found is not None
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", **found.options()))
+
+    async def main() -> None:
+        server.config.load()
+        assert server.config.ssl is not None
+        watching = asyncio.create_task(found.watch(server.config.ssl))
+        await server.serve([listener])
+        watching.cancel()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        wait_until(lambda: server.started, 10)
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def subject(url: str) -> str:
+    host, port = url.removeprefix("https://").split(":")
+    return ssl.get_server_certificate((host, int(port)))
+
+
+def test_a_client_that_trusts_the_certificate_is_answered(tmp_path: Path) -> None:
+    crt, key = certificate(tmp_path, "server")
+    with served(Settings(ssl_certfile=crt, ssl_keyfile=key)) as url:
+        assert httpx.get(url, verify=ssl.create_default_context(cafile=crt)).text == "ok"
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            httpx.get(url)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url.replace("https", "http"))
+
+
+def test_only_clients_with_a_certificate_of_theirs(tmp_path: Path) -> None:
+    crt, key = certificate(tmp_path, "server")
+    authority, _ = certificate(tmp_path, "authority")
+    known = certificate(tmp_path, "client", signed_by="authority")
+    unknown = certificate(tmp_path, "stranger")
+    with served(Settings(ssl_certfile=crt, ssl_keyfile=key, ssl_ca_certs=authority)) as url:
+
+        def ask(client: tuple[str, str] | None) -> str:
+            context = ssl.create_default_context(cafile=crt)
+            if client is not None:
+                context.load_cert_chain(*client)
+            return httpx.get(url, verify=context).text
+
+        assert ask(known) == "ok"
+        for client in (None, unknown):
+            with pytest.raises(httpx.TransportError):
+                ask(client)
+
+
+def test_a_renewed_certificate_is_taken_up_and_a_bad_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.05)
+    crt, key = certificate(tmp_path, "server")
+    new_crt, new_key = certificate(tmp_path / "new", "server")
+    with served(Settings(ssl_certfile=crt, ssl_keyfile=key)) as url:
+        before = subject(url)
+        Path(crt).write_text("damaged")
+        shutil.copy(new_key, key)
+        assert subject(url) == before
+        shutil.copy(new_crt, crt)
+        wait_until(lambda: subject(url) != before, 10)
+        assert httpx.get(url, verify=ssl.create_default_context(cafile=new_crt)).text == "ok"
+
+
+def test_an_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crt, key = certificate(tmp_path, "server", password="a-password")
+    settings = Settings(ssl_certfile=crt, ssl_keyfile=key)
+    with pytest.raises(UserError, match="OUTRIDER_SSL_KEYFILE_PASSWORD"):
+        Tls.of(settings)
+    monkeypatch.setenv("OUTRIDER_SSL_KEYFILE_PASSWORD", "a-password")
+    with served(settings) as url:
+        assert httpx.get(url, verify=ssl.create_default_context(cafile=crt)).text == "ok"
+
+
+def test_files_that_do_not_go_together_are_told_before_the_start(tmp_path: Path) -> None:
+    crt, key = certificate(tmp_path, "server")
+    _, other = certificate(tmp_path, "other")
+    text = tmp_path / "text"
+    text.write_text("not PEM")
+    for files, message in (
+        ({"ssl_certfile": crt, "ssl_keyfile": other}, "cannot be used: KEY_VALUES_MISMATCH"),
+        ({"ssl_certfile": crt}, "cannot be used"),
+        ({"ssl_certfile": str(text), "ssl_keyfile": key}, "cannot be used"),
+        ({"ssl_certfile": "/no/such/file", "ssl_keyfile": key}, "cannot be read: No such file"),
+        ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": str(text)}, "--ssl-ca-certs"),
+        ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": "/no/such/file"}, "--ssl-ca-certs"),
+    ):
+        with pytest.raises(UserError, match=message) as raised:
+            Tls.of(Settings(**files))
+        assert "\n" not in str(raised.value)
+    assert Tls.of(Settings()) is None

@@ -1,0 +1,27 @@
+"""The clock on the wall jumps: nothing that waits, limits, or measures asks it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server")
+WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now"}
+SAYS_WHEN = {"server/http/routes/openai.py", "server/tune/measure.py"}
+"""Those that tell people, or clients, when something was made."""
+
+
+def uses(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL:
+            yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (f"time.{alias.name}" for alias in node.names if f"time.{alias.name}" in WALL)
+
+
+def test_nothing_asks_the_clock_on_the_wall_but_to_say_when() -> None:
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if any(uses(path))}
+    assert found == SAYS_WHEN
