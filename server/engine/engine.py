@@ -187,6 +187,8 @@ def _launch(
         logs.configure(settings)  # SGLang has set the level of all loggers to its own
     if settings.otlp_endpoint is not None:
         traces.begin(arguments)
+    if (reader := getattr(manager, "load_snapshot_reader", None)) is not None:  # older SGLang has none
+        run_folder.take_along(Path(reader.path))
     # Engine.wait_for_death does the watching, at once instead of every second.
     watchdog.stop()
     return Engine(

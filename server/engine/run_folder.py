@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "outrider-run-"
+ELSEWHERE = "elsewhere-"
+"""Prefix of links to files that go with the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,26 @@ class RunFolder:
                 return cls(path, lock)
             # Another server, starting too, took it for one that was left, between the two lines.
 
+    def take_along(self, file: Path) -> None:
+        """Have a file that lies elsewhere go with the folder."""
+        (self.path / f"{ELSEWHERE}{file.name}").symlink_to(file)
+
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         os.close(self._lock)
+
+
+def _remove(path: Path) -> None:
+    for link in path.glob(ELSEWHERE + "*"):
+        with contextlib.suppress(OSError):
+            os.unlink(os.readlink(link))
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_if_left(path: Path) -> None:
     with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
         if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
             os.close(lock)
 
 

@@ -21,8 +21,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def hold(pipe: Connection) -> None:
-    pipe.send(RunFolder.make().path)
+def hold(pipe: Connection, elsewhere: Path) -> None:
+    made = RunFolder.make()
+    made.take_along(elsewhere)
+    pipe.send(made.path)
     time.sleep(60)
 
 
@@ -35,10 +37,14 @@ def test_for_this_user_alone_and_gone_at_the_end(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_server_left_goes_with_the_next_and_what_is_in_use_stays(temporary: Path) -> None:
+def test_what_a_killed_server_left_goes_with_the_next_and_what_is_in_use_stays(
+    temporary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=hold, args=(theirs,))
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "shared"
+    elsewhere.touch()
+    process = context.Process(target=hold, args=(theirs, elsewhere))
     process.start()
     try:
         left = ours.recv()
@@ -48,11 +54,13 @@ def test_what_a_killed_server_left_goes_with_the_next_and_what_is_in_use_stays(t
         other.touch()  # no folder: nobody's of ours
         second = RunFolder.make()
         assert left.exists()  # its server lives
+        assert elsewhere.exists()
     finally:
         process.kill()
         process.join()
     third = RunFolder.make()
     assert sorted(temporary.iterdir()) == sorted([second.path, third.path, other])
+    assert not elsewhere.exists()
 
 
 def test_links_are_not_followed(temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -63,12 +71,12 @@ def test_links_are_not_followed(temporary: Path, tmp_path_factory: pytest.TempPa
     assert (elsewhere / "kept").exists()
 
 
-def test_many_that_start_at_once_have_a_folder_each(temporary: Path) -> None:
+def test_many_that_start_at_once_have_a_folder_each(temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     context = multiprocessing.get_context("fork")
     pipes, processes = [], []
     for _ in range(8):
         ours, theirs = context.Pipe()
-        processes.append(context.Process(target=hold, args=(theirs,)))
+        processes.append(context.Process(target=hold, args=(theirs, tmp_path_factory.mktemp("elsewhere") / "shared")))
         processes[-1].start()
         pipes.append(ours)
     try:
