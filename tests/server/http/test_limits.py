@@ -119,6 +119,16 @@ def test_what_the_processes_say_to_each_other_is_for_this_user_alone(limited_ser
     assert limited_server.server.children()["scheduler"].environ()["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+def test_two_servers_on_one_cache_folder_answer_alike(limited_server: Limited, server: Server) -> None:
+    body = LONG | {"max_tokens": 60}
+    with ThreadPoolExecutor(2) as pool:
+        ours = pool.submit(limited_server.ask, "operator", body)
+        other = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=120)
+        texts = [future.result().json()["choices"][0]["text"] for future in (ours, other)]
+    assert texts[0] == texts[1]
+    assert server.process.poll() is limited_server.server.process.poll() is None
+
+
 def test_administrators_alone_may_measure(limited_server: Limited) -> None:
     url = f"{limited_server.server.url}/outrider/tune"
     answers = [httpx.post(url, json={"no": 1}, headers=limited_server.headers[name]) for name in ("two", "operator")]
