@@ -171,8 +171,11 @@ class SpeculativeWorker(BaseSpecWorker):
         result = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = result.logits_output
 
+        ruled = has_rules(batch.reqs, batch.sampling_info)
+        if ruled or batch.return_logprob or not sampling.all_greedy:  # else only the largest of each row is wanted
+            logits_output.next_token_logits = logits_output.next_token_logits.float()
         logits = logits_output.next_token_logits
-        if has_rules(batch.reqs, batch.sampling_info):
+        if ruled:
             context = RowContext(
                 request=flat.request,
                 step=flat.step,
