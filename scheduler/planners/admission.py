@@ -70,7 +70,7 @@ def top_k_numpy(survival: np.ndarray, tokens: int | None, first: np.ndarray | No
     """`top_k` for arrays: a partial sort finds the K-th largest survival, ties are counted in order."""
     if first is not None:
         survival = survival * np.where(first, np.float32(FIRST), np.float32(1.0))[:, None]
-    if tokens is None or tokens >= survival.size:
+    if tokens is None or tokens >= survival.size or tokens >= np.count_nonzero(survival):
         return _row_counts(survival > 0)
     if tokens <= 0:
         return np.zeros(len(survival), dtype=np.int64)

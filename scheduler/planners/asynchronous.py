@@ -118,12 +118,24 @@ class Asynchronous(Planner):
         self._draft_curve = np.zeros(1)  # seconds by requests that draft; both for:
         self._curve_requests, self._curve_step = 0, 0
 
+    def looks_back(self, step: StepView) -> bool:
+        """Not while the last plan holds; limits only fall, and bound what is drafted themselves."""
+        if self._plan is None:
+            return True
+        budget, made = self._plan
+        if self._number - made.number >= self.held or budget.probe or np.count_nonzero(step.levels):
+            return True
+        return not (_same(step.rows, made.view.rows) and _same(step.generations, made.view.generations))
+
     def budget(self, step: StepView) -> Budget:
-        self._absorb()
         issued = _Issued(self._number, step, int(np.add.reduce(step.limits)))
         self._issued.append(issued)
-        budget = self._held(step)
-        if budget is None:
+        if self._plan is not None and not self.looks_back(step):
+            budget, made = self._plan
+            if not budget.draft and budget.seconds is not None and made.room:
+                self._probing.save(float(budget.seconds[0]))
+        else:
+            self._absorb()
             budget = self._decide(issued)
             self._plan = budget, issued
         if budget.probe:
@@ -155,21 +167,6 @@ class Asynchronous(Planner):
             self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up))
 
     # -- the decision ---------------------------------------------------------------------------------------------
-
-    def _held(self, step: StepView) -> Budget | None:
-        """The last plan where it still holds; limits only fall, and bound what is drafted themselves."""
-        if self._plan is None:
-            return None
-        budget, made = self._plan
-        if self._number - made.number >= self.held or budget.probe or np.count_nonzero(step.levels):
-            return None
-        if not np.array_equal(step.rows, made.view.rows):
-            return None
-        if not np.array_equal(step.generations, made.view.generations):
-            return None
-        if not budget.draft and budget.seconds is not None and made.room:
-            self._probing.save(float(budget.seconds[0]))
-        return budget
 
     def _decide(self, issued: _Issued) -> Budget:
         step, room, requests = issued.view, issued.room, len(issued.view.rows)
@@ -312,6 +309,10 @@ class Asynchronous(Planner):
                 rows, generations, survival = rows[asked], generations[asked], survival[asked]
             for _ in range(PROBE_WEIGHT if issued.probe else 1):
                 self.history.write(rows, generations, survival, issued.number)
+
+
+def _same(ours: np.ndarray, others: np.ndarray) -> bool:
+    return ours is others or np.array_equal(ours, others)
 
 
 def _worth(survival: np.ndarray, margin: np.float32) -> np.ndarray:

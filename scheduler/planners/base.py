@@ -41,7 +41,7 @@ class StepView:
     contexts: [R] int64, cached tokens.
     limits: [R] int64, most draft tokens the request may have; 0: speculation is off for it.
     levels: [R] float64, tokens per second that the request asked for; 0: none.
-    progress: [R] float64, tokens per second that it has had so far; inf when it has just started.
+    progress: [R] float64, tokens per second that it has had so far; inf when it has just started, or nobody asked.
     """
 
     rows: np.ndarray
@@ -89,8 +89,12 @@ class Budget:
 
 
 class Planner(ABC):
-    """Called once per decode step, in this order: `budget`, then, where it says so, draft and `admit`, and at some time
-    later `observe`."""
+    """Called once per decode step, in this order: `looks_back`, `budget`, then, where it says so, draft and `admit`,
+    and at some time later `observe`."""
+
+    def looks_back(self, step: StepView) -> bool:
+        """Whether `budget` will ask what became of steps before this one, so that they should be observed by then."""
+        return True
 
     def budget(self, step: StepView) -> Budget:
         """Decide from the past whether to draft and how much to verify. By default: draft for whom it is on."""

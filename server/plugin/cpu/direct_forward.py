@@ -34,7 +34,7 @@ class DirectForward:
         return self.backend.token_to_kv_pool is self.pool and self.rope.cos_sin_cache is self.angles
 
     def verify(self, flat: FlatVerify, seq_lens: torch.Tensor, rows: torch.Tensor) -> LogitsProcessorOutput:
-        """Logits [B, V] float32 of all tokens, and what enters the captured layers, side by side [B, C * H].
+        """Logits [B, V] of all tokens in the model's type, and what enters captured layers, side by side [B, C * H].
 
         seq_lens: [R] int64, tokens in the cache before the step. rows: [R] int64, of the page table.
         """
@@ -47,7 +47,7 @@ class DirectForward:
         )
         embedded = self.embedding.quant_method.embedding(self.embedding, flat.input_ids)
         hidden, kept = self.decoder.forward(embedded, flat.positions, flat.slots, batch, self.captured)
-        logits = self.processor._compute_lm_head(hidden, self.head)[:, : self.processor.vocab_size].float()
+        logits = self.processor._compute_lm_head(hidden, self.head)[:, : self.processor.vocab_size]
         return LogitsProcessorOutput(logits, hidden_states=kept.flatten(1) if self.captured else None)
 
 

@@ -1,7 +1,8 @@
 """The planner's place in a decode step: what it is asked, what it is shown, what is recorded of it.
 
-A step's outcome is read at once where tensors live on the host, and on a GPU when the step after the next begins, by
-when it has long been computed, so that the planner never makes the device wait.
+Outcomes of steps are read when the planner next looks back or metrics are wanted: several together, because a forward
+leaves nothing of this code in the caches, and once is as dear as thrice. On a GPU that leaves out the last step, which
+may not be computed yet, so that the planner never makes the device wait.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from outrider.server.plugin.decode.recording import Recording
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.step import Admission, Outcome, Step, StepTime
 
+MOST_UNREAD = 16
+"""Steps whose outcomes wait to be read, at most."""
 DEVICE_LAG = 1
 """Steps that are still under way on a GPU when the next one is prepared; their results are not read yet."""
 
@@ -51,6 +54,7 @@ class Planning:
         self.requests = requests
         self.metrics = metrics
         self.on_host = torch.device(device).type == "cpu"
+        self.lag = 0 if self.on_host else DEVICE_LAG
         self.recording = Recording(requests.gamma)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
@@ -68,19 +72,22 @@ class Planning:
         if self._last is not None:
             self._over.append((self._last, now - self._last.step.began))
             self._last = None
-        self._catch_up(DEVICE_LAG)
+        entries = self.requests.entries(rows)
+        if entries.any_level:  # what requests have had so far counts
+            self._catch_up(self.lag)
+        view = self.requests.view(entries, contexts)
+        if self.planner.looks_back(view) or len(self._unread) > MOST_UNREAD:
+            self._catch_up(self.lag)
         asked = time.perf_counter()
-        table = self.requests
-        view = table.view(rows, contexts)
         budget = self.planner.budget(view)
-        planned = table.planned[rows]
-        asks = np.where(planned, budget.asked(view.limits), view.limits > 0)
+        asks = budget.asked(view.limits)
+        if not entries.all_planned:
+            asks = np.where(entries.planned, asks, view.limits > 0)
         return Step(
             view=view,
             budget=budget,
             asks=asks,
-            planned=planned,
-            padded=table.padded[rows],
+            entries=entries,
             cases=cases,
             began=now,
             planner_seconds=time.perf_counter() - asked,
@@ -121,21 +128,24 @@ class Planning:
 
     def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
         """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
-        if step.planned.all():
+        if step.entries.all_planned:
             return self.planner.admit(confidence, draft_lens, step.budget)
-        planned = torch.from_numpy(step.planned).to(draft_lens.device)
+        planned = torch.from_numpy(step.entries.planned).to(draft_lens.device)
         return torch.where(planned, self.planner.admit(confidence, draft_lens * planned, step.budget), draft_lens)
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
         """A step's tokens are decided: accept_lens [R], the bonus token included."""
         self._last = Outcome(admission, accept_lens)
         self._unread.append(self._last)
-        if self.on_host:
-            self._catch_up(0)
 
     def interrupt(self) -> None:
         """Requests are prefilled next, so how long the last step took cannot be told."""
         self._last = None
+        self.flush()
+
+    def flush(self) -> None:
+        """Bring the metrics up to date."""
+        self._catch_up(self.lag)
         self.metrics.flush()
 
     def _catch_up(self, lag: int) -> None:
@@ -152,8 +162,9 @@ class Planning:
         confidence, draft_lens = admission.confidence.float().cpu(), admission.draft_lens.cpu()
         looked_up = None if admission.looked_up is None else admission.looked_up.cpu().numpy()
         tokens = np.minimum(accept_lens, admission.ends.cpu().numpy())
-        if padded := bool(np.count_nonzero(step.padded)):  # such drafts are no drafter's: as if there were none
-            verify_lens = np.where(step.padded, 0, verify_lens)
+        padded = step.entries.padded
+        if step.entries.any_padded:  # such drafts are no drafter's: as if there were none
+            verify_lens = np.where(padded, 0, verify_lens)
         # Without drafts it is not read, and the confidences, all 0, stand for it.
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
@@ -165,7 +176,7 @@ class Planning:
             raw = admission.raw.float().cpu().numpy()
             self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, cases[tried])
         counted = (confidence.numpy(), cases, draft_lens.numpy(), verify_lens, accept_lens, tokens)
-        self.metrics.observe_step(step, *([part[~step.padded] for part in counted] if padded else counted))
+        self.metrics.observe_step(step, *([part[~padded] for part in counted] if step.entries.any_padded else counted))
         self.metrics.observe_host_time(admission.draft_seconds, planner_seconds)
 
     def _take_time(self, outcome: Outcome, seconds: float) -> None:

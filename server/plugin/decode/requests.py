@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,23 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.scheduler.planners.base import StepView
 from outrider.server.plugin.options import RequestOptions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """What the table says of the requests in `rows` [R], in their order."""
+
+    rows: np.ndarray
+    limits: np.ndarray
+    lengths: np.ndarray
+    planned: np.ndarray
+    padded: np.ndarray
+    generations: np.ndarray
+    levels: np.ndarray
+    progress: np.ndarray
+    all_planned: bool
+    any_padded: bool
+    any_level: bool
 
 
 class RequestTable:
@@ -47,9 +65,11 @@ class RequestTable:
         self.levels = np.zeros(rows)
         self.started = np.zeros(rows)
         self.generated = np.zeros(rows, dtype=np.int64)
+        self._running: Entries | None = None  # of the requests that were asked for last
 
     def admit(self, reqs: Sequence[Any], rows: torch.Tensor) -> None:
         """Read the settings of requests that are being prefilled (again, after a retraction)."""
+        self._running = None
         at = rows.cpu().numpy()
         options = [RequestOptions.from_custom_params(req.sampling_params.custom_params) for req in reqs]
         self.limits[at] = [option.draft_limit(self.gamma) for option in options]
@@ -71,20 +91,47 @@ class RequestTable:
         ends = torch.nn.functional.pad(ends, (0, self.ends.shape[1] - ends.shape[1]), value=-1)
         self.ends[rows.long()] = ends.to(self.device)
 
-    def view(self, rows: np.ndarray, contexts: np.ndarray) -> StepView:
-        """What the planner may know of the requests in `rows` [R] before they draft; contexts [R] cached tokens."""
-        had = self.generated[rows]
-        seconds = np.maximum(time.perf_counter() - self.started[rows], 1e-9)
-        room = self.lengths[rows] - contexts - 2  # behind the anchor, and with a token of the target's at the end
-        limits = np.where(self.padded[rows], self.limits[rows], np.clip(room, 0, self.limits[rows]))
-        return StepView(
+    def entries(self, rows: np.ndarray) -> Entries:
+        """Of the requests in `rows` [R]; gathered once for steps in a row of the same."""
+        found = self._running
+        if found is not None and np.array_equal(found.rows, rows):
+            return found
+        planned, padded, levels = self.planned[rows], self.padded[rows], self.levels[rows]
+        self._running = Entries(
             rows=rows,
+            limits=self.limits[rows],
+            lengths=self.lengths[rows],
+            planned=planned,
+            padded=padded,
             generations=self.generations[rows],
+            levels=levels,
+            progress=np.full(len(rows), np.inf),
+            all_planned=bool(planned.all()),
+            any_padded=bool(padded.any()),
+            any_level=bool(levels.any()),
+        )
+        return self._running
+
+    def view(self, entries: Entries, contexts: np.ndarray) -> StepView:
+        """What the planner may know of requests before they draft; contexts [R] cached tokens."""
+        room = entries.lengths - contexts - 2  # behind the anchor, and with a token of the target's at the end
+        limits = np.minimum(np.maximum(room, 0), entries.limits)
+        if entries.any_padded:
+            limits = np.where(entries.padded, entries.limits, limits)
+        return StepView(
+            rows=entries.rows,
+            generations=entries.generations,
             contexts=contexts,
             limits=limits,
-            levels=self.levels[rows],
-            progress=np.where(had > 0, had / seconds, np.inf),
+            levels=entries.levels,
+            progress=self._speeds(entries.rows) if entries.any_level else entries.progress,
         )
+
+    def _speeds(self, rows: np.ndarray) -> np.ndarray:
+        """[R] tokens per second that requests have had; inf where they have just started."""
+        had = self.generated[rows]
+        seconds = np.maximum(time.perf_counter() - self.started[rows], 1e-9)
+        return np.where(had > 0, had / seconds, np.inf)
 
     def take(self, view: StepView, accept_lens: np.ndarray) -> None:
         """Count the tokens [R] that a step brought, less those of requests whose row has another by now."""

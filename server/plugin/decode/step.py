@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from outrider.scheduler.planners.base import Budget, StepView
+from outrider.server.plugin.decode.requests import Entries
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +17,7 @@ class Step:
     """A step of R requests that has begun.
 
     view, budget: what the planner was asked and said. asks: [R] bool, requests for which the drafter's model may draft.
-    planned, padded: [R] bool, requests it decides for, and requests whose drafts are filled up to their limit.
+    entries: what the requests' table says of them.
     cases: [R] int64, place in `calibration.cases.CASES` of a model's drafts. began: seconds on the host's clock.
     planner_seconds: that the planner has taken so far.
     """
@@ -24,8 +25,7 @@ class Step:
     view: StepView
     budget: Budget
     asks: np.ndarray
-    planned: np.ndarray
-    padded: np.ndarray
+    entries: Entries
     cases: torch.Tensor
     began: float
     planner_seconds: float

@@ -97,7 +97,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.planning.forget()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        self.planning.metrics.flush()
+        self.planning.flush()
 
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk."""
@@ -171,8 +171,11 @@ class SpeculativeWorker(BaseSpecWorker):
         result = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = result.logits_output
 
+        ruled = has_rules(batch.reqs, batch.sampling_info)
+        if ruled or batch.return_logprob or not sampling.all_greedy:  # else only the largest of each row is wanted
+            logits_output.next_token_logits = logits_output.next_token_logits.float()
         logits = logits_output.next_token_logits
-        if has_rules(batch.reqs, batch.sampling_info):
+        if ruled:
             context = RowContext(
                 request=flat.request,
                 step=flat.step,
@@ -181,8 +184,8 @@ class SpeculativeWorker(BaseSpecWorker):
             )
             apply_rules(logits, batch.reqs, batch.sampling_info, context, grammar_barrier)
         accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
-        if np.count_nonzero(step.padded):  # a draft right by chance would end the request before its steps are timed
-            accept_lens = accept_lens.masked_fill(torch.from_numpy(step.padded).to(self.device), 1)
+        if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
+            accept_lens = accept_lens.masked_fill(torch.from_numpy(step.entries.padded).to(self.device), 1)
         self._commit(flat, accept_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
@@ -223,7 +226,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 page_table=self.req_to_token_pool.req_to_token,
                 rows=rows,
                 ask=None if step.asks.all() else torch.from_numpy(step.asks).to(self.device),
-                look_up=not np.count_nonzero(step.padded),
+                look_up=not step.entries.any_padded,
                 keys=sampling.draft_keys(seq_lens, gamma),
                 wants_probs=not sampling.all_decided,
                 **sampling.rules._asdict(),
@@ -232,8 +235,8 @@ class SpeculativeWorker(BaseSpecWorker):
         seconds = time.perf_counter() - began
         limits = torch.from_numpy(step.view.limits).to(self.device)
         lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
-        if np.count_nonzero(step.padded):
-            padded = torch.from_numpy(step.padded).to(self.device)
+        if step.entries.any_padded:
+            padded = torch.from_numpy(step.entries.padded).to(self.device)
             lens = torch.where(padded, limits, lens)
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
         if draft.probs is not None:

@@ -24,7 +24,7 @@ def table(*requests):
 
 
 def limits(found, *contexts):
-    return found.view(np.arange(len(contexts)), np.array(contexts)).limits.tolist()
+    return found.view(found.entries(np.arange(len(contexts))), np.array(contexts)).limits.tolist()
 
 
 def test_no_more_is_drafted_than_the_answer_has_room_for():

@@ -68,12 +68,12 @@ def value(metrics, value):
 
 @pytest.fixture
 def make(metrics):
-    """make(device, cost, calibration): a Planning with the asynchronous planner."""
+    """make(device, cost, calibration, held): a Planning with the asynchronous planner; its plans hold for one step."""
 
-    def make(device="cpu", cost=None, calibration=None):
+    def make(device="cpu", cost=None, calibration=None, held=1):
         cost = cost or curve_cost(1, PAYS)
         table = RequestTable(ROWS, GAMMA, "cpu")
-        return Planning(Asynchronous(cost, GAMMA), cost, calibration, table, metrics, device)
+        return Planning(Asynchronous(cost, GAMMA, held=held), cost, calibration, table, metrics, device)
 
     return make
 
@@ -113,18 +113,59 @@ def logged(planning):
 # -- when an outcome is read ------------------------------------------------------------------------------------------
 
 
-def test_on_the_host_an_outcome_is_read_at_once(make, value):
+def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value):
     planning = make()
     prefill(planning, 2)
     run(planning, 2, accepted=3)
+    assert value("outrider_decode_steps_total") == 0
+    begin(planning, 2)
     assert planning.requests.generated[2] == 3
     assert value("outrider_decode_steps_total") == 1
     assert len(planning.recording.blocks) == 1
 
 
+def test_outcomes_wait_while_a_plan_holds_and_lose_nothing(make, clock, value):
+    planning, prompt = make(held=3), make()
+    for one in (planning, prompt):
+        prefill(one, 2)
+    read = []
+    for _ in range(7):
+        for one in (planning, prompt):
+            run(one, 2, accepted=3)
+        clock.now += 0.5
+        read.append(int(planning.requests.generated[2]) // 3)
+    assert read == [0, 0, 0, 3, 3, 3, 6]
+    for one in (planning, prompt):
+        one.flush()
+    assert planning.requests.generated[2] == prompt.requests.generated[2] == 21
+    assert planning.state() == prompt.state()
+    assert value("outrider_decode_steps_total") == 14
+    assert planning.cost.drift.plain == prompt.cost.drift.plain != 1
+
+
+def test_outcomes_do_not_wait_where_somebody_asked_for_a_speed(make):
+    planning = make(held=3)
+    prefill(planning, 2, min_tokens_per_second=2.0)
+    for count in range(4):
+        run(planning, 2, accepted=3)
+        assert planning.requests.generated[2] == 3 * count
+
+
+def test_outcomes_are_read_before_metrics_are_shown_and_requests_prefilled(make, value):
+    planning = make(held=9)
+    prefill(planning, 2)
+    run(planning, 2)
+    run(planning, 2)
+    planning.flush()
+    assert value("outrider_decode_steps_total") == 2
+    run(planning, 2)
+    prefill(planning, 5)
+    assert value("outrider_decode_steps_total") == 3
+
+
 def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, clock, value):
     planning = make("cuda")
-    prefill(planning, 2)
+    prefill(planning, 2, min_tokens_per_second=1.0)
     computed = run(planning, 2, accepted=-99)
     second = run(planning, 2, accepted=-99)
     assert planning.requests.generated[2] == 0
@@ -316,10 +357,11 @@ def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock,
             super().observe(*args)
 
     planning = make()
-    planning.plan_by(Slow(planning.cost, GAMMA), planning.cost, None)
+    planning.plan_by(Slow(planning.cost, GAMMA, held=1), planning.cost, None)
     prefill(planning, 2)
     run(planning, 2)
     run(planning, 2)
+    planning.flush()
     assert value("outrider_planner_seconds_sum") == 222
     assert value("outrider_planner_seconds_count") == 2
     assert value("outrider_draft_seconds_total") == 0.25
@@ -352,7 +394,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     run(planning, 2, accepted=4)
     before, cost = planning.planner, planning.cost
     other = curve_cost(1, PAYS)
-    planning.plan_by(Asynchronous(other, GAMMA), other, HALVED)
+    planning.plan_by(Asynchronous(other, GAMMA, held=1), other, HALVED)
     drift = cost.drift.plain
     assert drift != 1
     assert planning.requests.generated[2] == 5
@@ -372,7 +414,7 @@ def test_the_step_before_another_plan_is_not_timed(make, device, clock):
     prefill(planning, 2)
     run(planning, 2)
     other = curve_cost(1, PAYS)
-    planning.plan_by(Asynchronous(other, GAMMA), other, None)
+    planning.plan_by(Asynchronous(other, GAMMA, held=1), other, None)
     clock.now += 5.0  # a profile was read
     begin(planning, 2)
     planning.state()
@@ -450,6 +492,7 @@ def test_a_step_in_which_nobody_may_draft_does_not_draft(make, value):
     admission = admit(planning, step, lens=0)
     assert admission.verify_lens.tolist() == [0]
     planning.finish(admission, torch.tensor([1]))
+    planning.flush()
     assert value("outrider_undrafted_steps_total") == 1
     assert len(planning.recording.blocks) == 0
 
@@ -458,8 +501,8 @@ def test_padded_requests_are_told_apart_in_the_order_of_the_batch(make):
     planning = make()
     prefill(planning, 2)
     prefill(planning, 5, padded=True, planned=False)
-    assert begin(planning, 5, 2).padded.tolist() == [True, False]
-    assert begin(planning, 2, 5).planned.tolist() == [True, False]
+    assert begin(planning, 5, 2).entries.padded.tolist() == [True, False]
+    assert begin(planning, 2, 5).entries.planned.tolist() == [True, False]
 
 
 # -- who drafts -------------------------------------------------------------------------------------------------------
