@@ -122,6 +122,12 @@ OVERVIEW: dict[str, list[Panel]] = {
     ],
     "Cache and errors": [
         Panel(
+            "Servers",
+            "1 for each that answers, with what it serves.",
+            {"{{instance}}: {{model}}, {{drafter}}, {{version}}": "outrider_info{S}"},
+            kind="stat",
+        ),
+        Panel(
             "KV cache in use",
             "Near 1, requests wait for room, or are taken back and read again.",
             {"{{instance}} {{dp_rank}}": "sglang:token_usage{S}"},
