@@ -23,9 +23,10 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 RUNTIME := $(VENV)/.runtime-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS))
 PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS) pyproject.toml)
 DEV := $(VENV)/.dev-$(call hash,$(DEV_LOCK))
+CHECKERS := $(VENV)/check-deploy-$(call hash,deploy/requirements/check-deploy.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps --progress-bar off
 # Debian's packages whose programs tests run. A test whose program is missing is skipped.
-PROGRAMS := chromium prometheus
+PROGRAMS := chromium haproxy prometheus
 PROGRAMS_TRIED := $(VENV)/.programs-$(subst $() ,-,$(PROGRAMS))
 
 .PHONY: help
@@ -44,11 +45,11 @@ serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 	@$(BIN)/outrider serve $(ARGS)
 
 .PHONY: test
-test: $(PROJECT) $(DEV) programs ## Run all tests (as root also gets Debian's chromium and prometheus, which some need)
+test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs what some need from Debian)
 	@$(BIN)/pytest $(ARGS)
 
 # Tried once, where it may be: without a network the next `make test` shall not wait for one. It never fails.
-# Debian starts a Prometheus that it installs: the tests start their own.
+# Debian starts services that it installs: the tests start their own.
 .PHONY: programs
 programs:
 	@missing() { for name in $(PROGRAMS); do command -v $$name >/dev/null || echo $$name; done; }; \
@@ -57,8 +58,7 @@ programs:
 		echo "Installing Debian's $$absent, which tests use (once)"; \
 		apt="$$root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=30"; \
 		{ $$apt update && $$apt install --no-install-recommends -y $$absent; } >/dev/null 2>&1; \
-		if [ -d /run/systemd/system ]; then case $$absent in *prometheus*) \
-			$$root systemctl disable --now prometheus >/dev/null 2>&1;; esac; fi; \
+		if [ -d /run/systemd/system ]; then $$root systemctl disable --now $$absent >/dev/null 2>&1; fi; \
 		mkdir -p $(VENV) && touch $(PROGRAMS_TRIED); \
 		absent=$$(echo $$(missing)); \
 	fi; \
@@ -67,6 +67,14 @@ programs:
 .PHONY: check
 check: lint ## Check style and types, run the tests that start no server (about three minutes)
 	@$(BIN)/pytest -m "not server" $(ARGS)
+
+.PHONY: check-deploy
+check-deploy: $(CHECKERS) ## Check deploy/ with linters and schemas (a minute)
+	@deploy/check.sh $(CHECKERS)/bin
+
+.PHONY: check-image
+check-image: ## Build the image for CPUs and have it serve (root, buildah and debootstrap; ten minutes)
+	@deploy/docker/check.sh $(ARGS)
 
 .PHONY: lint
 lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
@@ -103,3 +111,7 @@ $(PROJECT): $(RUNTIME)
 $(DEV): $(RUNTIME)
 	@$(PIP) --quiet -r $(DEV_LOCK)
 	@rm -f $(VENV)/.dev-* && touch $@
+
+$(CHECKERS): deploy/requirements/check-deploy.txt | $(BIN)/python
+	@rm -rf $(VENV)/check-deploy-* && $(PYTHON) -m venv $@
+	@$@/bin/pip --disable-pip-version-check install --quiet --no-deps -r $<
