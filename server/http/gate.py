@@ -11,7 +11,8 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
 
 # Probes carry no key, nor do browsers that open a page.
-OPEN_PATHS = frozenset({"/health", "/ready"}) | openapi.PATHS
+OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | openapi.PATHS
+OPEN_FOLDER = "/page/"
 
 
 class Gate:
@@ -28,7 +29,8 @@ class Gate:
             return
         if not self._allowed(scope):
             refusal = ApiError(
-                "wrong or missing API key; send 'Authorization: Bearer KEY' (only /health and /ready need none)",
+                "wrong or missing API key; send 'Authorization: Bearer KEY' "
+                "(only /health, /ready and the page at / need none)",
                 status=401,
                 code="invalid_api_key",
             )
@@ -40,7 +42,7 @@ class Gate:
             await self.app(scope, receive, send)
 
     def _allowed(self, scope: Scope) -> bool:
-        if self.expected is None or scope["path"] in OPEN_PATHS:
+        if self.expected is None or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
         # In constant time, so that a wrong key tells nothing about the right one.

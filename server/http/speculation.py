@@ -52,6 +52,8 @@ class Told:
         if body.get("usage") and not body.get("choices"):
             add_totals(body, list(self._latest.values()), self.width)
         for choice in body.get("choices") or ():
+            if choice.get("delta", {}).get("role"):
+                continue  # which opens a stream; the text that was seen by now comes in the next
             if entries := self._untold.pop(choice["index"], None):
                 choice["speculation"] = {"trace": entries}
         return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -94,6 +94,10 @@ class SpeculativeWorker(BaseSpecWorker):
         """What was recorded since `forget_records`, for another process."""
         return self.planning.state()
 
+    def outrider_live(self) -> dict[str, Any]:
+        """Speculation as it goes, for the page."""
+        return self.planning.live()
+
     def forget_records(self) -> None:
         self.planning.forget()
 
