@@ -135,7 +135,7 @@ def add_totals(body: dict[str, Any], choices: Sequence[dict[str, Any]], width: i
     choices: SGLang's `meta_info` of each. width: of the longest draft.
     """
     accepted = sum(meta.get("spec_num_correct_drafts", 0) for meta in choices)
-    verified = sum(_total(meta.get("spec_cap_lens_histogram", ())) - meta.get("spec_verify_ct", 0) for meta in choices)
+    verified = sum(_drafts(meta.get("spec_cap_lens_histogram", ())) for meta in choices)
     body["usage"]["completion_tokens_details"] = {
         "reasoning_tokens": body["usage"].get("reasoning_tokens") or 0,
         "accepted_prediction_tokens": accepted,
@@ -157,5 +157,6 @@ def add_totals(body: dict[str, Any], choices: Sequence[dict[str, Any]], width: i
     }
 
 
-def _total(histogram: Iterable[int]) -> int:
-    return sum(value * count for value, count in enumerate(histogram))
+def _drafts(steps: Iterable[int]) -> int:
+    """steps: how many verified 0, 1, 2 … tokens, the one before the drafts included."""
+    return sum((length - 1) * count for length, count in enumerate(steps))

@@ -47,18 +47,15 @@ function askForKey(wrong) {
   if (wrong) document.getElementById("key-reason").textContent = "That key is not one of this server’s.";
   field.value = "";
   dialog.showModal();
+  dialog.querySelector("form").onsubmit = (event) => {
+    event.preventDefault();
+    sessionStorage.setItem(KEPT, field.value.trim());
+    dialog.close();
+  };
   return new Promise((resolve) => {
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
-    dialog.querySelector("form").addEventListener(
-      "submit",
-      (event) => {
-        event.preventDefault();
-        sessionStorage.setItem(KEPT, field.value.trim());
-        dialog.close();
-        asking = null;
-        resolve();
-      },
-      { once: true },
-    );
+    dialog.onclose = () => {
+      asking = null;
+      resolve();
+    };
   });
 }

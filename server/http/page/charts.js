@@ -22,7 +22,7 @@ const LINES = [
     ],
   },
   {
-    title: "Draft tokens per step",
+    title: "Draft tokens per step, all requests",
     series: [
       { name: "budget", label: "budget", colour: "target", dashed: true, show: round(1) },
       { name: "verified", label: "verified", colour: "model", show: round(1) },
@@ -43,6 +43,7 @@ const LINES = [
       { name: "running", label: "running", colour: "target", show: round(0) },
       { name: "queued", label: "queued", colour: "warn", dashed: true, show: round(0) },
     ],
+    whole: true,
   },
 ];
 
@@ -50,8 +51,9 @@ const LINES = [
 export class Charts {
   constructor(parent) {
     this.charts = [
-      ...LINES.map((about) => new Lines(parent, about)),
+      ...LINES.slice(0, 3).map((about) => new Lines(parent, about)),
       new Throughput(parent),
+      ...LINES.slice(3).map((about) => new Lines(parent, about)),
       new Calibration(parent),
       new Levels(parent),
     ];
@@ -84,12 +86,14 @@ class Chart {
       ]),
     );
     this.caption = element("figcaption", {}, [element("h3", { textContent: title }), ...labels]);
-    parent.append(element("figure", { className: "chart" }, [this.caption, this.plotted]));
+    this.figure = element("figure", { className: "chart empty" }, [this.caption, this.plotted]);
+    parent.append(this.figure);
     new ResizeObserver(() => this.#resize()).observe(this.plotted);
   }
 
   plot(data) {
     this.data = data;
+    this.figure.classList.toggle("empty", !data.slice(1).some((values) => values.some((value) => value !== null)));
     this.drawn?.setData(data);
   }
 
@@ -127,13 +131,13 @@ class Chart {
     return {
       width,
       height,
-      padding: [6, 8, 0, 0],
+      padding: [6, 16, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 5 } },
       scales: { x: { time: false, ...this.scales?.x }, y: { range: fromZero, ...this.scales?.y } },
       axes: [
-        { ...axis, size: 20, space: 60, values: this.scales?.labels },
-        { ...axis, size: 40, space: 26 },
+        { ...axis, size: 20, space: 50, ...this.scales?.xAxis },
+        { ...axis, size: 40, space: 26, ...this.scales?.yAxis },
       ],
       series: [
         {},
@@ -157,12 +161,16 @@ class Chart {
 }
 
 const fromZero = (_, __, most) => [0, most > 0 ? most * 1.12 : 1];
-const ago = (_, ticks) => ticks.map((seconds) => (seconds ? `${Math.round(-seconds)} s ago` : "now"));
+const percents = { values: (_, ticks) => ticks.map(percent) };
+const minutes = {
+  x: { range: [-120, 0] },
+  xAxis: { splits: () => [-120, -90, -60, -30, 0], values: (_, ticks) => ticks.map((s) => (s ? `${s} s` : "now")) },
+};
 
 /** Lines over the last minutes. */
 class Lines extends Chart {
-  constructor(parent, { title, series, more }) {
-    super(parent, title, series, { x: { range: [-120, 0] }, labels: ago });
+  constructor(parent, { title, series, more, whole }) {
+    super(parent, title, series, { ...minutes, ...(whole && { yAxis: { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] } }) });
     this.more = more;
     if (more) {
       this.extra = element("b", { textContent: "–" });
@@ -197,6 +205,7 @@ class Throughput extends Chart {
       ],
       { y: { range: around } },
     );
+    this.figure.classList.add("wide");
     this.extra = element("b", { textContent: "–" });
     this.caption.append(element("span", { className: "value" }, ["K ", this.extra]));
   }
@@ -212,7 +221,9 @@ class Throughput extends Chart {
 
   tell(index) {
     super.tell(index ?? this.chosen);
-    this.values[1].textContent = this.chosen === undefined ? "–" : round(0)(this.data[2][this.chosen]);
+    const planned = this.data[2][this.chosen];
+    if ((index ?? this.chosen) === this.chosen && planned) this.values[0].textContent = round(0)(planned);
+    this.values[1].textContent = planned ? round(0)(planned) : "–";
     const tokens = this.data[0][index ?? this.chosen];
     const of = this.requests > 1 ? ` of ${this.requests} requests` : "";
     this.extra.textContent = tokens === undefined ? "–" : `${Number(tokens.toFixed(1))}${of}`;
@@ -237,7 +248,7 @@ class Calibration extends Chart {
         { label: "drafted", name: "model", colour: "model", spanGaps: true, points: true, show: percent },
         { label: "looked up", name: "lookup", colour: "lookup", spanGaps: true, points: true, show: percent },
       ],
-      { x: unit, y: unit, labels: (_, ticks) => ticks.map(percent) },
+      { x: unit, y: unit, xAxis: percents, yAxis: percents },
     );
   }
 
@@ -272,20 +283,23 @@ class Calibration extends Chart {
 /** The share of requests that had the speed they asked for. */
 class Levels extends Chart {
   constructor(parent) {
-    super(parent, "Service levels met", [{ label: "of the last", colour: "lookup", points: true, spanGaps: true, show: percent }], {
-      x: { range: [-120, 0] },
+    super(parent, "Service levels met, of requests of half a minute", [{ label: "now", colour: "lookup", show: percent }], {
+      ...minutes,
       y: { range: [0, 1.05] },
-      labels: ago,
+      yAxis: percents,
     });
     this.extra = element("b", { textContent: "none asked for" });
     this.caption.append(element("span", { className: "value" }, ["since the start ", this.extra]));
   }
 
   show(samples, { time, levels }) {
-    const share = samples.map(({ met, finished }) => (finished ? met / finished : null));
+    const share = samples.map((_, last) => {
+      const recent = samples.slice(Math.max(0, last - 30), last + 1);
+      const sum = (name) => recent.reduce((total, sample) => total + sample[name], 0);
+      return sum("finished") ? sum("met") / sum("finished") : null;
+    });
     this.plot([samples.map((sample) => sample.time - time), share]);
-    const latest = share.findLastIndex((value) => value !== null);
-    this.tell(this.drawn?.cursor.idx ?? latest);
+    this.tell(this.drawn?.cursor.idx ?? this.last);
     if (levels.met + levels.missed) this.extra.textContent = `${levels.met} met, ${levels.missed} missed`;
   }
 }

@@ -4,26 +4,28 @@ import { call } from "./api.js";
 
 const EVERY_MS = 1000;
 const KEPT = 120;
+/** Each sample is of what happened in so many of these: one alone shows every prompt that is read. */
+const OVER = 3;
 
 /** told: called with the samples so far, the oldest first, and the latest answer; or with an Error. */
 export function startLive(told) {
-  let before = null;
+  let answers = [];
   let samples = [];
 
   async function look() {
     if (!document.hidden) {
       try {
         const now = await (await call("/outrider/live")).json();
-        if (before && now.steps < before.steps) before = null; // it was started anew
-        if (before) samples = [...samples, between(before, now)].slice(-KEPT);
-        before = now;
+        if (now.steps < answers.at(-1)?.steps) answers = []; // it was started anew
+        if (answers.length) samples = [...samples, between(answers[0], now)].slice(-KEPT);
+        answers = [...answers, now].slice(-OVER);
         told(samples, now);
       } catch (error) {
-        before = null;
+        answers = [];
         told(error);
       }
     } else {
-      before = null;
+      answers = [];
     }
     setTimeout(look, EVERY_MS);
   }

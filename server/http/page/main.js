@@ -15,7 +15,8 @@ startLive((samples, now) => {
   state.dataset.state = lost ? "lost" : "ready";
   if (lost) return;
   const engines = now.engines > 1 ? ` · ${now.engines} engines` : "";
-  byId("about").textContent = `${now.model} · ${now.drafter} drafts · ${now.planner} planner${engines}`;
+  const speculation = now.drafter === "off" ? "no speculation" : `${now.drafter} drafts · ${now.planner} planner`;
+  byId("about").textContent = `${now.model} · ${speculation}${engines}`;
   const { running, queued } = now.requests;
   byId("totals").textContent =
     `${running} running · ${queued} queued · cache ${Math.round((100 * now.cache.used) / now.cache.size)} % of ${now.cache.size} tokens`;

@@ -58,6 +58,7 @@ export function startPlayground() {
     running = null;
     send.textContent = "Send";
     toEnd();
+    if (!turn.contains(document.activeElement)) explain(null);
   }
 
   async function stream(reply, speculation, signal) {
@@ -116,7 +117,8 @@ export function startPlayground() {
 }
 
 function explain(token) {
-  const about = token ? [element("code", { textContent: JSON.stringify(token.text) }), ` ${token.about}`] : [];
+  const hint = "Point at a token, or go there by arrow keys, to see who made it.";
+  const about = token ? [element("code", { textContent: JSON.stringify(token.text) }), ` ${token.about}`] : [hint];
   byId("detail").replaceChildren(...about);
 }
 

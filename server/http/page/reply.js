@@ -97,6 +97,7 @@ export class Reply {
     token.classList.add("at");
     const { source, confidence } = token.dataset;
     const sure = confidence ? `, ${Math.round(100 * confidence)} % sure to be accepted` : "";
-    this.explain({ text: token.textContent, about: WORDS[source] + sure });
+    token.title = WORDS[source] + sure;
+    this.explain({ text: token.textContent, about: token.title });
   }
 }

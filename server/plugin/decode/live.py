@@ -36,7 +36,7 @@ def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[st
         "accepted": metrics.accepted.total,
         "wasted": metrics.wasted.total,
         "sources": {
-            source: {"drafts": seen[0], "accepted": sum(accepted)}
+            source: {"drafts": sum(seen[:1]), "accepted": sum(accepted)}
             for source, (seen, accepted, _) in zip(SOURCES, positions.tolist(), strict=True)
         },
         "calibration": {
@@ -49,7 +49,8 @@ def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[st
 
 def _by_source(totals: np.ndarray) -> np.ndarray:
     """[sources, counters, n] of a table [counters, sampling * sources * n]."""
-    return totals.reshape(len(totals), len(SAMPLING), len(SOURCES), -1).sum(1).transpose(1, 0, 2)
+    values = totals.shape[1] // (len(SAMPLING) * len(SOURCES))
+    return totals.reshape(len(totals), len(SAMPLING), len(SOURCES), values).sum(1).transpose(1, 0, 2)
 
 
 def _curve(curve: PlannedCurve) -> dict[str, Any]:
