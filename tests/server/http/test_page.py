@@ -152,11 +152,13 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
     for thread in threads:
         thread.start()
     try:
-        running = page.locator(".chart", has_text="Requests").locator("b").first
+        running = (
+            page.locator(".chart", has=page.get_by_role("heading", name="Requests", exact=True)).locator("b").first
+        )
         expect(running).to_have_text("3", timeout=20_000)
         levels = page.locator(".chart", has_text="Service levels")
         expect(levels).to_contain_text("met", timeout=20_000)
-        page.wait_for_timeout(2_500)
+        page.wait_for_timeout(1_500)
         after = values()
         assert all(a != b for a, b in zip(painted, pictures(), strict=True))
     finally:
