@@ -62,6 +62,7 @@ class _Handler:
             manager.config_value("speculative_num_draft_tokens") - 1,
             trace=request.speculation is not None and request.speculation.trace,
             keep_special=not request.skip_special_tokens,
+            incremental=manager.config_value("incremental_streaming_output"),
         )
 
     def _telling(self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request) -> Any:

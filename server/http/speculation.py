@@ -21,23 +21,37 @@ USAGE_CHUNK = '"choices":[]'
 class Told:
     """Collects what the engine says of a request's choices while SGLang's handler makes a stream of it.
 
-    trace: also who made each token; otherwise only what stands at the end is read.
+    trace: also who made each token; otherwise only what stands at the end is read. width: of the longest draft.
+    keep_special: special tokens are in the text. incremental: SGLang yields only what is new
+    (`--incremental-streaming-output`).
     """
 
-    def __init__(self, tokenizer: Any, width: int, *, trace: bool, keep_special: bool = False):
+    def __init__(
+        self, tokenizer: Any, width: int, *, trace: bool, keep_special: bool = False, incremental: bool = False
+    ):
         self.tokenizer, self.width, self.trace, self.keep_special = tokenizer, width, trace, keep_special
+        self.incremental = incremental
+        self._until_now: dict[int, tuple[str, list[int], list[Any]]] = {}
         self._latest: dict[int, dict[str, Any]] = {}
         self._traces: dict[int, TokenTrace] = {}
         self._untold: dict[int, list[dict[str, Any]]] = defaultdict(list)
 
     def see(self, content: dict[str, Any]) -> None:
-        """content: what SGLang's tokenizer manager yields of one choice: everything up to now."""
+        """content: what SGLang's tokenizer manager yields of one choice."""
         index, meta = content.get("index", 0), content["meta_info"]
         self._latest[index] = meta
         if self.trace:
             if index not in self._traces:
                 self._traces[index] = TokenTrace(self.tokenizer, keep_special=self.keep_special)
-            self._untold[index] += self._traces[index].follow(content)
+            whole = self._whole(index, content) if self.incremental else content
+            self._untold[index] += self._traces[index].follow(whole)
+
+    def _whole(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
+        meta = content["meta_info"]
+        new = content["text"], content["output_ids"], meta.get(KEY, [])
+        text, ids, makers = (a + b for a, b in zip(self._until_now.get(index, ("", [], [])), new, strict=True))
+        self._until_now[index] = text, ids, makers
+        return {"text": text, "output_ids": ids, "meta_info": meta | {KEY: makers}}
 
     async def stamped(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         """The chunks of the stream, each with what there is to say at its place."""
@@ -74,7 +88,7 @@ class TokenTrace:
         self._told = 0  # of the text; it may be further: the engine shows a word before a character that is not whole
 
     def follow(self, content: dict[str, Any]) -> list[dict[str, Any]]:
-        """What is new since the last call; content: see `Told.see`. The last token gets what is left of the text."""
+        """What is new in `content`, which has everything up to now. The last token gets what is left of the text."""
         text, ids, makers = content["text"], content["output_ids"], content["meta_info"].get(KEY, [])
         upto = min(len(ids), len(makers))
         entries = []

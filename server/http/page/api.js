@@ -22,12 +22,14 @@ export async function call(path, { body, signal } = {}) {
 
 /** The JSON of each event of a streamed response. */
 export async function* events(response) {
-  let rest = "";
-  for await (const text of response.body.pipeThrough(new TextDecoderStream())) {
-    const parts = (rest + text).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines.filter((text) => text.startsWith("data: "))) {
+      const data = line.slice("data: ".length);
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
       if (event.error) throw new Error(event.error.message);

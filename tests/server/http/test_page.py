@@ -152,9 +152,8 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
     for thread in threads:
         thread.start()
     try:
-        running = (
-            page.locator(".chart", has=page.get_by_role("heading", name="Requests", exact=True)).locator("b").first
-        )
+        requests = page.get_by_role("heading", name="Requests", exact=True)
+        running = page.locator(".chart", has=requests).locator("b").first
         expect(running).to_have_text("3", timeout=20_000)
         levels = page.locator(".chart", has_text="Service levels")
         expect(levels).to_contain_text("met", timeout=20_000)
