@@ -21,7 +21,7 @@ from outrider.kernels.noise import choice_seed
 from outrider.server.http import watch
 from outrider.server.http.errors import code_for, error_body
 from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
-from outrider.server.http.speculation import Told, Watched, add_to_answer
+from outrider.server.http.speculation import Overheard, Told, add_to_answer
 from outrider.server.plugin.options import RequestOptions
 
 # It warns of every request that asks for the logprobs of its prompt, which it can return all the same.
@@ -70,9 +70,9 @@ class _Handler:
         told = self._told(request)
         if not (told.trace or (request.stream_options and request.stream_options.include_usage)):
             return make_stream(self, internal, request, raw)
-        watching = copy.copy(self)
-        watching.tokenizer_manager = Watched(self.tokenizer_manager, told)  # type: ignore[attr-defined]
-        return told.stamped(make_stream(watching, internal, request, raw))
+        handler = copy.copy(self)
+        handler.tokenizer_manager = Overheard(self.tokenizer_manager, told)  # type: ignore[attr-defined]
+        return told.stamped(make_stream(handler, internal, request, raw))
 
     def _with_speculation(self, answer: Any, request: Any, contents: list[dict[str, Any]]) -> Any:
         """SGLang's whole answer, with the same."""

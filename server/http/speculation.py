@@ -118,7 +118,7 @@ class TokenTrace:
         return min(begin + len(piece), len(text))
 
 
-class Watched:
+class Overheard:
     """SGLang's tokenizer manager, as a handler sees it whose stream is being told of."""
 
     def __init__(self, manager: Any, told: Told):
