@@ -55,6 +55,6 @@ def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> Non
     async def page_file(name: str) -> Response:
         return file(name)
 
-    @app.get("/outrider/live")
+    @app.get("/outrider/live", responses={503: {"description": "it starts, stops or has failed"}})
     async def get_live() -> JSONResponse:
         return JSONResponse(about | await live.read(), headers={"Cache-Control": "no-store"})

@@ -13,6 +13,7 @@ from running import Server
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from outrider.server.http.answers import ChatAnswer, TextAnswer
 from outrider.server.http.speculation import KEY, TokenTrace, Told, add_totals
 from outrider.server.plugin.decode.trace import LOOKUP, MAKERS, TARGET
 
@@ -105,6 +106,7 @@ def stream(server: Server, path: str, **body: Any) -> Iterator[dict[str, Any]]:
 def ask(server: Server, path: str = "completions", **body: Any) -> dict[str, Any]:
     answer = httpx.post(f"{server.url}/v1/{path}", json={"model": MODEL} | body, timeout=60)
     assert answer.status_code == 200, answer.text
+    (ChatAnswer if path.startswith("chat") else TextAnswer).model_validate(answer.json())
     return answer.json()
 
 
