@@ -1,11 +1,11 @@
-// The server's counts, asked for every second, as what happened between two answers.
+// The server's counts, asked for every other second, as what happened between two answers.
 
 import { call } from "./api.js";
 
-const EVERY_MS = 1000;
-const KEPT = 120;
+const EVERY_MS = 2000;
+const KEPT = 90;
 /** Each sample is of what happened in so many of these: one alone shows every prompt that is read. */
-const OVER = 3;
+const OVER = 2;
 
 /** told: called with the samples so far, the oldest first, and the latest answer; or with an Error. */
 export function startLive(told) {
