@@ -17,7 +17,7 @@ from running import environment
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server")
 TAKES_PART = (".src", *FOLDERS, "pyproject.toml", "README.md", "LICENSE")
-DATA = ("drafters/weights", "kernels/cpu/csrc", "profiles/shipped")
+DATA = ("drafters/weights", "kernels/cpu/csrc", "profiles/shipped", "server/http/page")
 """Folders of which everything is installed, descriptions and pictures too."""
 MADE = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "*.egg-info", "build")
 

@@ -26,7 +26,7 @@ import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import at_least, survival_of, top_k
-from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import Probing
 from outrider.scheduler.planners.sorting import RESOLUTION
@@ -109,6 +109,7 @@ class Asynchronous(Planner):
         self._number = 0
         self._last_probe = -LAG
         self._plan: tuple[Budget, _Issued] | None = None  # the last that was made, and for which step
+        self._considered: tuple[int, list[_Candidate], _Candidate] | None = None  # requests, candidates, the best
         self._price = 0.0  # tokens per second of the last plan
         self._verified = 1.0  # draft tokens that it meant to verify
         self._issued: deque[_Issued] = deque(maxlen=LATE)
@@ -166,6 +167,15 @@ class Asynchronous(Planner):
         if drafting or looked_up is not None:
             self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up))
 
+    def curve(self) -> PlannedCurve | None:
+        if self._considered is None:
+            return None
+        requests, found, best = self._considered
+        chosen = best.curve.verified(best.best), float(best.curve.throughput[best.best])
+        # Where nobody is to draft and nothing was looked up, that is a point; another shows what drafting would bring.
+        shown = best if len(best.curve.throughput) > 1 else max(found, key=lambda each: len(each.curve.throughput))
+        return PlannedCurve(shown.curve.tokens, shown.curve.throughput, requests, chosen)
+
     # -- the decision ---------------------------------------------------------------------------------------------
 
     def _decide(self, issued: _Issued) -> Budget:
@@ -188,6 +198,7 @@ class Asynchronous(Planner):
             found.append(self._candidate(step, ask, theirs, seconds + float(drafts[count])))
         best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
         curve = best.curve
+        self._considered = requests, found, best
         self._price, self._verified = float(curve.throughput[best.best]), max(curve.verified(best.best), 1.0)
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         if best.ask is not None:

@@ -88,6 +88,21 @@ class Budget:
         return float(self.seconds[min(admitted, len(self.seconds) - 1)])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedCurve:
+    """The throughput curve that a step was planned by, and the point on it that was chosen.
+
+    tokens: [n] draft tokens verified, over all requests, in the mean. throughput: [n] tokens per second expected.
+    requests: in the step. chosen: draft tokens and throughput of the plan; it may be beside the curve where nobody was
+        to draft.
+    """
+
+    tokens: np.ndarray
+    throughput: np.ndarray
+    requests: int
+    chosen: tuple[float, float]
+
+
 class Planner(ABC):
     """Called once per decode step, in this order: `looks_back`, `budget`, then, where it says so, draft and `admit`,
     and at some time later `observe`."""
@@ -99,6 +114,10 @@ class Planner(ABC):
     def budget(self, step: StepView) -> Budget:
         """Decide from the past whether to draft and how much to verify. By default: draft for whom it is on."""
         return Budget(draft=bool(step.limits.any()), tokens=None)
+
+    def curve(self) -> PlannedCurve | None:
+        """Of the last step planned; None from planners that look at no curve, and before the first."""
+        return None
 
     @abstractmethod
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:

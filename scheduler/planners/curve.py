@@ -46,6 +46,11 @@ class Curve:
         """Draft tokens of a step, in the mean."""
         return point if self.samples is None else point / self.count
 
+    @property
+    def tokens(self) -> np.ndarray:
+        """[n+1] `verified` of every point."""
+        return np.arange(len(self.throughput)) / self.count
+
 
 def single_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
     """One sample: points are numbers of tokens.

@@ -28,6 +28,11 @@ class AnswerWatch(RequestLogger):
         self._answers = AnswerMetrics()
         self._tokenizer, self._content = tokenizer, content
 
+    @property
+    def levels(self) -> dict[str, int]:
+        """Whole answers whose requests asked for a service level, by whether it was met."""
+        return {"met": self._answers.reached[True], "missed": self._answers.reached[False]}
+
     def log_finished_request(self, obj: Any, out: Any, request: Any = None) -> None:
         super().log_finished_request(obj, out, request)
         sampling = obj.sampling_params or {}

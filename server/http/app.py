@@ -15,9 +15,10 @@ from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
 from outrider.server.http.lifecycle import Lifecycle
+from outrider.server.http.live import Live
 from outrider.server.http.metrics import HttpMetrics
 from outrider.server.http.queue_limit import QueueLimit
-from outrider.server.http.routes import health, openai, tune
+from outrider.server.http.routes import health, openai, page, tune
 from outrider.server.http.validation import Limits
 from outrider.server.http.watch import Watch, name_requests_in_logs
 
@@ -45,14 +46,14 @@ def build(
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)
+    answers = AnswerWatch(manager.request_logger, manager.tokenizer, content=settings.log_requests == "content")
+    manager.request_logger = answers
+    page.install(app, settings, engine, Live(engine, lifecycle, answers))
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, has_key=not access.open)
     app.add_middleware(Gate, access=access, lifecycle=lifecycle)
     about = {"version": version("outrider"), "model": limits.model, "device": settings.resolved_device}
     about |= {"drafter": settings.drafter, "planner": settings.planner, "engines": str(settings.resolved_engines)}
-    manager.request_logger = AnswerWatch(
-        manager.request_logger, manager.tokenizer, content=settings.log_requests == "content"
-    )
     name_requests_in_logs()
     return Watch(app, HttpMetrics(about), log=settings.log_requests != "none")
 

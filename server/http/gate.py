@@ -13,7 +13,8 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
 
 # Probes carry no key, nor do browsers that open a page.
-OPEN_PATHS = frozenset({"/health", "/ready"}) | openapi.PATHS
+OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | openapi.PATHS
+OPEN_FOLDER = "/page/"
 ADMIN_PATHS = frozenset({"/outrider/tune"})
 
 
@@ -42,12 +43,13 @@ class Gate:
 
     def _holder(self, scope: Scope) -> Holder | None:
         """Whose request it is, None where no key is asked for; raises ApiError."""
-        if self.access.open or scope["path"] in OPEN_PATHS:
+        if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
         holder = self.access.holder(_header(scope, b"authorization"))
         if holder is None:
             raise ApiError(
-                "wrong or missing API key; send 'Authorization: Bearer KEY' (only /health and /ready need none)",
+                "wrong or missing API key; send 'Authorization: Bearer KEY' "
+                "(only /health, /ready and the page at / need none)",
                 status=401,
                 code="invalid_api_key",
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic_core import to_json
 from sglang.srt.entrypoints.openai import serving_completions
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
@@ -18,7 +19,8 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
 from outrider.server.http import errors, watch
-from outrider.server.http.protocol import ChatRequest, TextRequest
+from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
+from outrider.server.http.speculation import Overheard, Told, add_to_answer
 from outrider.server.plugin.options import RequestOptions
 
 # It warns of every request that asks for the logprobs of its prompt, which it can return all the same.
@@ -42,15 +44,42 @@ class _Handler:
         return json.dumps(error.body())
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
+        asked = request.speculation or SpeculationOptions()
         options = RequestOptions(
-            enabled=request.speculation is None or request.speculation.enabled,
-            min_tokens_per_second=request.min_tokens_per_second,
+            enabled=asked.enabled, min_tokens_per_second=request.min_tokens_per_second, trace=asked.trace
         )
         request.custom_params = options.to_custom_params()
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
         if request.seed is not None:
             internal = _with_a_seed_each(internal, request.seed, request.n)
         return internal, request
+
+    def _told(self, request: Any) -> Told:
+        manager = self.tokenizer_manager  # type: ignore[attr-defined]
+        return Told(
+            manager.tokenizer,
+            manager.config_value("speculative_num_draft_tokens") - 1,
+            trace=request.speculation is not None and request.speculation.trace,
+            keep_special=not request.skip_special_tokens,
+            incremental=manager.config_value("incremental_streaming_output"),
+        )
+
+    def _telling(self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request) -> Any:
+        """SGLang's stream, with what there is to say of its speculation: make_stream(handler, ...) makes it."""
+        told = self._told(request)
+        if not (told.trace or (request.stream_options and request.stream_options.include_usage)):
+            return make_stream(self, internal, request, raw)
+        handler = copy.copy(self)
+        handler.tokenizer_manager = Overheard(self.tokenizer_manager, told)  # type: ignore[attr-defined]
+        return told.stamped(make_stream(handler, internal, request, raw))
+
+    def _with_speculation(self, answer: Any, request: Any, contents: list[dict[str, Any]]) -> Any:
+        """SGLang's whole answer, with the same."""
+        if isinstance(answer, Response) or not hasattr(answer, "usage"):
+            return answer
+        body = answer.model_dump()
+        add_to_answer(body, contents, self._told(request))
+        return Response(to_json(body), media_type="application/json")
 
 
 def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
@@ -75,6 +104,12 @@ def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> Generate
 class ChatHandler(_Handler, OpenAIServingChat):
     """/v1/chat/completions"""
 
+    def _generate_chat_stream(self, *asked: Any) -> Any:
+        return self._telling(OpenAIServingChat._generate_chat_stream, *asked)
+
+    def _build_chat_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
+        return self._with_speculation(super()._build_chat_response(request, ret, created), request, ret)
+
 
 class TextHandler(_Handler, OpenAIServingCompletion):
     """/v1/completions
@@ -96,11 +131,14 @@ class TextHandler(_Handler, OpenAIServingCompletion):
             request.max_tokens = 0
         return internal, request
 
+    def _generate_completion_stream(self, *asked: Any) -> Any:
+        return self._telling(OpenAIServingCompletion._generate_completion_stream, *asked)
+
     def _build_completion_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
         if request.max_tokens == 0:
             for answer in ret:
                 _drop_what_followed(answer)
-        return super()._build_completion_response(request, ret, created)
+        return self._with_speculation(super()._build_completion_response(request, ret, created), request, ret)
 
 
 def _drop_what_followed(answer: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ PATHS = ANSWERING_PATHS | {
     "/health",
     "/ready",
     "/metrics",
+    "/",
+    "/outrider/live",
     "/outrider/tune",
     "/docs",
     "/openapi.json",
@@ -88,6 +90,7 @@ class AnswerMetrics:
             "outrider_service_level_requests", "Finished requests that asked for a minimum speed.", ["met"]
         )
         self._levels = {reached: levels.labels(str(reached).lower()) for reached in (True, False)}
+        self.reached = {True: 0, False: 0}  # requests that met, and missed, the level they asked for
         self._goodput = Counter(
             "outrider_goodput_tokens", "Tokens of finished requests that met their service level, or asked for none."
         )
@@ -99,6 +102,7 @@ class AnswerMetrics:
         reached = level <= 0 or (speed is not None and speed >= level)
         if level > 0:
             self._levels[reached].inc()
+            self.reached[reached] += 1
         if reached:
             self._goodput.inc(tokens)
 

@@ -17,11 +17,12 @@ from outrider.server.http.errors import ApiError
 
 
 class SpeculationOptions(BaseModel):
-    """enabled: false makes the server decode this request without drafts."""
+    """enabled: false makes the server decode this request without drafts. trace: say of each token who made it."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
+    trace: bool = False
 
 
 class ChatRequest(ChatCompletionRequest):

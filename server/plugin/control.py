@@ -6,6 +6,7 @@ from typing import Any
 
 RELOAD = "outrider_reload_profile"
 FORGET = "outrider_forget"
+LIVE = "outrider_live"
 
 
 def register() -> None:
@@ -17,6 +18,10 @@ def register() -> None:
 
 
 def _get(original: Any, scheduler: Any, request: Any) -> Any:
+    if request.rid == LIVE:
+        from sglang.srt.managers.io_struct import GetInternalStateReqOutput
+
+        return GetInternalStateReqOutput(internal_state=_live(scheduler))
     output = original(scheduler, request)
     if hasattr(scheduler.draft_worker, "outrider_state"):
         from sglang.srt.runtime_context import get_parallel
@@ -24,6 +29,14 @@ def _get(original: Any, scheduler: Any, request: Any) -> Any:
         output.internal_state["outrider"] = scheduler.draft_worker.outrider_state()
         output.internal_state["outrider_engine"] = get_parallel().dp_rank or 0
     return output
+
+
+def _live(scheduler: Any) -> dict[str, Any]:
+    free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
+    return scheduler.draft_worker.outrider_live() | {
+        "requests": {"running": len(scheduler.running_batch.reqs), "queued": len(scheduler.waiting_queue)},
+        "cache": {"used": scheduler.max_total_num_tokens - free, "size": scheduler.max_total_num_tokens},
+    }
 
 
 def _set(original: Any, scheduler: Any, request: Any) -> Any:
@@ -43,6 +56,15 @@ async def read(manager: Any) -> dict[str, Any]:
     states = await manager.get_internal_state()  # in the order in which they were received
     state: dict[str, Any] = min(states, key=lambda state: state["outrider_engine"])["outrider"]
     return state
+
+
+async def read_live(manager: Any) -> list[dict[str, Any]]:
+    """Each engine's counts and its planner's curve (`decode/live.py`), its requests and its cache. Costs the engine a
+    fraction of a millisecond."""
+    from sglang.srt.managers.io_struct import GetInternalStateReq
+
+    answers = await manager.get_internal_state_communicator(GetInternalStateReq(rid=LIVE))
+    return [answer.internal_state for answer in answers]
 
 
 async def command(manager: Any, name: str) -> None:

@@ -18,6 +18,7 @@ class RequestOptions:
     padded: draft the last token over and over up to gamma and accept none, for steps of an exact shape; such requests
         are greedy.
     min_tokens_per_second: its service level; None: none.
+    trace: say of each token who made it (`decode/trace.py`).
     """
 
     enabled: bool = True
@@ -25,6 +26,7 @@ class RequestOptions:
     planned: bool = True
     padded: bool = False
     min_tokens_per_second: float | None = None
+    trace: bool = False
 
     def to_custom_params(self) -> dict[str, Any] | None:
         """For SGLang's `custom_params`; None where nothing differs from the defaults."""

@@ -505,3 +505,30 @@ def test_a_budget_by_survival_stays_before_a_cliff():
     budget = planner.budget(view(2, GAMMA))
     both = torch.tensor([good, good])
     assert int(planner.admit(both, torch.tensor([GAMMA, GAMMA]), budget).sum()) <= 2
+
+
+@pytest.mark.parametrize("smoothing", [1, 8])
+def test_the_curve_to_look_at_is_the_one_that_was_searched(smoothing):
+    planner = uncorrected(curve_cost(2, [1.0 + 0.2 * k for k in range(2 * GAMMA + 1)]), smoothing=smoothing)
+    assert planner.curve() is None
+    step = view(2, GAMMA)
+    confidence = np.array([[0.9, 0.8, 0.3], [0.6, 0.5, 0.5]], dtype=np.float32)
+    budgets = [run(planner, step, confidence, 2) for _ in range(12)]
+    curve = planner.curve()
+    assert curve.requests == 2
+    assert curve.tokens[0] == 0
+    assert (np.diff(curve.tokens) > 0).all()
+    tokens, throughput = curve.chosen
+    assert throughput == curve.throughput.max()
+    assert curve.throughput[np.searchsorted(curve.tokens, tokens)] == throughput
+    assert tokens == budgets[-1]
+
+
+def test_where_nobody_is_to_draft_the_curve_shows_what_drafting_would_bring():
+    planner = uncorrected(curve_cost(2, [1.0 + 3.0 * k for k in range(2 * GAMMA + 1)], draft=1.0))
+    for _ in range(8):
+        run(planner, view(2, GAMMA), np.full((2, GAMMA), 0.1, dtype=np.float32))
+    curve = planner.curve()
+    assert curve.chosen == (0.0, 2.0)
+    assert len(curve.tokens) > 1
+    assert (curve.throughput < 2.0).all()

@@ -8,13 +8,10 @@ from typing import Literal
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sglang.srt.entrypoints.openai.protocol import (
-    ChatCompletionResponse,
-    CompletionResponse,
-)
 
 from outrider.server.engine.engine import Engine
 from outrider.server.http import handlers, openapi, requests
+from outrider.server.http.answers import ChatAnswer, TextAnswer
 from outrider.server.http.errors import ApiError
 from outrider.server.http.handlers import ChatHandler, TextHandler
 from outrider.server.http.lifecycle import Lifecycle
@@ -62,7 +59,7 @@ def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits, 
     @app.post(
         "/v1/chat/completions",
         openapi_extra=openapi.takes(ChatRequest),
-        responses=openapi.answers(ChatCompletionResponse, kind="text/event-stream", says=EVENTS),
+        responses=openapi.answers(ChatAnswer, kind="text/event-stream", says=EVENTS),
     )
     async def chat_completions(raw: Request) -> Response:
         return await complete(CHAT, chat, raw)
@@ -70,7 +67,7 @@ def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits, 
     @app.post(
         "/v1/completions",
         openapi_extra=openapi.takes(TextRequest),
-        responses=openapi.answers(CompletionResponse, kind="text/event-stream", says=EVENTS),
+        responses=openapi.answers(TextAnswer, kind="text/event-stream", says=EVENTS),
     )
     async def text_completions(raw: Request) -> Response:
         return await complete(TEXT, text, raw)

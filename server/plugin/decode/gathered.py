@@ -18,6 +18,7 @@ class GatheredCounter:
     def __init__(self, counter: Counter):
         self.counter = counter
         self.amount = 0.0  # not counted yet
+        self.total = 0.0  # counted
 
     def inc(self, amount: float = 1.0) -> None:
         self.amount += amount
@@ -25,6 +26,7 @@ class GatheredCounter:
     def flush(self) -> None:
         if self.amount:
             self.counter.inc(self.amount)
+            self.total += self.amount
         self.amount = 0.0
 
 
@@ -34,6 +36,7 @@ class GatheredHistogram:
         self.bounds = list(histogram._upper_bounds)
         self.counts = [0] * len(self.bounds)  # by bucket, not counted yet
         self.sum = 0.0
+        self.total, self.total_count = 0.0, 0  # counted
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -43,6 +46,8 @@ class GatheredHistogram:
         # What Histogram.observe does, several observations at once: it has no public way to do so.
         if self.sum:
             self.histogram._sum.inc(self.sum)
+            self.total += self.sum
+            self.total_count += sum(self.counts)
         for bucket, count in zip(self.histogram._buckets, self.counts, strict=True):
             if count:
                 bucket.inc(count)
@@ -61,9 +66,11 @@ class GatheredTable:
         combinations = list(product(*labels.values()))
         self.counters = [counter.labels(*values) for counter in counters for values in combinations]
         self.amounts = np.zeros((len(names), len(combinations)))
+        self.totals = np.zeros_like(self.amounts)  # counted
 
     def flush(self) -> None:
         for counter, amount in zip(self.counters, self.amounts.ravel().tolist(), strict=True):
             if amount:
                 counter.inc(amount)
+        self.totals += self.amounts
         self.amounts[:] = 0

@@ -20,6 +20,7 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner
+from outrider.server.plugin.decode import live
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.recording import Recording
 from outrider.server.plugin.decode.requests import RequestTable
@@ -195,6 +196,12 @@ class Planning:
         self._catch_up(0)
         self.metrics.flush()
         return self.recording.to_lists()
+
+    def live(self) -> dict[str, Any]:
+        """What has been counted since the start, and the planner's view of the step before; to look at."""
+        self._catch_up(0)
+        self.metrics.flush()
+        return live.snapshot(self.metrics, self.planner.curve())
 
     def forget(self) -> None:
         """Drop what was recorded."""

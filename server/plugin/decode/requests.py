@@ -46,6 +46,7 @@ class RequestTable:
     planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
     padded: [rows] bool; True drafts the last token over and over up to the limit and accepts none, for steps of an
         exact shape; these requests are greedy.
+    traced: [rows] bool, wants to know who made each of its tokens.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
     generated: [rows] int64, tokens since the prefill; started: [rows] seconds on the host's clock, of the prefill.
@@ -61,6 +62,7 @@ class RequestTable:
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.planned = np.ones(rows, dtype=bool)
         self.padded = np.zeros(rows, dtype=bool)
+        self.traced = np.zeros(rows, dtype=bool)
         self.generations = np.zeros(rows, dtype=np.int64)
         self.levels = np.zeros(rows)
         self.started = np.zeros(rows)
@@ -76,6 +78,7 @@ class RequestTable:
         self.lengths[at] = [len(req.origin_input_ids) + req.sampling_params.max_new_tokens for req in reqs]
         self.planned[at] = [option.planned for option in options]
         self.padded[at] = [option.padded for option in options]
+        self.traced[at] = [option.trace for option in options]
         self.levels[at] = [option.min_tokens_per_second or 0.0 for option in options]
         self.generations[at] += 1
         self.started[at] = time.perf_counter()

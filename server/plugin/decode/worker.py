@@ -32,6 +32,7 @@ from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten
 from outrider.server.plugin.decode.step import Step
+from outrider.server.plugin.decode.trace import StepTrace
 from outrider.server.plugin.loading.planner import load_plan
 
 
@@ -93,6 +94,10 @@ class SpeculativeWorker(BaseSpecWorker):
         """What was recorded since `forget_records`, for another process."""
         return self.planning.state()
 
+    def outrider_live(self) -> dict[str, Any]:
+        """Speculation as it goes, for the page."""
+        return self.planning.live()
+
     def forget_records(self) -> None:
         self.planning.forget()
 
@@ -125,6 +130,9 @@ class SpeculativeWorker(BaseSpecWorker):
             result.next_token_ids = self._first_tokens(batch, logits_output, seq_lens)
         if self._captures_hidden:
             logits_output.hidden_states = None
+        traced = self.requests.traced[batch.req_pool_indices_cpu.numpy()]
+        if np.count_nonzero(traced):
+            StepTrace.of_first_tokens(traced, self.device).attach(result)
         if on_publish is not None:
             on_publish(seq_lens)
         result.new_seq_lens = seq_lens
@@ -168,8 +176,8 @@ class SpeculativeWorker(BaseSpecWorker):
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
-        result = self._verify(batch, flat, verify_lens, seq_lens, rows)
-        logits_output = result.logits_output
+        verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
+        logits_output = verified.logits_output
 
         ruled = has_rules(batch.reqs, batch.sampling_info)
         if ruled or batch.return_logprob or not sampling.all_greedy:  # else only the largest of each row is wanted
@@ -196,15 +204,20 @@ class SpeculativeWorker(BaseSpecWorker):
         batch.forward_mode = ForwardMode.DECODE
         bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
         result_type = HostResult if tokens.is_cpu else GenerationBatchResult
-        return result_type(
+        result = result_type(
             logits_output=logits_output,
             next_token_ids=tokens.flatten(),
             accept_lens=accept_lens.to(torch.int32),
             new_seq_lens=new_seq_lens,
-            can_run_cuda_graph=result.can_run_cuda_graph,
+            can_run_cuda_graph=verified.can_run_cuda_graph,
             next_draft_input=StepState(bonus, new_seq_lens),
             speculative_num_draft_tokens=self.width,
         )
+        result.cap_lens = verify_lens + 1  # what SGLang counts as rows of a request's verification
+        traced = self.requests.traced[step.view.rows]
+        if np.count_nonzero(traced):
+            StepTrace.of_step(traced, admission, accept_lens).attach(result)
+        return result
 
     def _draft(
         self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling

@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from browser import chromium
+from playwright.sync_api import expect
 from running import Server, wait_until
 
 KEY = "a-secret"
@@ -127,11 +129,30 @@ def test_key_is_asked_for_everywhere_but_by_probes(locked_server: Server) -> Non
     assert locked_server.client(api_key=KEY).models.list().data
 
 
+def test_the_page_asks_for_the_key_and_keeps_it_for_the_tab(locked_server: Server) -> None:
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(locked_server.url)
+        dialog = page.locator("#key")
+        for key in ("wrong", KEY):
+            expect(dialog).to_be_visible()
+            page.locator("#key-value").fill(key)
+            page.locator("#key-value").press("Enter")
+        expect(page.locator("#state")).to_have_text("ready", timeout=20_000)
+        expect(dialog).not_to_be_visible()
+        page.locator("#prompt").fill("Hello")
+        page.locator("#prompt").press("Enter")
+        expect(page.locator(".text .token.target").first).to_be_attached(timeout=20_000)
+        assert page.evaluate("Object.values(sessionStorage)") == [KEY]
+        assert page.evaluate(f"JSON.stringify(localStorage).includes({KEY!r})") is False
+
+
 def test_a_server_without_a_drafter_answers(locked_server: Server) -> None:
     client = locked_server.client(api_key=KEY)
     answer = client.completions.create(model=client.models.list().data[0].id, prompt="1 2 3 1 2 3 1", max_tokens=8)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 8
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 0
     page = httpx.get(locked_server.url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
     assert "outrider_drafted_tokens_total 0.0" in page
     assert "outrider_decode_steps_total 0.0" not in page

@@ -76,6 +76,11 @@ def test_probes_need_no_key() -> None:
     assert Passed(answer).ask("/metrics") == 200
 
 
+def test_the_page_needs_no_key_and_its_numbers_do() -> None:
+    for path, status in (("/", 200), ("/page/main.js", 200), ("/outrider/live", 401), ("//", 401), ("/page", 401)):
+        assert Passed(answer, KEY).ask(path) == status
+
+
 def test_only_posts_are_under_way() -> None:
     under_way = []
 

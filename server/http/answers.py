@@ -1,0 +1,74 @@
+"""What answers hold: SGLang's models, and what `speculation` adds to them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+from sglang.srt.entrypoints.openai.protocol import (
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    CompletionResponse,
+    CompletionResponseChoice,
+    UsageInfo,
+)
+
+
+class CompletionTokensDetails(BaseModel):
+    """OpenAI's; drafted tokens that the target accepted, and those that it rejected."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(UsageInfo):
+    completion_tokens_details: CompletionTokensDetails
+
+
+class SpeculativeDecoding(BaseModel):
+    """vLLM's. Steps are those behind the first token; acceptance_histogram[j]: steps that accepted j drafted tokens."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_steps: int
+    num_spec_tokens: int
+
+
+class Metrics(BaseModel):
+    speculative_decoding: SpeculativeDecoding
+
+
+class TracedToken(BaseModel):
+    """token: its text. confidence: how likely it was to be accepted if those before it were; null for the target's."""
+
+    token: str
+    source: Literal["target", "model", "lookup"]
+    confidence: float | None
+
+
+class Trace(BaseModel):
+    trace: list[TracedToken]
+
+
+class ChatChoice(ChatCompletionResponseChoice):
+    speculation: Trace | None = None
+
+
+class TextChoice(CompletionResponseChoice):
+    speculation: Trace | None = None
+
+
+class ChatAnswer(ChatCompletionResponse):
+    choices: list[ChatChoice]  # type: ignore[assignment]
+    usage: Usage
+    metrics: Metrics | None = None
+
+
+class TextAnswer(CompletionResponse):
+    choices: list[TextChoice]  # type: ignore[assignment]
+    usage: Usage
+    metrics: Metrics | None = None

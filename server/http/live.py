@@ -1,0 +1,57 @@
+"""The numbers of `GET /outrider/live`: what the engines count, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.server.engine.engine import Engine
+from outrider.server.http.answer_watch import AnswerWatch
+from outrider.server.http.errors import ApiError
+from outrider.server.http.lifecycle import Lifecycle
+from outrider.server.plugin import control
+
+FRESH_SECONDS = 0.5
+"""However many look on, the engines are asked no more often than this."""
+
+
+class Live:
+    """Asks the engines on behalf of all who look on."""
+
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, answers: AnswerWatch) -> None:
+        self._engine, self._lifecycle, self._answers = engine, lifecycle, answers
+        self._asked = 0.0
+        self._answer: asyncio.Task[dict[str, Any]] | None = None
+
+    async def read(self) -> dict[str, Any]:
+        """Sums over all engines (`plugin/decode/live.py`), how many those are, whole answers that met and missed their
+        service level, and `time`: seconds on this server's clock."""
+        if not self._lifecycle.accepting:
+            raise ApiError(f"the server is {self._lifecycle.state.value}", status=503, code="unavailable")
+        now = time.monotonic()
+        if self._answer is None or (self._answer.done() and now - self._asked > FRESH_SECONDS):
+            self._asked, self._answer = now, asyncio.create_task(self._read())
+        # Whoever leaves must not cancel it: an answer that nobody awaits would be taken for that of the next question.
+        return await asyncio.shield(self._answer)
+
+    async def _read(self) -> dict[str, Any]:
+        states = await control.read_live(self._engine.tokenizer_manager)
+        return merged(states) | {"levels": self._answers.levels, "time": time.monotonic(), "engines": len(states)}
+
+
+def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts summed, and the curve of the engine with the most requests."""
+    busiest = max(states, key=lambda state: state["requests"]["running"])
+    return {name: _sum([state[name] for state in states]) for name in busiest if name != "curve"} | {
+        "curve": busiest["curve"]
+    }
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return {name: _sum([value[name] for value in values]) for name in values[0]}
+    if isinstance(values[0], list):
+        return [sum(each) for each in zip(*values, strict=True)]
+    return sum(values)

@@ -1,0 +1,305 @@
+// Eight small charts of what the server does: each a caption in words and numbers, and a plot of the same.
+
+import { element } from "./dom.js";
+import uPlot from "./vendor/uPlot.esm.js";
+
+const round = (digits) => (value) => value.toFixed(digits);
+const percent = (value) => `${Math.round(100 * value)} %`;
+const LINES = [
+  {
+    title: "Throughput, tokens per second",
+    series: [
+      { name: "throughput", label: "all", colour: "target", show: round(1) },
+      { name: "user", label: "per user", colour: "model", dashed: true, show: round(1) },
+    ],
+  },
+  {
+    title: "Accepted length, tokens per step",
+    series: [
+      { name: "length", label: "all", colour: "target", show: round(2) },
+      { name: "model", label: "where drafted", colour: "model", dashed: true, show: round(2) },
+      { name: "lookup", label: "where looked up", colour: "lookup", show: round(2) },
+    ],
+  },
+  {
+    title: "Draft tokens per step, all requests",
+    series: [
+      { name: "budget", label: "budget", colour: "target", dashed: true, show: round(1) },
+      { name: "verified", label: "verified", colour: "model", show: round(1) },
+      { name: "wasted", label: "wasted", colour: "warn", show: round(1) },
+    ],
+  },
+  {
+    title: "Step time, ms",
+    series: [
+      { name: "predicted", label: "predicted", colour: "model", dashed: true, show: round(1) },
+      { name: "taken", label: "taken", colour: "target", show: round(1) },
+    ],
+    more: { name: "error", label: "off by", show: percent },
+  },
+  {
+    title: "Requests",
+    series: [
+      { name: "running", label: "running", colour: "target", show: round(0) },
+      { name: "queued", label: "queued", colour: "warn", dashed: true, show: round(0) },
+    ],
+    whole: true,
+  },
+];
+
+/** All charts, in `parent`. */
+export class Charts {
+  constructor(parent) {
+    this.charts = [
+      ...LINES.slice(0, 3).map((about) => new Lines(parent, about)),
+      new Throughput(parent),
+      ...LINES.slice(3).map((about) => new Lines(parent, about)),
+      new Calibration(parent),
+      new Levels(parent),
+    ];
+  }
+
+  /** samples: see `between` in live.js. now: the server's latest answer. */
+  show(samples, now) {
+    for (const chart of this.charts) chart.show(samples, now);
+  }
+
+  recolour() {
+    for (const chart of this.charts) chart.recolour();
+  }
+}
+
+/** A figure with one plot. Subclasses say what its series are, and give it data. */
+class Chart {
+  constructor(parent, title, series, scales) {
+    this.series = series;
+    this.scales = scales;
+    this.data = [[], ...series.map(() => [])];
+    this.plotted = element("div", { className: "plot" });
+    this.plotted.setAttribute("aria-hidden", "true"); // the caption says the same
+    this.values = series.map(() => element("b", { textContent: "–" }));
+    const labels = series.map((about, index) =>
+      element("span", { className: "value" }, [
+        element("i", { className: `c-${about.colour}${about.dashed ? " dashed" : ""}${about.dot ? " dot" : ""}` }),
+        `${about.label} `,
+        this.values[index],
+      ]),
+    );
+    this.caption = element("figcaption", {}, [element("h3", { textContent: title }), ...labels]);
+    this.figure = element("figure", { className: "chart empty" }, [this.caption, this.plotted]);
+    parent.append(this.figure);
+    new ResizeObserver(() => this.#resize()).observe(this.plotted);
+  }
+
+  plot(data) {
+    this.data = data;
+    this.figure.classList.toggle("empty", !data.slice(1).some((values) => values.some((value) => value !== null)));
+    this.drawn?.setData(data);
+  }
+
+  /** The values at a place of the data, in the caption. */
+  tell(index) {
+    this.series.forEach((about, at) => {
+      const value = this.data[at + 1][index];
+      this.values[at].textContent = value === null || value === undefined ? "–" : about.show(value);
+    });
+  }
+
+  recolour() {
+    this.drawn?.destroy();
+    this.drawn = null;
+    this.#resize();
+  }
+
+  #resize() {
+    const [width, height] = [this.plotted.clientWidth, this.plotted.clientHeight];
+    if (width < 40 || height < 40) return;
+    if (this.drawn) this.drawn.setSize({ width, height });
+    else this.drawn = new uPlot(this.#options(width, height), this.data, this.plotted);
+  }
+
+  #options(width, height) {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(`--${name}`);
+    const axis = {
+      stroke: colour("soft"),
+      font: "11px system-ui, sans-serif",
+      grid: { stroke: colour("line"), width: 1 },
+      ticks: { show: false },
+      gap: 3,
+    };
+    return {
+      width,
+      height,
+      padding: [6, 16, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false }, points: { size: 5 } },
+      scales: { x: { time: false, ...this.scales?.x }, y: { range: fromZero, ...this.scales?.y } },
+      axes: [
+        { ...axis, size: 20, space: 50, ...this.scales?.xAxis },
+        { ...axis, size: 40, space: 26, ...this.scales?.yAxis },
+      ],
+      series: [
+        {},
+        ...this.series.map((about) => ({
+          stroke: colour(about.colour),
+          width: about.dot ? 0 : 1.6,
+          dash: about.dashed ? [5, 4] : undefined,
+          spanGaps: about.spanGaps ?? false,
+          points: about.dot
+            ? { show: true, size: 9, fill: colour(about.colour), stroke: colour("panel"), width: 2 }
+            : { show: about.points ?? false, size: 5, fill: colour(about.colour) },
+        })),
+      ],
+      hooks: { setCursor: [(drawn) => this.tell(drawn.cursor.idx ?? this.last)] },
+    };
+  }
+
+  get last() {
+    return this.data[0].length - 1;
+  }
+}
+
+const fromZero = (_, __, most) => [0, most > 0 ? most * 1.12 : 1];
+const percents = { values: (_, ticks) => ticks.map(percent) };
+const minutes = {
+  x: { range: [-180, 0] },
+  xAxis: { splits: () => [-180, -120, -60, 0], values: (_, ticks) => ticks.map((s) => (s ? `${s} s` : "now")) },
+};
+
+/** Lines over the last minutes. */
+class Lines extends Chart {
+  constructor(parent, { title, series, more, whole }) {
+    super(parent, title, series, { ...minutes, ...(whole && { yAxis: { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] } }) });
+    this.more = more;
+    if (more) {
+      this.extra = element("b", { textContent: "–" });
+      this.caption.append(element("span", { className: "value" }, [`${more.label} `, this.extra]));
+    }
+  }
+
+  show(samples, now) {
+    const column = (name) => samples.map((sample) => sample[name]);
+    this.plot([column("time").map((time) => time - now.time), ...this.series.map(({ name }) => column(name))]);
+    this.samples = samples;
+    this.tell(this.drawn?.cursor.idx ?? this.last);
+  }
+
+  tell(index) {
+    super.tell(index);
+    if (!this.more) return;
+    const value = this.samples?.[index]?.[this.more.name];
+    this.extra.textContent = value === null || value === undefined ? "–" : this.more.show(value);
+  }
+}
+
+/** What the planner expects of the step at hand by how much of the drafts is verified, and where it went. */
+class Throughput extends Chart {
+  constructor(parent) {
+    super(
+      parent,
+      "Throughput Θ(K) by draft tokens verified",
+      [
+        { label: "expected", colour: "model", spanGaps: true, show: round(0) },
+        { label: "planned", colour: "warn", dot: true, show: round(0) },
+      ],
+      { y: { range: around } },
+    );
+    this.figure.classList.add("wide");
+    this.extra = element("b", { textContent: "–" });
+    this.caption.append(element("span", { className: "value" }, ["K ", this.extra]));
+  }
+
+  show(_, { curve }) {
+    if (!curve) return;
+    const [tokens, best] = curve.chosen;
+    this.plot(uPlot.join([[curve.tokens, curve.throughput], [[tokens], [best]]]));
+    this.chosen = this.data[0].indexOf(tokens);
+    this.requests = curve.requests;
+    this.tell(this.drawn?.cursor.idx ?? this.chosen);
+  }
+
+  tell(index) {
+    super.tell(index ?? this.chosen);
+    const planned = this.data[2][this.chosen];
+    if ((index ?? this.chosen) === this.chosen && planned) this.values[0].textContent = round(0)(planned);
+    this.values[1].textContent = planned ? round(0)(planned) : "–";
+    const tokens = this.data[0][index ?? this.chosen];
+    const of = this.requests > 1 ? ` of ${this.requests} requests` : "";
+    this.extra.textContent = tokens === undefined ? "–" : `${Number(tokens.toFixed(1))}${of}`;
+  }
+
+  get last() {
+    return this.chosen;
+  }
+}
+
+const around = (_, least, most) => (most > 0 ? [Math.max(0, least - (most - least) * 0.3), most + (most - least || most) * 0.2] : [0, 1]);
+
+/** How often drafted tokens were accepted, by how sure the drafter was of them, since the server's start. */
+class Calibration extends Chart {
+  constructor(parent) {
+    const unit = { range: [0, 1] };
+    super(
+      parent,
+      "Calibration: accepted, by confidence",
+      [
+        { label: "ideal", colour: "target", spanGaps: true, dashed: true, show: () => "" },
+        { label: "drafted", name: "model", colour: "model", spanGaps: true, points: true, show: percent },
+        { label: "looked up", name: "lookup", colour: "lookup", spanGaps: true, points: true, show: percent },
+      ],
+      { x: unit, y: unit, xAxis: percents, yAxis: percents },
+    );
+  }
+
+  show(_, { calibration }) {
+    const tables = [[[0, 1], [0, 1]]];
+    this.errors = [null];
+    for (const { name } of this.series.slice(1)) {
+      const { observed, accepted, expected } = calibration[name];
+      const seen = observed.map((count, bin) => bin).filter((bin) => observed[bin] > 0);
+      const all = seen.reduce((sum, bin) => sum + observed[bin], 0);
+      tables.push([seen.map((bin) => expected[bin] / observed[bin]), seen.map((bin) => accepted[bin] / observed[bin])]);
+      this.errors.push(all ? seen.reduce((sum, bin) => sum + Math.abs(expected[bin] - accepted[bin]), 0) / all : null);
+    }
+    this.plot(uPlot.join(tables));
+    this.tell(this.drawn?.cursor.idx);
+  }
+
+  /** Without a place, the mean error of each. */
+  tell(index) {
+    if (index !== undefined && index !== null) return super.tell(index);
+    this.values.forEach((value, at) => {
+      const error = this.errors?.[at] ?? null;
+      value.textContent = at === 0 ? "" : error === null ? "–" : `off by ${(100 * error).toFixed(1)} %`;
+    });
+  }
+
+  get last() {
+    return undefined;
+  }
+}
+
+/** The share of requests that had the speed they asked for. */
+class Levels extends Chart {
+  constructor(parent) {
+    super(parent, "Service levels met, of requests of the last minute", [{ label: "now", colour: "lookup", show: percent }], {
+      ...minutes,
+      y: { range: [0, 1.05] },
+      yAxis: percents,
+    });
+    this.extra = element("b", { textContent: "none asked for" });
+    this.caption.append(element("span", { className: "value" }, ["since the start ", this.extra]));
+  }
+
+  show(samples, { time, levels }) {
+    const share = samples.map((_, last) => {
+      const recent = samples.slice(Math.max(0, last - 30), last + 1);
+      const sum = (name) => recent.reduce((total, sample) => total + sample[name], 0);
+      return sum("finished") ? sum("met") / sum("finished") : null;
+    });
+    this.plot([samples.map((sample) => sample.time - time), share]);
+    this.tell(this.drawn?.cursor.idx ?? this.last);
+    if (levels.met + levels.missed) this.extra.textContent = `${levels.met} met, ${levels.missed} missed`;
+  }
+}

@@ -1,0 +1,68 @@
+// The server's counts, asked for every other second, as what happened between two answers.
+
+import { call } from "./api.js";
+
+const EVERY_MS = 2000;
+const KEPT = 90;
+/** Each sample is of what happened in so many of these: one alone shows every prompt that is read. */
+const OVER = 2;
+
+/** told: called with the samples so far, the oldest first, and the latest answer; or with an Error. */
+export function startLive(told) {
+  let answers = [];
+  let samples = [];
+
+  async function look() {
+    if (!document.hidden) {
+      try {
+        const now = await (await call("/outrider/live")).json();
+        if (now.steps < answers.at(-1)?.steps) answers = []; // it was started anew
+        if (answers.length) samples = [...samples, between(answers[0], now)].slice(-KEPT);
+        answers = [...answers, now].slice(-OVER);
+        told(samples, now);
+      } catch (error) {
+        answers = [];
+        told(error);
+      }
+    } else {
+      answers = [];
+    }
+    setTimeout(look, EVERY_MS);
+  }
+
+  look();
+}
+
+const ratio = (up, down) => (down > 0 ? up / down : null);
+
+/** What happened from one answer of the server to the next; null where nothing did. */
+export function between(a, b) {
+  const more = (name) => b[name] - a[name];
+  const steps = more("steps");
+  const step = ratio(more("step_seconds"), more("timed_steps"));
+  const length = ratio(more("tokens"), more("request_steps"));
+  const source = (name) => {
+    const brought = ratio(b.sources[name].accepted - a.sources[name].accepted, b.sources[name].drafts - a.sources[name].drafts);
+    return brought === null ? null : 1 + brought;
+  };
+  const met = b.levels.met - a.levels.met;
+  const predictable = more("predictable_seconds");
+  return {
+    time: b.time,
+    throughput: more("tokens") / (b.time - a.time),
+    user: step && length ? length / step : null,
+    length,
+    model: source("model"),
+    lookup: source("lookup"),
+    budget: steps ? more("budget") / steps : null,
+    verified: steps ? more("verified") / steps : null,
+    wasted: steps ? more("wasted") / steps : null,
+    predicted: predictable > 0 && step ? 1000 * step * (more("predicted_seconds") / predictable) : null,
+    taken: step && 1000 * step,
+    error: ratio(more("error_seconds"), predictable),
+    running: b.requests.running,
+    queued: b.requests.queued,
+    met,
+    finished: met + b.levels.missed - a.levels.missed,
+  };
+}

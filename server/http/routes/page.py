@@ -1,0 +1,60 @@
+"""The page at `/`, its files, and the numbers it draws.
+
+The page itself holds nothing secret and comes without a key; what it asks for afterwards needs one as ever.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+
+from outrider.server.engine.engine import Engine
+from outrider.server.engine.settings import Settings
+from outrider.server.http.errors import ApiError
+from outrider.server.http.live import Live
+
+FOLDER = Path(__file__).parents[1] / "page"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    # Nothing but this server's own files, and no page around it.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> None:
+    """Add the routes. Files are read once: what is not there at the start is never served."""
+    files = {
+        path.relative_to(FOLDER).as_posix(): (path.read_bytes(), TYPES[path.suffix])
+        for path in FOLDER.rglob("*")
+        if path.suffix in TYPES
+    }
+    about = {
+        "model": engine.tokenizer_manager.served_model_name,
+        "drafter": settings.drafter,
+        "planner": settings.planner,
+        "context_length": engine.context_length,
+    }
+
+    def file(name: str) -> Response:
+        if name not in files:
+            raise ApiError(f"there is no page {name!r}", status=404, code="not_found")
+        body, media_type = files[name]
+        return Response(body, media_type=media_type, headers=HEADERS)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return file("index.html")
+
+    @app.get("/page/{name:path}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        return file(name)
+
+    @app.get("/outrider/live", responses={503: {"description": "it starts, stops or has failed"}})
+    async def get_live() -> JSONResponse:
+        return JSONResponse(about | await live.read(), headers={"Cache-Control": "no-store"})

@@ -1,0 +1,176 @@
+"""What an answer says of its own speculation: counts in its usage, acceptance as vLLM reports it, and, on request, who
+made each token."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from outrider.server.plugin.decode.trace import KEY, MAKERS
+
+USAGE_CHUNK = '"choices":[]'
+"""In the chunk of a stream that belongs to no choice; a text cannot hold it, its quotes are escaped."""
+
+
+class Told:
+    """Collects what the engine says of a request's choices while SGLang's handler makes a stream of it.
+
+    trace: also who made each token; otherwise only what stands at the end is read. width: of the longest draft.
+    keep_special: special tokens are in the text. incremental: SGLang yields only what is new
+    (`--incremental-streaming-output`).
+    """
+
+    def __init__(
+        self, tokenizer: Any, width: int, *, trace: bool, keep_special: bool = False, incremental: bool = False
+    ):
+        self.tokenizer, self.width, self.trace, self.keep_special = tokenizer, width, trace, keep_special
+        self.incremental = incremental
+        self._until_now: dict[int, tuple[str, list[int], list[Any]]] = {}
+        self._latest: dict[int, dict[str, Any]] = {}
+        self._traces: dict[int, TokenTrace] = {}
+        self._untold: dict[int, list[dict[str, Any]]] = defaultdict(list)
+
+    def see(self, content: dict[str, Any]) -> None:
+        """content: what SGLang's tokenizer manager yields of one choice."""
+        index, meta = content.get("index", 0), content["meta_info"]
+        self._latest[index] = meta
+        if self.trace:
+            if index not in self._traces:
+                self._traces[index] = TokenTrace(self.tokenizer, keep_special=self.keep_special)
+            whole = self._whole(index, content) if self.incremental else content
+            self._untold[index] += self._traces[index].follow(whole)
+
+    def _whole(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
+        meta = content["meta_info"]
+        new = content["text"], content["output_ids"], meta.get(KEY, [])
+        text, ids, makers = (a + b for a, b in zip(self._until_now.get(index, ("", [], [])), new, strict=True))
+        self._until_now[index] = text, ids, makers
+        return {"text": text, "output_ids": ids, "meta_info": meta | {KEY: makers}}
+
+    async def stamped(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """The chunks of the stream, each with what there is to say at its place."""
+        async with aclosing(stream):
+            async for chunk in stream:
+                yield self._stamp(chunk)
+
+    def _stamp(self, chunk: str) -> str:
+        if not (self.trace or USAGE_CHUNK in chunk) or not chunk.startswith("data: {"):
+            return chunk
+        body = json.loads(chunk.removeprefix("data: "))
+        if body.get("usage") and not body.get("choices"):
+            add_totals(body, list(self._latest.values()), self.width)
+        for choice in body.get("choices") or ():
+            if choice.get("delta", {}).get("role"):
+                continue  # which opens a stream; the text that was seen by now comes in the next
+            if entries := self._untold.pop(choice["index"], None):
+                choice["speculation"] = {"trace": entries}
+        return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+class TokenTrace:
+    """The tokens of one choice: the text of each, who made it, and how sure of it they were.
+
+    The texts put together are the answer's text. Of a character of several tokens the last has it all; what a stop
+    string cuts off has none.
+    """
+
+    def __init__(self, tokenizer: Any, *, keep_special: bool = False):
+        self._tokenizer = getattr(tokenizer, "backend_tokenizer", None)
+        self._stream = DecodeStream(skip_special_tokens=not keep_special)
+        self._seen = 0
+        self._decoded = 0  # end of the last token's text
+        self._told = 0  # of the text; it may be further: the engine shows a word before a character that is not whole
+
+    def follow(self, content: dict[str, Any]) -> list[dict[str, Any]]:
+        """What is new in `content`, which has everything up to now. The last token gets what is left of the text."""
+        text, ids, makers = content["text"], content["output_ids"], content["meta_info"].get(KEY, [])
+        upto = min(len(ids), len(makers))
+        entries = []
+        for token, (maker, confidence) in zip(ids[self._seen : upto], makers[self._seen : upto], strict=True):
+            self._decoded = self._after(token, text)
+            begin, self._told = self._told, max(self._told, self._decoded)
+            entries.append(
+                {
+                    "token": text[begin : self._told],
+                    "source": MAKERS[maker],
+                    "confidence": None if math.isnan(confidence) else round(confidence, 4),
+                }
+            )
+        self._seen = upto
+        if entries:
+            entries[-1]["token"] += text[self._told :]
+            self._told = len(text)
+        return entries
+
+    def _after(self, token: int, text: str) -> int:
+        """Where the text of the token ends."""
+        piece = self._tokenizer and self._stream.step(self._tokenizer, token)
+        if not piece:
+            return self._decoded
+        # Some tokenizers leave out the space before the first word.
+        begin = max(text.find(piece, self._decoded, self._decoded + len(piece) + 1), self._decoded)
+        return min(begin + len(piece), len(text))
+
+
+class Overheard:
+    """SGLang's tokenizer manager, as a handler sees it whose stream is being told of."""
+
+    def __init__(self, manager: Any, told: Told):
+        self._manager, self._told = manager, told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    async def generate_request(self, *args: Any) -> AsyncIterator[dict[str, Any]]:
+        async with aclosing(self._manager.generate_request(*args)) as contents:
+            async for content in contents:
+                self._told.see(content)
+                yield content
+
+
+def add_to_answer(body: dict[str, Any], contents: Sequence[dict[str, Any]], told: Told) -> None:
+    """To a whole answer, from what the tokenizer manager gave of each choice."""
+    add_totals(body, [content["meta_info"] for content in contents], told.width)
+    if told.trace:
+        for choice, content in zip(body["choices"], contents, strict=True):
+            trace = TokenTrace(told.tokenizer, keep_special=told.keep_special)
+            choice["speculation"] = {"trace": trace.follow(content)}
+
+
+def add_totals(body: dict[str, Any], choices: Sequence[dict[str, Any]], width: int) -> None:
+    """Counts of drafted tokens in the usage, as OpenAI has them, and acceptance as vLLM reports it, which AIPerf reads.
+
+    choices: SGLang's `meta_info` of each. width: of the longest draft.
+    """
+    accepted = sum(meta.get("spec_num_correct_drafts", 0) for meta in choices)
+    verified = sum(_drafts(meta.get("spec_cap_lens_histogram", ())) for meta in choices)
+    body["usage"]["completion_tokens_details"] = {
+        "reasoning_tokens": body["usage"].get("reasoning_tokens") or 0,
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": verified - accepted,
+    }
+    if len(choices) != 1 or not (steps := choices[0].get("spec_verify_ct", 0)):
+        return
+    by_accepted = choices[0]["spec_correct_drafts_histogram"]
+    body["metrics"] = {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1 + accepted / steps,
+            "draft_acceptance_rate": accepted / verified if verified else 0.0,
+            "acceptance_histogram": [*by_accepted, *[0] * (width + 1 - len(by_accepted))],
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": verified,
+            "num_spec_steps": steps,
+            "num_spec_tokens": width,
+        }
+    }
+
+
+def _drafts(steps: Iterable[int]) -> int:
+    """steps: how many verified 0, 1, 2 … tokens, the one before the drafts included."""
+    return sum((length - 1) * count for length, count in enumerate(steps))

@@ -1,0 +1,64 @@
+"""Speculation as it goes, in types that can be sent to another process: what the page draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from outrider.scheduler.calibration.cases import SAMPLING, SOURCES
+from outrider.scheduler.planners.base import PlannedCurve
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+
+CURVE_POINTS = 96
+"""Sent of a curve, at most; it may have thousands."""
+
+
+def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[str, Any]:
+    """What has been counted since the start, up to the last flush, and the curve of the last step planned.
+
+    tokens: that decode steps brought. sources: of each, drafts of which the target saw at least one token, and tokens
+    accepted. calibration: of each source, by bin of confidence: drafted tokens observed, accepted, and expected.
+    """
+    positions, bins = _by_source(metrics.acceptance.by_position.totals), _by_source(metrics.acceptance.by_bin.totals)
+    return {
+        "steps": metrics.steps.total,
+        "request_steps": metrics.request_steps.total,
+        "tokens": metrics.accepted_length.total,
+        "step_seconds": metrics.step_seconds.total,
+        "timed_steps": metrics.step_seconds.total_count,
+        "predicted_seconds": metrics.predicted_seconds.total,
+        "predictable_seconds": metrics.predictable_seconds.total,
+        "error_seconds": metrics.prediction_error_seconds.total,
+        "drafted": metrics.drafted.total,
+        "budget": metrics.budget.total,
+        "verified": metrics.verified.total,
+        "accepted": metrics.accepted.total,
+        "wasted": metrics.wasted.total,
+        "sources": {
+            source: {"drafts": sum(seen[:1]), "accepted": sum(accepted)}
+            for source, (seen, accepted, _) in zip(SOURCES, positions.tolist(), strict=True)
+        },
+        "calibration": {
+            source: dict(zip(("observed", "accepted", "expected"), found, strict=True))
+            for source, found in zip(SOURCES, bins.tolist(), strict=True)
+        },
+        "curve": None if curve is None else _curve(curve),
+    }
+
+
+def _by_source(totals: np.ndarray) -> np.ndarray:
+    """[sources, counters, n] of a table [counters, sampling * sources * n]."""
+    values = totals.shape[1] // (len(SAMPLING) * len(SOURCES))
+    return totals.reshape(len(totals), len(SAMPLING), len(SOURCES), values).sum(1).transpose(1, 0, 2)
+
+
+def _curve(curve: PlannedCurve) -> dict[str, Any]:
+    last = len(curve.tokens) - 1
+    points = np.unique(np.linspace(0, last, min(last + 1, CURVE_POINTS)).astype(int))
+    return {
+        "requests": curve.requests,
+        "tokens": curve.tokens[points].tolist(),
+        "throughput": curve.throughput[points].tolist(),
+        "chosen": list(curve.chosen),
+    }

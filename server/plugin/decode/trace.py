@@ -1,0 +1,83 @@
+"""Who made each token of an answer, for the requests that ask: sent along with the tokens themselves.
+
+SGLang has a way for what belongs to the tokens of a step (`managers/auxiliary_output.py`): it comes with the step's
+result, is told which tokens were committed to which request, and leaves what it says of them in the request's
+`customized_info`, which goes wherever the tokens go and arrives in their `meta_info`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.server.plugin.decode.step import Admission
+
+KEY = "outrider_trace"
+"""In `meta_info`: of each token its place in MAKERS, and its confidence (NaN for the target's own)."""
+MAKERS = ("target", "model", "lookup")
+TARGET, MODEL, LOOKUP = range(len(MAKERS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTrace:
+    """Who made what a step brought its R requests.
+
+    traced: [R] bool, requests that ask, on the host. makers: [R, n] int64, of each token its place in MAKERS; the
+    first accept_lens of a row are read. confidence: [R, n] float32, calibrated; NaN for the target's own tokens.
+    """
+
+    traced: np.ndarray
+    makers: torch.Tensor
+    confidence: torch.Tensor
+
+    @classmethod
+    def of_first_tokens(cls, traced: np.ndarray, device: Any) -> StepTrace:
+        """What a prefill brings is the target's."""
+        shape = (len(traced), 1)
+        return cls(
+            traced,
+            torch.full(shape, TARGET, dtype=torch.int64, device=device),
+            torch.full(shape, torch.nan, device=device),
+        )
+
+    @classmethod
+    def of_step(cls, traced: np.ndarray, admission: Admission, accept_lens: torch.Tensor) -> StepTrace:
+        """accept_lens: [R], accepted drafts, and the target's token behind them."""
+        confidence = torch.nn.functional.pad(admission.confidence.float(), (0, 1), value=torch.nan)
+        columns = torch.arange(confidence.shape[1], device=confidence.device)
+        drafted = columns < accept_lens[:, None] - 1
+        drafter = torch.full_like(accept_lens, MODEL)
+        if admission.looked_up is not None:
+            drafter = drafter.masked_fill(admission.looked_up, LOOKUP)
+        return cls(
+            traced,
+            torch.where(drafted, drafter[:, None], TARGET),
+            confidence.masked_fill(~drafted, torch.nan),
+        )
+
+    def attach(self, result: Any) -> None:
+        """Send it with a step's result, from the host as it is, from a device when SGLang copies the rest."""
+        if self.makers.is_cpu:
+            result.auxiliary_host_output = self
+        else:
+            result.logits_output.auxiliary_device_output = self
+
+    def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> StepTrace:
+        """Called by SGLang's scheduler, before `consume`."""
+        return replace(self, makers=copy_tensor(self.makers), confidence=copy_tensor(self.confidence))
+
+    def consume(self, batch: Any, commits: Sequence[Any]) -> None:
+        """Called by SGLang's scheduler; commits: of each request the tokens that it was given, None: none."""
+        for index in self.traced.nonzero()[0].tolist():
+            if commits[index] is None:
+                continue
+            request, count = batch.reqs[index], len(commits[index].token_ids)
+            if request.customized_info is None:
+                request.customized_info = {KEY: []}
+            request.customized_info[KEY] += zip(
+                self.makers[index, :count].tolist(), self.confidence[index, :count].tolist(), strict=True
+            )

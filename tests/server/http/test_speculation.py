@@ -1,0 +1,194 @@
+"""What an answer says of its own speculation: counts, acceptance, and who made each token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from asking import MODEL, counter
+from running import Server
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from outrider.server.http.answers import ChatAnswer, TextAnswer
+from outrider.server.http.speculation import KEY, TokenTrace, Told, add_totals
+from outrider.server.plugin.decode.trace import LOOKUP, MAKERS, TARGET
+
+REPEATING = "Say it again and again: the fox ran, the fox ran, the fox ran, the fox"
+TRACE = {"speculation": {"trace": True}}
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes, so that many characters have several."""
+
+    def __init__(self) -> None:
+        vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        self.backend_tokenizer = Tokenizer(BPE(vocabulary, []))
+        self.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.backend_tokenizer.decoder = decoders.ByteLevel()
+
+    def content(self, text: str, shown: str | None = None, *, ended: bool = True) -> dict[str, Any]:
+        """What the engine gives for an answer `text`, of which `shown` is left."""
+        ids = self.backend_tokenizer.encode(text).ids
+        makers = [(LOOKUP, 0.5)] * (len(ids) - 1) + [(TARGET, float("nan"))]
+        meta = {KEY: makers, "finish_reason": {"type": "stop"} if ended else None}
+        return {"text": text if shown is None else shown, "output_ids": ids, "meta_info": meta}
+
+
+def test_the_last_token_of_a_character_has_it_all() -> None:
+    tokenizer = Bytes()
+    entries = TokenTrace(tokenizer).follow(tokenizer.content("aé☃"))
+    assert [entry["token"] for entry in entries] == ["a", "", "é", "", "", "☃"]
+    assert [entry["source"] for entry in entries] == ["lookup"] * 5 + ["target"]
+    assert [entry["confidence"] for entry in entries] == [0.5] * 5 + [None]
+
+
+def test_pieces_of_a_stream_together_are_the_whole() -> None:
+    tokenizer = Bytes()
+    trace, found = TokenTrace(tokenizer), []
+    for length in range(1, 8):
+        content = tokenizer.content("déjà vu"[:length], ended=length == 7)
+        found.append("".join(entry["token"] for entry in trace.follow(content)))
+    assert found == list("déjà vu")
+
+
+def test_an_engine_that_tells_only_what_is_new_is_followed_as_well() -> None:
+    tokenizer = Bytes()
+    told = Told(tokenizer, 7, trace=True, incremental=True)
+    for piece in ("dé", "jà", " vu"):
+        told.see(tokenizer.content(piece, ended=piece == " vu"))
+    entries = told._untold[0]
+    assert "".join(entry["token"] for entry in entries) == "déjà vu"
+    assert [entry["source"] for entry in entries].count("target") == 3
+
+
+def test_what_a_stop_string_cuts_off_belongs_to_no_token() -> None:
+    tokenizer = Bytes()
+    entries = TokenTrace(tokenizer).follow(tokenizer.content("one two", "one "))
+    assert [entry["token"] for entry in entries] == ["o", "n", "e", " ", "", "", ""]
+
+
+def test_an_end_within_a_character_is_the_last_tokens() -> None:
+    tokenizer = Bytes()
+    content = tokenizer.content("a☃")
+    content["output_ids"], content["text"] = content["output_ids"][:-1], "a�"
+    entries = TokenTrace(tokenizer).follow(content)
+    assert [entry["token"] for entry in entries] == ["a", "", "�"]
+
+
+def test_totals_of_several_choices_are_one_usage_and_no_acceptance() -> None:
+    meta = {
+        "spec_num_correct_drafts": 4,
+        "spec_verify_ct": 3,
+        "spec_cap_lens_histogram": [0, 1, 0, 1, 1],
+        "spec_correct_drafts_histogram": [1, 0, 2],
+    }
+    body: dict[str, Any] = {"usage": {"completion_tokens": 14}}
+    add_totals(body, [meta, meta], 4)
+    details = body["usage"]["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (8, 2)
+    assert "metrics" not in body
+    add_totals(body, [meta], 4)
+    assert body["metrics"]["speculative_decoding"]["acceptance_histogram"] == [1, 0, 2, 0, 0]
+
+
+def stream(server: Server, path: str, **body: Any) -> Iterator[dict[str, Any]]:
+    request = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}} | body
+    with httpx.stream("POST", f"{server.url}/v1/{path}", json=request, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def ask(server: Server, path: str = "completions", **body: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{server.url}/v1/{path}", json={"model": MODEL} | body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    (ChatAnswer if path.startswith("chat") else TextAnswer).model_validate(answer.json())
+    return answer.json()
+
+
+def trace_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    return choice["speculation"]["trace"]
+
+
+def test_usage_counts_what_the_server_counts(server: Server) -> None:
+    names = [f"outrider_{name}_tokens_total" for name in ("accepted", "wasted")]
+    before = [counter(server, name) for name in names]
+    answer = ask(server, prompt=REPEATING, max_tokens=40, temperature=0)
+    details = answer["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 0
+    counted = [counter(server, name) - old for name, old in zip(names, before, strict=True)]
+    assert [details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]] == counted
+
+
+def test_acceptance_as_aiperf_checks_it(server: Server) -> None:
+    asked = {"prompt": REPEATING, "max_tokens": 40, "temperature": 0}
+    *_, last = stream(server, "completions", **asked)
+    for answer in (ask(server, **asked), last):
+        found = answer["metrics"]["speculative_decoding"]
+        histogram, steps = found["acceptance_histogram"], found["num_spec_steps"]
+        assert len(histogram) == found["num_spec_tokens"] + 1
+        assert sum(histogram) == steps
+        assert sum(j * count for j, count in enumerate(histogram)) == found["num_accepted_draft_tokens"]
+        assert found["num_accepted_draft_tokens"] <= found["num_draft_tokens"]
+        assert found["mean_acceptance_length"] == pytest.approx(39 / steps)  # the first token came of the prompt
+        details = answer["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] == found["num_accepted_draft_tokens"]
+        assert sum(details.values()) == found["num_draft_tokens"]
+
+
+def test_without_speculation_there_is_nothing_to_count(server: Server) -> None:
+    answer = ask(server, prompt=REPEATING, max_tokens=8, temperature=0, speculation={"enabled": False, "trace": True})
+    assert set(answer["usage"]["completion_tokens_details"].values()) == {0}
+    assert {entry["source"] for entry in trace_of(answer["choices"][0])} == {"target"}
+
+
+def test_a_trace_changes_no_token_and_names_every_one(server: Server) -> None:
+    asked = {"prompt": REPEATING, "max_tokens": 40, "temperature": 0, "return_token_ids": True}
+    plain, traced = ask(server, **asked), ask(server, **asked, **TRACE)
+    choice = traced["choices"][0]
+    assert choice["token_ids"] == plain["choices"][0]["token_ids"]
+    assert "speculation" not in plain["choices"][0]
+    entries = trace_of(choice)
+    assert len(entries) == len(choice["token_ids"])
+    assert "".join(entry["token"] for entry in entries) == choice["text"]
+    drafted = [entry for entry in entries if entry["source"] != "target"]
+    assert len(drafted) == traced["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert all((entry["confidence"] is None) == (entry["source"] == "target") for entry in entries)
+    assert all(0 < entry["confidence"] <= 1 for entry in drafted)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"n": 2, "temperature": 1.0, "seed": 3},
+        {"stop": ["again"]},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=["plain", "choices", "stop", "grammar"],
+)
+def test_the_trace_is_streamed_with_its_text(server: Server, more: dict[str, Any]) -> None:
+    message = {"role": "user", "content": "Repeat three times in a row: 日本語 and again ☃."}
+    asked = {"messages": [message], "max_tokens": 32, "temperature": 0} | more | TRACE
+    texts, entries = {}, {}
+    for chunk in stream(server, "chat/completions", **asked):
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            texts[index] = texts.get(index, "") + (choice["delta"].get("content") or "")
+            entries.setdefault(index, []).extend(choice.get("speculation", {}).get("trace", ()))
+            told = "".join(entry["token"] for entry in entries[index])
+            assert told == texts[index]
+    whole = ask(server, "chat/completions", **asked)["choices"]
+    assert [choice["message"]["content"] for choice in whole] == [texts[index] for index in sorted(texts)]
+    for index, choice in enumerate(whole):
+        assert len(trace_of(choice)) == len(entries[index])
+        assert {entry["source"] for entry in trace_of(choice)} <= set(MAKERS)
+
+
+def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
+    chunks = list(stream(server, "completions", prompt="Hello", max_tokens=4, stream_options=None))
+    assert all("speculation" not in chunk["choices"][0] and "metrics" not in chunk for chunk in chunks)

@@ -1,0 +1,68 @@
+"""What the page is told: totals of the counters, and a planner's curve."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+
+from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.planners.base import Budget, PlannedCurve, StepView
+from outrider.server.http.live import merged
+from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.step import Step
+
+GAMMA = 3
+
+
+def step(requests: int, budget: Budget) -> Step:
+    view = StepView(*(np.zeros(requests, dtype=np.int64) for _ in range(4)), *np.zeros((2, requests)))
+    flags = np.ones(requests, dtype=bool)
+    return Step(view, budget, flags, flags, ~flags, torch.zeros(requests), began=0.0, planner_seconds=0.0)
+
+
+def test_totals_by_source(registry) -> None:
+    metrics = SpeculationMetrics(GAMMA, "test", registry)
+    confidence = np.array([[0.9, 0.8, 0.7], [0.9, 0.8, 0.7], [0.5, 0.5, 0.5]], dtype=np.float32)
+    cases = np.array([CASES.index(case) for case in ("greedy, model", "sampled, model", "seeded, lookup")])
+    lens, accepted = np.array([3, 3, 2]), np.array([4, 2, 3])
+    for _ in range(2):
+        metrics.observe_step(step(3, Budget(True, 9)), confidence, cases, lens, lens, accepted, accepted)
+        metrics.observe_time(0.5, 0.4)
+        metrics.flush()
+    found = snapshot(metrics, None)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["steps"], found["request_steps"], found["tokens"]) == (2, 6, 18)
+    assert (found["budget"], found["verified"], found["accepted"], found["wasted"]) == (18, 16, 12, 4)
+    assert found["sources"] == {"model": {"drafts": 4, "accepted": 8}, "lookup": {"drafts": 2, "accepted": 4}}
+    assert sum(found["calibration"]["model"]["observed"]) == 10  # the third of the second request was not seen
+    assert sum(found["calibration"]["lookup"]["expected"]) == 2
+    assert (found["timed_steps"], found["step_seconds"]) == (2, 1.0)
+    assert found["curve"] is None
+
+
+def test_without_a_drafter_there_are_no_positions(registry) -> None:
+    found = snapshot(SpeculationMetrics(0, "off", registry), None)
+    assert found["sources"] == {source: {"drafts": 0, "accepted": 0} for source in ("model", "lookup")}
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends(registry) -> None:
+    curve = PlannedCurve(np.arange(1001) / 4, np.linspace(10, 20, 1001), 5, (3.0, 12.0))
+    found = snapshot(SpeculationMetrics(GAMMA, "test", registry), curve)["curve"]
+    assert len(found["tokens"]) == len(found["throughput"]) == CURVE_POINTS
+    assert (found["tokens"][0], found["tokens"][-1], found["requests"]) == (0, 250, 5)
+    assert found["chosen"] == [3.0, 12.0]
+
+
+def test_engines_are_summed_and_the_busiest_shows_its_curve() -> None:
+    one = {"steps": 2.0, "levels": {"met": 1}, "bins": [1, 2], "requests": {"running": 1}, "curve": {"requests": 1}}
+    two = {"steps": 3.0, "levels": {"met": 2}, "bins": [3, 4], "requests": {"running": 5}, "curve": {"requests": 5}}
+    assert merged([one, two]) == {
+        "steps": 5.0,
+        "levels": {"met": 3},
+        "bins": [4, 6],
+        "requests": {"running": 6},
+        "curve": {"requests": 5},
+    }
