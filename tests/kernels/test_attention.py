@@ -80,6 +80,20 @@ def test_compiled_result_does_not_depend_on_the_threads(set_threads):
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("requests", [3, 7, 8, 9, 17])
+def test_requests_with_one_query_each_do_not_depend_on_how_many_there_are(requests, dtype, set_threads):
+    """With enough of them all heads of a position are taken together."""
+    kv_lens = [1 + 83 * r % 400 for r in range(requests)]
+    q, k, v, batch = ragged_attention([1] * requests, kv_lens, dtype=dtype)
+    set_threads(2)
+    together = flat_attention(q, k, v, batch, scale=0.125)
+    for token in range(requests):
+        one = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125)
+        assert torch.equal(one[0], together[token]), f"request {token}"
+
+
 @PATHS
 def test_batch_of_nothing(attention):
     q, k, v, _ = ragged_attention([1], [4])

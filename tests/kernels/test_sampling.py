@@ -108,3 +108,12 @@ def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
     assert torch.equal(drawn[greedy], logits[rows[greedy]].argmax(-1))
     alone = [draw_tokens(logits, rows[i, None], settings.of(torch.tensor([i])), keys[i, None]) for i in range(40)]
     assert torch.equal(drawn, torch.cat(alone))
+
+
+def test_the_best_token_is_the_same_in_bfloat16_and_in_float32():
+    """So that logits of which only the best is wanted need not be widened; ties are common in bfloat16."""
+    logits = torch.randn(8, 5000, generator=torch.Generator().manual_seed(11)).bfloat16()
+    logits[:, [4, 1700, 4999]] = logits.amax() + 1
+    logits[4:, 4] = 0
+    assert torch.equal(argmax(logits), argmax(logits.float()))
+    assert argmax(logits).tolist() == [4] * 4 + [1700] * 4
