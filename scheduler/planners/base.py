@@ -137,7 +137,7 @@ class Planner(ABC):
         seconds: float | None,
         looked_up: np.ndarray | None = None,
     ) -> None:
-        """Take in a finished step; steps come in order, on a CPU right after the step, on a GPU later.
+        """Take in a finished step; steps come in order, perhaps several before a `budget` that looks back.
 
         step: the very object that `budget` was given.
         survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read where neither is.
