@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.planners.base import Budget, StepView
+from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.step import Step
 
 
 def curve_cost(requests: int, seconds: list[float], draft: float = 0.0) -> StepCost:
@@ -51,6 +54,22 @@ def request(
         origin_input_ids=[1] * prompt,
         eos_token_ids=set(ends),
         tokenizer=None,
+    )
+
+
+def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
+    """A step that has begun, of so many requests that said nothing."""
+    table = RequestTable(requests, gamma, "cpu")
+    table.admit([request() for _ in range(requests)], torch.arange(requests))
+    entries, budget = table.entries(np.arange(requests)), budget or Budget(draft=True, tokens=None)
+    return Step(
+        view=(seen := view(requests, gamma)),
+        budget=budget,
+        asks=budget.asked(seen.limits),
+        entries=entries,
+        cases=torch.zeros(requests, dtype=torch.int64),
+        began=0.0,
+        planner_seconds=0.0,
     )
 
 

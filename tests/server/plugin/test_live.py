@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import torch
+from planning import step_of
 
 from outrider.scheduler.calibration.cases import CASES
-from outrider.scheduler.planners.base import Budget, PlannedCurve, StepView
+from outrider.scheduler.planners.base import Budget, PlannedCurve
 from outrider.server.http.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.step import Step
 
 GAMMA = 3
-
-
-def step(requests: int, budget: Budget) -> Step:
-    view = StepView(*(np.zeros(requests, dtype=np.int64) for _ in range(4)), *np.zeros((2, requests)))
-    flags = np.ones(requests, dtype=bool)
-    return Step(view, budget, flags, flags, ~flags, torch.zeros(requests), began=0.0, planner_seconds=0.0)
 
 
 def test_totals_by_source(registry) -> None:
@@ -29,7 +22,7 @@ def test_totals_by_source(registry) -> None:
     cases = np.array([CASES.index(case) for case in ("greedy, model", "sampled, model", "seeded, lookup")])
     lens, accepted = np.array([3, 3, 2]), np.array([4, 2, 3])
     for _ in range(2):
-        metrics.observe_step(step(3, Budget(True, 9)), confidence, cases, lens, lens, accepted, accepted)
+        metrics.observe_step(step_of(3, GAMMA, Budget(True, 9)), confidence, cases, lens, lens, accepted, accepted)
         metrics.observe_time(0.5, 0.4)
         metrics.flush()
     found = snapshot(metrics, None)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from planning import step_of
 
 from outrider.scheduler.calibration.cases import CASES
-from outrider.scheduler.planners.base import Budget, StepView
+from outrider.scheduler.planners.base import Budget
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.step import Step
 
 GAMMA = 4
 GREEDY = {"sampling": "greedy", "source": "model"}
@@ -22,20 +21,8 @@ def metrics(registry):
 
 def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None, cases=None, tokens=None):
     count = len(draft_lens)
-    view = StepView(*(np.zeros(count, dtype=np.int64) for _ in range(3)), np.full(count, GAMMA), *np.zeros((2, count)))
-    budget = budget or Budget(draft=True, tokens=None)
-    step = Step(
-        view=view,
-        budget=budget,
-        asks=budget.asked(view.limits),
-        planned=np.ones(count, dtype=bool),
-        padded=np.zeros(count, dtype=bool),
-        temperatures=torch.zeros(count),
-        began=0.0,
-        planner_seconds=1e-4,
-    )
     metrics.observe_step(
-        step,
+        step_of(count, GAMMA, budget),
         np.full((count, GAMMA), confidence, dtype=np.float32),
         *map(np.array, (cases or [0] * count, draft_lens, verify_lens, accept_lens, tokens or accept_lens)),
     )

@@ -8,28 +8,17 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 import torch
-from planning import view
+from planning import step_of
 
-from outrider.scheduler.planners.base import Budget
 from outrider.server.plugin.decode.recording import RECORDED_STEPS, Recording
-from outrider.server.plugin.decode.step import Admission, Outcome, Step, StepTime
+from outrider.server.plugin.decode.step import Admission, Outcome, StepTime
 
 
 def outcome(verify_lens: list[int]) -> Outcome:
     count = len(verify_lens)
-    step = Step(
-        view=view(count, 4),
-        budget=Budget(draft=True, tokens=None),
-        asks=np.ones(count, dtype=bool),
-        planned=np.ones(count, dtype=bool),
-        padded=np.zeros(count, dtype=bool),
-        temperatures=torch.zeros(count),
-        began=0.0,
-        planner_seconds=0.0,
-    )
     confidence = torch.full((count, 4), 0.5)
     admission = Admission(
-        step=step,
+        step=step_of(count, 4),
         cases=torch.zeros(count, dtype=torch.int64),
         ends=torch.full((count,), 5),
         draft_lens=torch.full((count,), 4),
