@@ -53,6 +53,12 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+ERROR = {
+    "description": "An error",
+    "content": {"application/json": {"schema": {"$ref": REF.format(model=ErrorBody.__name__)}}},
+}
+
+
 def takes(model: type) -> dict[str, Any]:
     """For a route's `openapi_extra`: its body is this model."""
     schema = {"$ref": REF.format(model=model.__name__)}
@@ -96,6 +102,7 @@ def _document(app: FastAPI, limits: Limits, has_key: bool) -> dict[str, Any]:
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)  # the framework's, which no route of ours gives
+            operation["responses"].setdefault("default", ERROR)
     if has_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
