@@ -61,6 +61,11 @@ def test_compose_starts_what_is_there() -> None:
     server = settings(list(service["command"]))
     assert server.host == ANY_ADDRESS
     assert int(service["stop_grace_period"].removesuffix("s")) > server.drain_seconds
+    scraped = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())["scrape_configs"]
+    assert scraped[0]["static_configs"] == [{"targets": [f"server:{server.metrics_port}"]}]
+    for each in compose["services"].values():
+        for mount in (volume.split(":")[0] for volume in each["volumes"]):
+            assert mount in compose["volumes"] or (DEPLOY / "compose" / mount).exists(), mount
     build = service["build"]
     assert (DEPLOY / "compose" / build["context"] / build["dockerfile"]).is_file()
     for each in compose["services"].values():  # reached from this machine alone
@@ -85,7 +90,10 @@ def test_a_pod_has_time_to_start_and_to_drain(objects: dict[str, Any]) -> None:
     (container,) = pod["containers"]
     server = settings(list(container["args"]))
     assert server.host == ANY_ADDRESS
-    assert {port["name"]: port["containerPort"] for port in container["ports"]}["http"] == server.port
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": server.port, "metrics": server.metrics_port}
+    annotations = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(server.metrics_port)
     for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
         assert container[probe]["httpGet"] == {"path": path, "port": "http"}
         assert path in OPEN_PATHS
