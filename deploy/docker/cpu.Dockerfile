@@ -23,13 +23,14 @@ FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 libgomp1 \
  && rm -rf /var/lib/apt/lists/* \
- && useradd --system --uid 10001 --home-dir /var/cache/outrider --create-home outrider
+ && groupadd --system --gid 10001 outrider \
+ && useradd --system --uid 10001 --gid outrider --home-dir /var/cache/outrider --create-home outrider
 COPY --from=build /opt/outrider /opt/outrider
 # Profiles, prepared GGUF files and models from the hub. Keep it in a volume.
 ENV PATH=/opt/outrider/bin:$PATH \
     HOME=/var/cache/outrider \
     OUTRIDER_CACHE=/var/cache/outrider
-USER 10001
+USER 10001:10001
 WORKDIR /var/cache/outrider
 EXPOSE 30000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \

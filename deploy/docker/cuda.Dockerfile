@@ -6,7 +6,8 @@ FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && rm -rf /var/lib/apt/lists/* \
- && useradd --system --uid 10001 --home-dir /var/cache/outrider --create-home outrider \
+ && groupadd --system --gid 10001 outrider \
+ && useradd --system --uid 10001 --gid outrider --home-dir /var/cache/outrider --create-home outrider \
  && python3 -m venv /opt/outrider
 ENV PATH=/opt/outrider/bin:$PATH
 WORKDIR /src
@@ -20,7 +21,7 @@ ENV HOME=/var/cache/outrider \
     OUTRIDER_CACHE=/var/cache/outrider \
     FLASHINFER_WORKSPACE_BASE=/var/cache/outrider \
     TRITON_CACHE_DIR=/var/cache/outrider/triton
-USER 10001
+USER 10001:10001
 WORKDIR /var/cache/outrider
 EXPOSE 30000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \

@@ -120,16 +120,20 @@ def _why_none_fits(settings: Settings, model: Model) -> str:
 
 
 def address(settings: Settings) -> Iterator[Finding]:
-    """Whether a server with these settings could listen, and who could ask it."""
+    """Whether a server with these settings could listen, with its keys and certificates, and who could ask it."""
     from outrider.server.http import listen
 
     where = f"{settings.host}:{settings.port}"
     try:
-        listen.bind(settings.host, settings.port).close()
+        doors = listen.Listeners.open(settings)
     except UserError as error:
-        yield problem("address", str(error), "name a free --port, or end what listens there: `ss -ltnp`")
+        yield problem("address", str(error), "`ss -ltnp` shows who listens where; see `outrider serve --help`")
         return
-    if settings.api_key is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
-        yield warning("address", f"{where} is free; whoever reaches it may use it", "give it a key: OUTRIDER_API_KEY")
+    doors.requests.close()
+    if doors.metrics is not None:
+        doors.metrics.close()
+    if not (settings.api_key or settings.api_keys) and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        remedy = "ask for a key: OUTRIDER_API_KEY, or --api-keys (docs/secure.md)"
+        yield warning("address", f"{where} is free; whoever reaches it may use it", remedy)
     else:
         yield ok("address", f"{where} is free")

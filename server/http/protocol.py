@@ -87,6 +87,7 @@ UNSUPPORTED = dict.fromkeys(
 MEANINGLESS: dict[str, tuple[Any, ...]] = {
     "metadata": ({},),
     "modalities": (["text"],),
+    "return_hidden_states": (False,),  # sglang-router
     "service_tier": ("auto", "default"),
     "store": (False,),
 }

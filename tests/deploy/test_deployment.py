@@ -48,8 +48,9 @@ def test_an_image_serves_and_is_asked_whether_it_does(dockerfile: Path) -> None:
     server = settings(json.loads(found["CMD"]))
     assert server.host == ANY_ADDRESS
     assert found["EXPOSE"] == str(server.port)
-    assert found["USER"].isdigit()
-    assert found["USER"] != "0"
+    user, group = found["USER"].split(":")
+    assert user.isdigit()  # Kubernetes cannot tell that a name is not root
+    assert user == group != "0"
     (path,) = re.findall(rf"http://127.0.0.1:{server.port}(/\w+)", found["HEALTHCHECK"])
     assert path in OPEN_PATHS
 
@@ -60,6 +61,11 @@ def test_compose_starts_what_is_there() -> None:
     server = settings(list(service["command"]))
     assert server.host == ANY_ADDRESS
     assert int(service["stop_grace_period"].removesuffix("s")) > server.drain_seconds
+    scraped = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())["scrape_configs"]
+    assert scraped[0]["static_configs"] == [{"targets": [f"server:{server.metrics_port}"]}]
+    for each in compose["services"].values():
+        for mount in (volume.split(":")[0] for volume in each["volumes"]):
+            assert mount in compose["volumes"] or (DEPLOY / "compose" / mount).exists(), mount
     build = service["build"]
     assert (DEPLOY / "compose" / build["context"] / build["dockerfile"]).is_file()
     for each in compose["services"].values():  # reached from this machine alone
@@ -84,7 +90,10 @@ def test_a_pod_has_time_to_start_and_to_drain(objects: dict[str, Any]) -> None:
     (container,) = pod["containers"]
     server = settings(list(container["args"]))
     assert server.host == ANY_ADDRESS
-    assert {port["name"]: port["containerPort"] for port in container["ports"]}["http"] == server.port
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": server.port, "metrics": server.metrics_port}
+    annotations = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(server.metrics_port)
     for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
         assert container[probe]["httpGet"] == {"path": path, "port": "http"}
         assert path in OPEN_PATHS
@@ -96,7 +105,8 @@ def test_a_pod_may_do_little(objects: dict[str, Any]) -> None:
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"]
-    assert str(pod["securityContext"]["runAsUser"]) == instructions(DOCKERFILES[0])["USER"]
+    security = pod["securityContext"]
+    assert f"{security['runAsUser']}:{security['runAsGroup']}" == instructions(DOCKERFILES[0])["USER"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert {"name": "OUTRIDER_API_KEY", "valueFrom": {"secretKeyRef": {"name": "outrider", "key": "api-key"}}} in (
         container["env"]

@@ -47,7 +47,7 @@ def refusal(kind: Kind, body: object, **headers: str) -> ApiError:
 
 
 def test_what_is_right_comes_through() -> None:
-    chat = received(CHAT, HELLO | {"temperature": 0.5, "seed": None, "store": False})
+    chat = received(CHAT, HELLO | {"temperature": 0.5, "seed": None, "store": False, "return_hidden_states": False})
     assert isinstance(chat, ChatRequest)
     assert (chat.model, chat.temperature, chat.seed) == ("small", 0.5, None)
     text = received(TEXT, {"prompt": "Hello", "model": "small", "regex": "a+"})
