@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
-import torch
 
 from outrider.scheduler.calibration.cases import CASES
-from outrider.scheduler.planners.base import Budget, PlannedCurve, StepView
+from outrider.scheduler.planners.base import Budget, PlannedCurve
 from outrider.server.http.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.step import Step
 
 GAMMA = 3
-
-
-def step(requests: int, budget: Budget) -> Step:
-    view = StepView(*(np.zeros(requests, dtype=np.int64) for _ in range(4)), *np.zeros((2, requests)))
-    flags = np.ones(requests, dtype=bool)
-    return Step(view, budget, flags, flags, ~flags, torch.zeros(requests), began=0.0, planner_seconds=0.0)
 
 
 def test_totals_by_source(registry) -> None:
@@ -28,8 +21,9 @@ def test_totals_by_source(registry) -> None:
     confidence = np.array([[0.9, 0.8, 0.7], [0.9, 0.8, 0.7], [0.5, 0.5, 0.5]], dtype=np.float32)
     cases = np.array([CASES.index(case) for case in ("greedy, model", "sampled, model", "seeded, lookup")])
     lens, accepted = np.array([3, 3, 2]), np.array([4, 2, 3])
+    step = SimpleNamespace(drafts=True, budget=Budget(True, 9))
     for _ in range(2):
-        metrics.observe_step(step(3, Budget(True, 9)), confidence, cases, lens, lens, accepted, accepted)
+        metrics.observe_step(step, confidence, cases, lens, lens, accepted, accepted)
         metrics.observe_time(0.5, 0.4)
         metrics.flush()
     found = snapshot(metrics, None)
