@@ -163,8 +163,8 @@ class Chart {
 const fromZero = (_, __, most) => [0, most > 0 ? most * 1.12 : 1];
 const percents = { values: (_, ticks) => ticks.map(percent) };
 const minutes = {
-  x: { range: [-180, 0] },
-  xAxis: { splits: () => [-180, -120, -60, 0], values: (_, ticks) => ticks.map((s) => (s ? `${s} s` : "now")) },
+  x: { range: [-120, 0] },
+  xAxis: { splits: () => [-90, -60, -30, 0], values: (_, ticks) => ticks.map((s) => (s ? `${s} s` : "now")) },
 };
 
 /** Lines over the last minutes. */
@@ -283,7 +283,7 @@ class Calibration extends Chart {
 /** The share of requests that had the speed they asked for. */
 class Levels extends Chart {
   constructor(parent) {
-    super(parent, "Service levels met, of requests of the last minute", [{ label: "now", colour: "lookup", show: percent }], {
+    super(parent, "Service levels met, last minute", [{ label: "now", colour: "lookup", show: percent }], {
       ...minutes,
       y: { range: [0, 1.05] },
       yAxis: percents,

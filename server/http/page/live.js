@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 
 const EVERY_MS = 2000;
-const KEPT = 90;
+const KEPT = 60;
 /** Each sample is of what happened in so many of these: one alone shows every prompt that is read. */
 const OVER = 2;
 
