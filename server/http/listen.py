@@ -16,7 +16,7 @@ from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
-from outrider.server.http.access import Access
+from outrider.server.http import keys
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.tls import Tls
 
@@ -56,18 +56,19 @@ class Listeners:
 
     requests: socket.socket
     metrics: socket.socket | None
-    access: Access
     tls: Tls | None
 
     @classmethod
     def open(cls, settings: Settings) -> Listeners:
         """Not listening yet; raises UserError for what cannot be, before anything slow begins."""
-        access, tls = Access(settings.api_key, settings.api_keys), Tls.of(settings)
+        if settings.api_keys is not None:
+            keys.read(settings.api_keys)
+        tls = Tls.of(settings)
         requests, metrics = bind(settings.host, settings.port), None
         end_stalled(requests, settings.max_stall_seconds)
         if settings.metrics_port is not None:
             metrics = bind(settings.metrics_host or settings.host, settings.metrics_port, "--metrics-port")
-        return cls(requests, metrics, access, tls)
+        return cls(requests, metrics, tls)
 
 
 def serve(
@@ -84,8 +85,10 @@ def serve(
     """
     # Imports SGLang, which reads the environment that the engine was started with.
     from outrider.server.http import app
+    from outrider.server.http.access import Access
 
     settings = resolved.settings
+    access = Access(settings.api_key, settings.api_keys)
     lifecycle = Lifecycle(engine, settings.drain_seconds)
     failure: str | None = None
 
@@ -97,7 +100,7 @@ def serve(
             await _unless_lost(lifecycle, before_first())
             lifecycle.up()
             lifecycle.run(beside(lifecycle))
-            lifecycle.run(listeners.access.watch())
+            lifecycle.run(access.watch())
             if listeners.tls is not None and server.config.ssl is not None:
                 lifecycle.run(listeners.tls.watch(server.config.ssl))
             if listeners.metrics is not None:
@@ -120,7 +123,7 @@ def serve(
     )
     server = _Server(
         uvicorn.Config(
-            app.build(resolved, engine, lifecycle, listeners.access, lifespan),
+            app.build(resolved, engine, lifecycle, access, lifespan),
             log_config=None,  # the log is that of all other parts
             log_level=settings.log_level,
             access_log=settings.log_level in ("debug", "info"),
