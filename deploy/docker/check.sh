@@ -19,7 +19,7 @@ if ! buildah images "$base" >/dev/null 2>&1; then
     buildah commit --quiet "$container" "$base"
     buildah rm "$container" >/dev/null
 fi
-buildah build --isolation chroot --pull-never --layers "$@" --file deploy/docker/cpu.Dockerfile --tag "$image" .
+buildah build --format docker --isolation chroot --pull-never --layers "$@" --file deploy/docker/cpu.Dockerfile --tag "$image" .
 
 # In a network of its own: the image's port may be taken here.
 container=$(buildah from --pull-never "$image")

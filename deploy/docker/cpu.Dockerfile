@@ -23,8 +23,8 @@ FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 libgomp1 \
  && rm -rf /var/lib/apt/lists/* \
- && groupadd --system --gid 10001 outrider \
- && useradd --system --uid 10001 --gid outrider --home-dir /var/cache/outrider --create-home outrider
+ && groupadd --gid 10001 outrider \
+ && useradd --uid 10001 --gid outrider --home-dir /var/cache/outrider --create-home outrider
 COPY --from=build /opt/outrider /opt/outrider
 # Profiles, prepared GGUF files and models from the hub. Keep it in a volume.
 ENV PATH=/opt/outrider/bin:$PATH \

@@ -6,8 +6,8 @@ FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && rm -rf /var/lib/apt/lists/* \
- && groupadd --system --gid 10001 outrider \
- && useradd --system --uid 10001 --gid outrider --home-dir /var/cache/outrider --create-home outrider \
+ && groupadd --gid 10001 outrider \
+ && useradd --uid 10001 --gid outrider --home-dir /var/cache/outrider --create-home outrider \
  && python3 -m venv /opt/outrider
 ENV PATH=/opt/outrider/bin:$PATH
 WORKDIR /src

@@ -1,0 +1,135 @@
+"""Two servers behind SGLang's router, and behind HAProxy, as `deploy/replicas` starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from running import Server, environment, free_port, wait_until
+
+REPLICAS = Path(__file__).parents[2] / "deploy" / "replicas"
+KINDS = ("sglang-router", "haproxy")
+CONVERSATIONS = 4
+TURNS = 3
+STORY = " ".join(
+    f"{word} number {index} went to the market and bought {index} apples."
+    for index, word in enumerate(("Fox", "Owl", "Bear", "Hare", "Wolf", "Crow"))
+)
+
+
+@pytest.fixture(scope="module")
+def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A second server beside the shared one."""
+    started = Server(tmp_path_factory.mktemp("replica") / "log", "--max-total-tokens", "4096")
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.kill()
+
+
+@contextmanager
+def balancer(kind: str, *servers: Server) -> Iterator[str]:
+    """Address of a load balancer in front of them."""
+    port = free_port()
+    if kind == "haproxy":
+        command: list[str | Path] = ["haproxy", "-f", REPLICAS / "haproxy.cfg"]
+        env = {f"SERVER_{index}": f"127.0.0.1:{each.port}" for index, each in enumerate(servers, 1)}
+        env["LISTEN"] = f"127.0.0.1:{port}"
+    else:
+        command = [REPLICAS / "router.sh", *(each.url for each in servers)]
+        env = {"PORT": str(port), "METRICS_PORT": str(free_port()), "PYTHON": sys.executable}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=environment(**env), start_new_session=True, **quiet)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: answers(url), 120)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/models", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def fronts(server: Server, replica_server: Server) -> Iterator[dict[str, str]]:
+    """Addresses of the load balancers that can be had here, by kind."""
+    with contextlib.ExitStack() as stack:
+        kinds = [kind for kind in KINDS if kind != "haproxy" or shutil.which("haproxy")]
+        yield {kind: stack.enter_context(balancer(kind, server, replica_server)) for kind in kinds}
+
+
+@pytest.fixture(params=KINDS)
+def front(request: pytest.FixtureRequest, fronts: dict[str, str]) -> str:
+    if request.param not in fronts:
+        pytest.skip(f"needs {request.param}")
+    return fronts[request.param]
+
+
+def chat(url: str, model: str, messages: list[dict[str, str]], **fields: object) -> dict:
+    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, **fields}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_conversation_stays_where_it_is_cached(front: str, model: str) -> None:
+    """Each turn finds the whole of those before it, though conversations take turns and there are two servers."""
+    talks = [[{"role": "user", "content": f"Story {front[-5:]}-{index}. {STORY}"}] for index in range(CONVERSATIONS)]
+    known = [0] * CONVERSATIONS
+    for turn in range(TURNS):
+        for index, talk in enumerate(talks):
+            answer = chat(front, model, talk)
+            usage = answer["usage"]
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            assert cached >= known[index], f"turn {turn} of conversation {index}"
+            known[index] = usage["prompt_tokens"] - 8
+            talk += [answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+
+
+def test_it_answers_as_a_server_does(front: str, server: Server, model: str) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    direct, through = chat(server.url, model, messages), chat(front, model, messages)
+    assert through["choices"][0]["message"]["content"] == direct["choices"][0]["message"]["content"]
+    client = openai.OpenAI(base_url=f"{front}/v1", api_key="unused", max_retries=0)
+    stream = client.chat.completions.create(model=model, messages=messages, max_tokens=8, temperature=0, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == direct["choices"][0]["message"]["content"]
+
+
+def test_which_fields_come_through(front: str, model: str, request: pytest.FixtureRequest) -> None:
+    """docs/scale.md says so. A field that comes through is checked, and its wrong type refused."""
+    wrong = {"model": model, "max_tokens": 4, "speculation": "no"}
+    chats = httpx.post(f"{front}/v1/chat/completions", json=wrong | {"messages": [{"role": "user", "content": "Hi"}]})
+    texts = httpx.post(f"{front}/v1/completions", json=wrong | {"prompt": "Hi"}, timeout=60)
+    assert texts.status_code == 400
+    assert "speculation" in texts.text
+    router = request.node.callspec.params["front"] == "sglang-router"
+    assert chats.status_code == (200 if router else 400)  # sglang-router 0.3.2 drops what it does not know of a chat
+
+
+def test_nothing_is_lost_when_a_server_leaves(fronts: dict[str, str], replica_server: Server, model: str) -> None:
+    """The last test: the replica is gone afterwards."""
+    replica_server.process.send_signal(signal.SIGTERM)
+    for number in itertools.count():
+        gone = replica_server.process.poll() is not None
+        for front in fronts.values():
+            chat(front, model, [{"role": "user", "content": f"Question {number}"}])
+        if gone and number > 8:  # they would be about evenly on both
+            break
+    assert replica_server.process.returncode == 0
