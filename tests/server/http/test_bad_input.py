@@ -202,9 +202,9 @@ def test_unknown_model(server: Server) -> None:
 
 
 def test_unknown_route_and_method(server: Server) -> None:
-    assert_error(httpx.post(server.url + "/v1/embeddings", json={}), 404, message="/v1/embeddings")
     assert_error(httpx.post(server.url + "/v1/nothing", json={}), 404, message="/v1/nothing")
     assert_error(httpx.post(server.url + "/v1/embeddings", json={}), 404, message="generates text only")
+    assert_error(httpx.get(server.url + CHAT), 405, message="GET")
 
 
 def test_null_and_off_mean_not_given(server: Server) -> None:
