@@ -35,14 +35,14 @@ class AnswerWatch(RequestLogger):
 
     def log_finished_request(self, obj: Any, out: Any, request: Any = None) -> None:
         super().log_finished_request(obj, out, request)
-        sampling = obj.sampling_params or {}
-        if not obj.log_metrics or sampling.get("max_new_tokens") == 0:
-            return  # a measurement of our own; a prompt that SGLang reads once for several choices
         meta = out["meta_info"]
-        finish = (meta.get("finish_reason") or {}).get("type")
+        reason = meta.get("finish_reason") or {}
+        if not obj.log_metrics or reason.get("length") == 0:
+            return  # a measurement of our own; a prompt without an answer, as SGLang reads one once for several choices
+        finish = reason.get("type")
         timing = Timing(meta)
         if finish != "abort":
-            options = RequestOptions.from_custom_params(sampling.get("custom_params"))
+            options = RequestOptions.from_custom_params((obj.sampling_params or {}).get("custom_params"))
             self._answers.finished(timing.tokens, timing.per_token, timing.speed, options.min_tokens_per_second or 0.0)
         if (watched := watch.current()) is not None:
             watched.fields.setdefault("answers", []).append(self._said(obj, out, finish, timing))
