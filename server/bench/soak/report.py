@@ -23,16 +23,17 @@ of a batch, and their sorted copies where requests sample, are hundreds of MB th
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory of one process, MB. first, warm, last: held at first, when the warm-up ended and at the end, see LOW.
+    """Anonymous memory of one process, MB; files' pages come and go as the machine has room.
 
-    largest: of any sample after the warm-up. anonymous: at the end, what is no file's.
+    first, warm, last: held at first, when the warm-up ended and at the end, see LOW. largest: of any sample after the
+    warm-up. resident: at the end, with files' pages.
     """
 
     first: float
     warm: float
     last: float
     largest: float
-    anonymous: float
+    resident: float
 
     @property
     def after_warm_up(self) -> float:
@@ -62,18 +63,18 @@ class Soak:
         if len(warm) < 4:
             return {}
         found = {}
-        for name in warm[0].resident:
-            kept = [sample for sample in warm if name in sample.resident]
+        for name in warm[0].anonymous:
+            kept = [sample for sample in warm if name in sample.anonymous]
             if kept[-1] is not warm[-1]:
                 continue
-            memory = [sample.resident[name] for sample in kept]
+            memory = [sample.anonymous[name] for sample in kept]
             few = max(1, len(memory) // 10)
             found[name] = Growth(
-                first=self.samples[0].resident.get(name, 0.0),
+                first=self.samples[0].anonymous.get(name, 0.0),
                 warm=float(np.percentile(memory[:few], LOW)),
                 last=float(np.percentile(memory[-few:], LOW)),
                 largest=max(memory),
-                anonymous=kept[-1].anonymous[name],
+                resident=kept[-1].resident[name],
             )
         return found
 
@@ -119,9 +120,9 @@ class Soak:
             self._cache_line(),
         ]
         if growth := self.growth():
-            lines.append(f"{'memory, MB':>16} {'first':>8} {'warm':>8} {'last':>8} {'largest':>8} {'anonymous':>9}")
+            lines.append(f"{'memory, MB':>16} {'first':>8} {'warm':>8} {'last':>8} {'largest':>8} {'resident':>8}")
             lines += [
-                f"{name:>16} {g.first:8.1f} {g.warm:8.1f} {g.last:8.1f} {g.largest:8.1f} {g.anonymous:9.1f}"
+                f"{name:>16} {g.first:8.1f} {g.warm:8.1f} {g.last:8.1f} {g.largest:8.1f} {g.resident:8.1f}"
                 for name, g in growth.items()
             ]
         lines += [f"  {example}" for example in counts.examples]
@@ -139,11 +140,11 @@ def plot(soak: Soak, figure: Figure) -> None:
     """Draw the memory of each process since its first sample, MB over minutes."""
     figure.set_size_inches(7, 4)
     axis = figure.subplots()
-    for name, first in soak.samples[0].resident.items() if soak.samples else ():
-        kept = [sample for sample in soak.samples if name in sample.resident]
-        axis.plot([s.seconds / 60 for s in kept], [s.resident[name] - first for s in kept], label=name)
+    for name, first in soak.samples[0].anonymous.items() if soak.samples else ():
+        kept = [sample for sample in soak.samples if name in sample.anonymous]
+        axis.plot([s.seconds / 60 for s in kept], [s.anonymous[name] - first for s in kept], label=name)
     axis.axvline(soak.warm_up / 60, color="grey", linewidth=0.8, linestyle="--")
     axis.set_xlabel("minutes")
-    axis.set_ylabel("resident memory, MB above the first sample")
+    axis.set_ylabel("anonymous memory, MB above the first sample")
     if soak.samples:
         axis.legend()

@@ -24,6 +24,7 @@ from outrider.drafters.slot_tokens import SlotTokens
 from outrider.scheduler.calibration.cases import cases_of
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
+from outrider.server.plugin.cpu.free_memory import give_back_free_memory
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
 from outrider.server.plugin.decode.logprobs import write_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
@@ -78,6 +79,8 @@ class SpeculativeWorker(BaseSpecWorker):
         self.drafter: Drafter | None = load_drafter(self.config, runner)
         if self.drafter is not None:
             self.drafter.allocate(slots)
+        if torch.device(self.device).type == "cpu":
+            give_back_free_memory()
 
     def forward_batch_generation(
         self,

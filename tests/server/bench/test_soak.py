@@ -101,8 +101,9 @@ def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
     def found(held: list[float]) -> Soak:
         samples = []
         for second, mb in enumerate(held):
-            resident = {"scheduler": mb + 500 * (second % 3), "server": 100.0}
-            samples.append(Sample(float(second), resident, {"scheduler": 50.0, "server": 5.0}))
+            anonymous = {"scheduler": mb + 500 * (second % 3), "server": 100.0}
+            files = 80.0 if second < 150 else second  # pages that the machine took away and that were read again
+            samples.append(Sample(float(second), {name: files + mb for name, mb in anonymous.items()}, anonymous))
         return Soak(Counts(), samples, len(held), 100.0, most_growth=32.0, may_not_change=True, emptied=0.0, held={})
 
     warming = [100.0 + second for second in range(100)]
