@@ -100,8 +100,8 @@ $(RUNTIME): | $(BIN)/python
 	@echo "Installing the packages of $(LOCK) into $(VENV) (a few minutes, once)"
 	@$(PIP) -r $(LOCK)
 	@[ $(OUTRIDER_DEVICE) = cuda ] || $(BIN)/python -c 'import torch' 2>/dev/null || \
-		{ echo "This torch is made for CUDA (PyPI's is): fetching the one for CPUs"; \
-		$(PIP) --force-reinstall --index-url https://download.pytorch.org/whl/cpu "$$(grep ^torch== $(LOCK))"; }
+		{ echo "This torch is made for CUDA, as PyPI's is. Name PyTorch's index of packages for CPUs, which pytorch.org tells:" >&2; \
+		echo "  rm -r $(VENV); make install PIP_EXTRA_INDEX_URL=ADDRESS" >&2; exit 1; }
 	@rm -f $(VENV)/.runtime-* && touch $@
 
 $(PROJECT): $(RUNTIME)

@@ -1,5 +1,6 @@
 # Outrider on CPUs (x86-64). At the root of the repository:
-#   docker build --file deploy/docker/cpu.Dockerfile --tag outrider:cpu .
+#   docker build --build-arg PIP_EXTRA_INDEX_URL=ADDRESS --file deploy/docker/cpu.Dockerfile --tag outrider:cpu .
+# ADDRESS is that of PyTorch's index of packages for CPUs, which pytorch.org tells: PyPI's torch is made for CUDA.
 # The first stage has the compiler, the second what it made.
 FROM debian:bookworm-slim AS build
 RUN apt-get update \
@@ -8,10 +9,10 @@ RUN apt-get update \
 RUN python3 -m venv /opt/outrider
 ENV PATH=/opt/outrider/bin:$PATH
 WORKDIR /src
-# The packages first: they change seldom. PyPI's torch is made for CUDA.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# The packages first: they change seldom.
+ARG PIP_EXTRA_INDEX_URL
 COPY deploy/requirements/cpu.txt deploy/requirements/
-RUN pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_INDEX" --requirement deploy/requirements/cpu.txt
+RUN pip install --no-cache-dir --no-deps --requirement deploy/requirements/cpu.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 # Elsewhere than among the sources, which Python would import. Headers and tests are of no use later: 140 MB.
