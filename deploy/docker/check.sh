@@ -27,7 +27,7 @@ trap 'rm -rf "$work"; buildah rm "$container" >/dev/null' EXIT
 export container
 unshare --net bash -euo pipefail <<'INSIDE'
 ip link set lo up
-inside() { buildah run --isolation chroot "$container" -- "$@"; }
+inside() { buildah run --isolation chroot "$container" -- "$@" </dev/null; } # this script comes by stdin
 python3 - <<'PYTHON' >"/tmp/$container.commands"
 import json, re, shlex
 text = open("deploy/docker/cpu.Dockerfile").read().replace("\\\n", " ")
@@ -39,8 +39,9 @@ source "/tmp/$container.commands"
 rm "/tmp/$container.commands"
 inside "${enter[@]}" doctor
 inside sh -c '! command -v g++ && test "$(id -u)" != 0' || { echo "it has a compiler, or runs as root" >&2; exit 1; }
-setsid buildah run --isolation chroot "$container" -- "${enter[@]}" "${serve[@]}" &
+setsid buildah run --isolation chroot "$container" -- "${enter[@]}" "${serve[@]}" </dev/null &
 server=$!
+trap 'kill -KILL -- "-$server" 2>/dev/null || true' EXIT
 for _ in $(seq 150); do
     inside "${healthy[@]}" 2>/dev/null && break
     kill -0 "$server"
@@ -49,13 +50,14 @@ done
 inside "${healthy[@]}"
 inside python -c '
 import json, urllib.request
-body = {"model": "SmolLM2-135M-Instruct", "max_tokens": 16, "temperature": 0, "messages": [{"role": "user", "content": "Capital of France?"}]}
+body = {"model": "SmolLM2-135M-Instruct", "max_tokens": 16, "temperature": 0, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
 request = urllib.request.Request("http://127.0.0.1:30000/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
 answer = json.load(urllib.request.urlopen(request, timeout=120))["choices"][0]["message"]["content"]
 print("It answers:", answer)
 assert "Paris" in answer
 '
-kill -TERM -- "-$server"
+# The program itself: buildah's own processes around it would end it at once.
+kill -TERM "$(pgrep --pgroup "$server" --full '^/opt/outrider/bin/python3 /opt/outrider/bin/outrider serve' | head -n 1)"
 wait "$server" || { echo "it did not end with 0" >&2; exit 1; }
-INSIDE
 echo "The image is built, sound, serves, and drains"
+INSIDE
