@@ -70,7 +70,7 @@ def answers(model: type[BaseModel] | None = None, *, kind: str = "", says: str =
     either; and errors."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
-        good["content"] = {kind: {"schema": {"type": "string", "description": says}}}
+        good["content"] = {kind: {"schema": {"description": says}}}  # no type: of a stream, some read it as an event's
     return {200: good, "default": {"model": ErrorBody, "description": "An error"}}
 
 
