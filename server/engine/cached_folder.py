@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from outrider.server.engine.logs import SERVER
 from outrider.server.errors import UserError
 
 MANIFEST = "outrider-manifest.json"
@@ -110,4 +112,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """In a server's log, as that is written; other commands have none."""
+    server = logging.getLogger(SERVER)
+    if server.isEnabledFor(logging.INFO) and server.hasHandlers():
+        server.info(message)
+    else:
+        print(message, file=sys.stderr, flush=True)
