@@ -54,10 +54,13 @@ class Limited:
         }
         self.server = Server(folder / "log", *(str(word) for flag in limits.items() for word in flag))
 
-    def add(self, name: str, **limits: Any) -> None:
+    def make(self, name: str, **limits: Any) -> keys.Key:
         secret = keys.new()
-        keys.add(self.file, keys.Key(name=name, digest=keys.digest(secret.encode()), **limits))
         self.headers[name] = {"Authorization": f"Bearer {secret}"}
+        return keys.Key(name=name, digest=keys.digest(secret.encode()), **limits)
+
+    def add(self, name: str, **limits: Any) -> None:
+        keys.add(self.file, self.make(name, **limits))
 
     def ask(self, name: str, body: dict[str, Any] = SHORT) -> httpx.Response:
         return self.client.post(f"{self.server.url}/v1/completions", json=body, headers=self.headers[name])
@@ -243,7 +246,9 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
         thread.start()
     try:
         whole = limited_server.file.read_text()
-        limited_server.add("new")
+        key = limited_server.make("new")
+        assert status("new") == 401
+        keys.add(limited_server.file, key)
         wait_until(lambda: status("new") == 200, 5)
         for bad in ("[two", "", whole.replace("sha256", "sha512")):
             limited_server.file.write_text(bad)
