@@ -54,6 +54,9 @@ ARMS = {
     "openvino": ("openvino", False),
 }
 BY_DEFAULT = [arm for arm, (engine, _) in ARMS.items() if engine not in isolated.ENGINES]
+WAVES = 4
+"""Prompts of a turn, at least, by requests in flight. With one such wave, an engine whose answers end at different
+times would mostly be timed with fewer in flight than were asked for."""
 Results = dict[str, dict[str, list[float]]]
 """{case: {arm: [tokens per second, one per round]}}; a case is a concurrency, or "prefill N"."""
 
@@ -71,7 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--gguf", type=Path, metavar="FILE", help="for llama.cpp and OpenVINO (default: the one that is served)")
     add("--concurrency", default="1,2,4,8,16,32", metavar="LIST", help="requests in flight (default: %(default)s)")
-    add("--count", type=int, default=8, metavar="N", help="prompts per turn, at least (default: %(default)s)")
+    waves = f"prompts per turn, at least; never fewer than {WAVES} times those in flight (default: %(default)s)"
+    add("--count", type=int, default=8, metavar="N", help=waves)
     add("--new-tokens", type=int, default=128, metavar="N", help="of each answer (default: %(default)s)")
     add(
         "--prefill",
@@ -124,7 +128,7 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
 
     questions = read_questions(args.prompts)
     tokenizer: Any = AutoTokenizer.from_pretrained(target.find(args.model).path)
-    chosen = questions[: max([args.count, *concurrencies]) * 2]
+    chosen = questions[: max([args.count, *(WAVES * concurrency for concurrency in concurrencies)]) * 2]
     ids: list[list[int]] = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
@@ -133,7 +137,7 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
     ]
     cases = {}
     for concurrency in concurrencies:
-        count = -(-max(args.count, concurrency) // concurrency) * concurrency
+        count = -(-max(args.count, WAVES * concurrency) // concurrency) * concurrency
         cases[str(concurrency)] = Job([ids[i % len(ids)] for i in range(count)], args.new_tokens, concurrency)
     for length in prefills:
         text = [token for prompt in ids for token in prompt]

@@ -54,8 +54,8 @@ def test_whole_groups_of_the_same_prompts(prompts: Path) -> None:
     peers.add_arguments(parser)
     args = parser.parse_args(["--prompts", str(prompts), "--count", "3", "--new-tokens", "9", "--no-lookup"])
     cases = peers.make_cases(args, [1, 2, 8], [100])
-    assert {name: len(job.prompts) for name, job in cases.items()} == {"1": 3, "2": 4, "8": 8, "prefill 100": 1}
-    assert cases["1"].prompts == cases["2"].prompts[:3]
+    assert {name: len(job.prompts) for name, job in cases.items()} == {"1": 4, "2": 8, "8": 32, "prefill 100": 1}
+    assert cases["1"].prompts == cases["2"].prompts[:4]
     assert len(cases["prefill 100"].prompts[0]) == 100
     assert cases["prefill 100"].new_tokens == 1
     setups = peers.make_setups(args, {"transformers"}, cases)
