@@ -210,7 +210,8 @@ def command(setup: Setup) -> tuple[list[str], dict[str, str]]:
         from outrider.server.engine import target
 
         known = {name: getattr(setup, name) for name in ("engine", "gguf", "requests", "context", "threads")}
-        known |= {"model": str(target.find(setup.settings.model).path), "dtype": setup.settings.dtype}
+        folder = target.plain_folder(setup.settings.model) if setup.engine == "vllm" else ""  # OpenVINO reads the GGUF
+        known |= {"model": folder, "dtype": setup.settings.dtype}
         python = environments.prepare(setup.engine)
         return [str(python), isolated.__file__, json.dumps(known)], environments.surroundings()
     ours = [sys.executable, "-c", "from outrider.server.bench.baselines import main; main()"]
