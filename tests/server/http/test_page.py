@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,6 @@ from outrider.server.http.routes import page as page_routes
 
 QUESTION = "Write a Python function that checks whether a number is prime."
 SIZES = {"phone": (390, 844), "laptop": (1366, 768), "wide": (1920, 1080)}
-CHARTS = ("Throughput, tokens", "Accepted length", "Draft tokens", "Step time", "Requests", "Θ(K)", "Calibration")
 
 
 @pytest.fixture(scope="module")
@@ -141,33 +141,42 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
         while not ended.is_set():
             complete(server, QUESTION, speculate=True, max_tokens=96, temperature=0, min_tokens_per_second=0.5)
 
-    def values() -> dict[str, str]:
-        return {chart.locator("h3").text_content(): chart.text_content() for chart in page.locator(".chart").all()}
+    def charts() -> dict[str, tuple[str, str]]:
+        """Caption and picture of each, by title."""
+        found = page.locator(".chart").evaluate_all(
+            "all => all.map(chart => ['h3', 'figcaption'].map(part => chart.querySelector(part).textContent)"
+            ".concat(chart.querySelector('canvas').toDataURL()))"
+        )
+        return {title: (caption, picture) for title, caption, picture in found}
 
-    def pictures() -> list[str]:
-        return page.locator(".chart canvas").evaluate_all("all => all.map(canvas => canvas.toDataURL())")
+    def still() -> dict[str, str]:
+        """Captions of the charts whose caption, or picture, is what it was, or that have no number yet."""
+        return {
+            title: now[0]
+            for title, now in charts().items()
+            if any(new == old for new, old in zip(now, before[title], strict=True))
+            or ("–" in now[0] and not title.startswith("Accepted length"))  # one source may have drafted nothing
+        }
 
-    before, painted = values(), pictures()
+    running = page.locator(".chart", has=page.get_by_role("heading", name="Requests", exact=True)).locator("b").first
+    expect(running).to_have_text("0", timeout=20_000)  # all are drawn, and nothing happens
+    before = charts()
+    assert len(before) == 8
     threads = [threading.Thread(target=load) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
-        requests = page.get_by_role("heading", name="Requests", exact=True)
-        running = page.locator(".chart", has=requests).locator("b").first
         expect(running).to_have_text("3", timeout=20_000)
-        levels = page.locator(".chart", has_text="Service levels")
-        expect(levels).to_contain_text("met", timeout=20_000)
-        page.wait_for_timeout(1_500)
-        after = values()
-        assert all(a != b for a, b in zip(painted, pictures(), strict=True))
+        # Service levels wait for the first answers. Calibration is of all that the server has drafted since its start:
+        # the longer it has run, the more it takes to move a point by a pixel.
+        deadline = time.monotonic() + 60
+        while unmoved := still():
+            assert time.monotonic() < deadline, unmoved
+            page.wait_for_timeout(100)
     finally:
         ended.set()
         for thread in threads:
             thread.join()
-    for name in CHARTS:
-        (title,) = [title for title in after if name in title]
-        assert after[title] != before[title]
-        assert "–" not in after[title] or name == "Accepted length", after[title]
 
 
 def test_all_of_it_by_keyboard(page: Page) -> None:
