@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from asking import accepted_tokens, complete, complete_all, counter, tokens
+from asking import accepted_tokens, complete, complete_all, tokens
 from chi_square import p_value
+from metrics_page import metric
 from scipy import stats
 
 from outrider.server.engine.target import plain_folder
@@ -180,11 +181,11 @@ def test_an_answer_is_the_same_after_a_retraction(exact_server, prompts):
     body = {"max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": False}
     kinds = [SEEDED[0], SEEDED[1], {"temperature": 0}]
     alone = [tokens(complete(exact_server, prompts[i], speculate=False, **(body | kinds[i]))) for i in range(3)]
-    before = counter(exact_server, "sglang:num_retracted_requests_total")
+    before = metric(exact_server.url, "sglang:num_retracted_requests_total")
     with ThreadPoolExecutor(MANY) as pool:
         ask = lambda i: tokens(complete(exact_server, prompts[i % 3], speculate=True, **(body | kinds[i % 3])))  # noqa: E731
         answers = list(pool.map(ask, range(MANY)))
-    assert counter(exact_server, "sglang:num_retracted_requests_total") > before
+    assert metric(exact_server.url, "sglang:num_retracted_requests_total") > before
     assert answers == [alone[i % 3] for i in range(MANY)]
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+from metrics_page import metric
 from running import Server
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -37,12 +38,4 @@ def tokens(answer: dict[str, Any]) -> list[int]:
 
 def accepted_tokens(server: Server) -> float:
     """Drafted tokens that the server has accepted since it started."""
-    return counter(server, "outrider_accepted_tokens_total")
-
-
-def counter(server: Server, name: str, **labels: str) -> float:
-    """A counter of the server's, over all labels that are not given."""
-    lines = httpx.get(f"{server.url}/metrics", timeout=10).text.splitlines()
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(line.split()[-1]) for line in found if all(label in line for label in wanted))
+    return metric(server.url, "outrider_accepted_tokens_total")

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import httpx
 import psutil
 import pytest
-from asking import MODEL, complete_all, counter, tokens
+from asking import MODEL, complete_all, tokens
 from collector import Collector
+from metrics_page import metric
 from running import Server, wait_until
 
 from outrider.server.engine import topology
@@ -45,21 +46,21 @@ def test_an_answer_is_the_same_from_any_engine(server: Server) -> None:
     together = complete_all(server, PROMPTS * 2, 16, speculate=True, **body)
     alone = complete_all(server, PROMPTS, 1, speculate=False, **body)
     assert [tokens(answer) for answer in together] == [tokens(answer) for answer in alone] * 2
-    requests = [counter(server, "sglang:queue_time_seconds_count", dp_rank=str(engine)) for engine in range(2)]
+    requests = [metric(server.url, "sglang:queue_time_seconds_count", dp_rank=str(engine)) for engine in range(2)]
     assert min(requests) >= len(PROMPTS) / 2
 
 
 def test_counts_of_all_engines_add_up(server: Server) -> None:
     def counts() -> list[float]:
         names = ("outrider_accepted_length_sum", "sglang:realtime_tokens_total", "outrider_goodput_tokens_total")
-        return [counter(server, names[0]), counter(server, names[1], mode="decode"), counter(server, names[2])]
+        return [metric(server.url, names[0]), metric(server.url, names[1], mode="decode"), metric(server.url, names[2])]
 
     before = counts()
     complete_all(server, PROMPTS, 8, speculate=True, temperature=0, max_tokens=9, ignore_eos=True)
     decoded = 8 * len(PROMPTS)  # the first token of each comes with its prefill
     wait_until(lambda: counts()[0] - before[0] == decoded, 5)
     assert [now - then for now, then in zip(counts(), before, strict=True)] == [decoded, decoded, 9 * len(PROMPTS)]
-    assert counter(server, "outrider_acceptance_collapsed") == 0
+    assert metric(server.url, "outrider_acceptance_collapsed") == 0
 
 
 def test_a_request_becomes_part_of_the_trace_that_it_names(server: Server, collector: Collector) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from metrics_page import MetricsPage
 from running import Server, free_port, wait_until
 
 from outrider.server.http import keys
@@ -69,12 +70,12 @@ class Limited:
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(lambda _: self.ask(name, body), range(count)))
 
-    def gauge(self, name: str) -> float:
-        page = self.client.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
-        return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"{name}{{"))
+    def metrics(self) -> MetricsPage:
+        return MetricsPage(f"http://127.0.0.1:{self.metrics_port}")
 
     def idle(self) -> bool:
-        return self.gauge("sglang:num_running_reqs") == self.gauge("sglang:num_queue_reqs") == 0
+        page = self.metrics()
+        return page.value("sglang:num_running_reqs") == page.value("sglang:num_queue_reqs") == 0
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ def test_who_waits_or_runs_too_long_is_ended(limited_server: Limited) -> None:
     streamed = LONG | {"stream": True}
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(limited_server.ask, "operator", body) for body in (LONG, LONG, streamed, LONG)]
-        wait_until(lambda: limited_server.gauge("sglang:num_running_reqs") == RUNNING, 10)
+        wait_until(lambda: limited_server.metrics().value("sglang:num_running_reqs") == RUNNING, 10)
         waiting = [pool.submit(limited_server.ask, "operator", body) for body in (SHORT, SHORT | {"stream": True})]
         for late in (future.result() for future in waiting):
             assert late.status_code == 503

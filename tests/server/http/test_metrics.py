@@ -7,12 +7,11 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from asking import MODEL, complete, counter
-from prometheus_client.parser import text_string_to_metric_families
+from asking import MODEL, complete
+from metrics_page import MetricsPage, metric
 from running import Server, wait_until
 
 TABLE = (
@@ -24,14 +23,8 @@ TABLE = (
 ENDLESS = {"model": MODEL, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
 
 
-def page(server: Server) -> dict[str, Any]:
-    """Metric families by name."""
-    text = httpx.get(f"{server.url}/metrics", timeout=20).text
-    return {family.name: family for family in text_string_to_metric_families(text)}
-
-
 def ended(server: Server, outcome: str) -> float:
-    return counter(server, "outrider_request_seconds_count", outcome=outcome)
+    return metric(server.url, "outrider_request_seconds_count", outcome=outcome)
 
 
 def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> None:
@@ -39,7 +32,8 @@ def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> No
     for names, kind in re.findall(r"^\| (`outrider_.*?) \| (\w+) \|", TABLE, re.MULTILINE):
         for name, labels in re.findall(r"`(outrider_\w+)(?:\{([^}]*)\})?`", names):
             said[name] = (kind, labels)
-    found = {name: family.type for name, family in page(server).items() if name.startswith("outrider_")}
+    families = MetricsPage(server.url).families
+    found = {name: family.type for name, family in families.items() if name.startswith("outrider_")}
     assert {name: kind for name, (kind, _) in said.items()} == found
 
 
@@ -47,7 +41,7 @@ def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
     for _ in range(2):  # the second is in the cache
         body = ENDLESS | {"max_tokens": 8, "stream": True}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
-    found = page(server)
+    found = MetricsPage(server.url).families
     named = set(re.findall(r"`(sglang:\w+)", TABLE))
     assert len(named) > 8
     missing = {name for name in named if name not in found and name.removesuffix("_total") not in found}
@@ -63,18 +57,18 @@ def test_requests_are_counted_by_how_they_ended(server: Server) -> None:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS | {"stream": True}, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
-        assert counter(server, "outrider_requests_in_flight") >= 1
+        assert metric(server.url, "outrider_requests_in_flight") >= 1
     expected = {"completed": 1, "cancelled": 2, "refused": 1, "failed": 0}
     wait_until(lambda: ended(server, "cancelled") == before["cancelled"] + 2, 30)
     assert {outcome: ended(server, outcome) - before[outcome] for outcome in expected} == expected
-    wait_until(lambda: counter(server, "outrider_requests_in_flight") == 0, 30)
+    wait_until(lambda: metric(server.url, "outrider_requests_in_flight") == 0, 30)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool) -> None:
     def taken() -> tuple[float, float]:
         name = "outrider_time_per_output_token_seconds"
-        return counter(server, f"{name}_sum"), counter(server, f"{name}_count")
+        return metric(server.url, f"{name}_sum"), metric(server.url, f"{name}_count")
 
     seconds, count = taken()
     body = ENDLESS | {"max_tokens": 60, "temperature": 0, "stream": stream}
@@ -89,8 +83,8 @@ def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool
 
 def test_answers_that_are_cut_off_count_for_no_service_level(server: Server) -> None:
     def counts() -> list[float]:
-        levels = [counter(server, "outrider_service_level_requests_total", met=met) for met in ("true", "false")]
-        return [*levels, counter(server, "outrider_goodput_tokens_total")]
+        levels = [metric(server.url, "outrider_service_level_requests_total", met=met) for met in ("true", "false")]
+        return [*levels, metric(server.url, "outrider_goodput_tokens_total")]
 
     before = counts()
     cancelled = ended(server, "cancelled")
@@ -109,8 +103,8 @@ def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
     """SGLang's count and ours, with drafts and without: all tokens but the first, which the prefill brings."""
 
     def counts() -> list[float]:
-        sglang = counter(server, "sglang:realtime_tokens_total", mode="decode")
-        return [sglang, counter(server, "outrider_accepted_length_sum")]
+        sglang = metric(server.url, "sglang:realtime_tokens_total", mode="decode")
+        return [sglang, metric(server.url, "outrider_accepted_length_sum")]
 
     before = counts()
     for speculate in (True, False):
@@ -124,7 +118,7 @@ def test_clients_cannot_make_series(server: Server) -> None:
     def series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
         return {
             (sample.name, tuple(sorted(sample.labels.items())))
-            for family in page(server).values()
+            for family in MetricsPage(server.url).families.values()
             for sample in family.samples
         }
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from asking import MODEL, counter
+from asking import MODEL
+from metrics_page import metric
 from running import Server
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -116,11 +117,11 @@ def trace_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_usage_counts_what_the_server_counts(server: Server) -> None:
     names = [f"outrider_{name}_tokens_total" for name in ("accepted", "wasted")]
-    before = [counter(server, name) for name in names]
+    before = [metric(server.url, name) for name in names]
     answer = ask(server, prompt=REPEATING, max_tokens=40, temperature=0)
     details = answer["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
-    counted = [counter(server, name) - old for name, old in zip(names, before, strict=True)]
+    counted = [metric(server.url, name) - old for name, old in zip(names, before, strict=True)]
     assert [details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]] == counted
 
 

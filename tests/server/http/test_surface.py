@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 
 import httpx
 import openai
 import psutil
+from metrics_page import metric
 from running import Server, wait_until
 
 
@@ -19,7 +19,7 @@ def test_health_and_ready(server: Server) -> None:
 
 def test_health_generates_nothing(server: Server) -> None:
     def generated() -> float:
-        return metric(server, "sglang:prompt_tokens_total")
+        return metric(server.url, "sglang:prompt_tokens_total")
 
     before = generated()
     for _ in range(5):
@@ -28,10 +28,12 @@ def test_health_generates_nothing(server: Server) -> None:
 
 
 def test_metrics_count_requests(server: Server, client: openai.OpenAI, model: str) -> None:
-    name = 'outrider_http_requests_total{path="/v1/completions",status="200"}'
-    before = metric(server, name)
+    def answered() -> float:
+        return metric(server.url, "outrider_http_requests_total", path="/v1/completions", status="200")
+
+    before = answered()
     client.completions.create(model=model, prompt="Hello", max_tokens=2)
-    assert metric(server, name) == before + 1
+    assert answered() == before + 1
 
 
 def test_paths_that_clients_invent_make_no_series(server: Server) -> None:
@@ -55,7 +57,7 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
     request = {"model": model, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
 
     def steps() -> float:
-        return metric(server, "outrider_decode_steps_total")
+        return metric(server.url, "outrider_decode_steps_total")
 
     def idle() -> bool:
         before = steps()
@@ -77,9 +79,3 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
         server.url + "/v1/completions", json={"model": model, "prompt": "no " * 3500, "max_tokens": 1}, timeout=120
     )
     assert answer.status_code == 200, answer.text
-
-
-def metric(server: Server, name: str) -> float:
-    """Sum of a metric's samples; 0 where there is none yet. A name without labels matches all labels."""
-    pattern = re.compile(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)", re.MULTILINE)
-    return sum(float(value) for value in pattern.findall(httpx.get(server.url + "/metrics").text))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from metrics_page import MetricsPage
 from running import OUTRIDER, Server, environment, free_port, wait_until
 
 from outrider.kernels.cache import cache_root
@@ -93,7 +94,8 @@ def refinement_yields(server: Server, partial: Path) -> None:
         for number, _ in enumerate(answer.iter_lines()):
             if number % 100 == 0:
                 known.append(len(measured(partial)))
-                steps.append(metrics(server, "outrider_decode_steps_total", "outrider_request_steps_total"))
+                page = MetricsPage(server.url)
+                steps.append([page.value(f"outrider_{kind}_steps_total") for kind in ("decode", "request")])
     assert answer.status_code == 200
     assert len(known) >= 4
     assert len(set(known)) == 1
@@ -101,12 +103,6 @@ def refinement_yields(server: Server, partial: Path) -> None:
     assert last_steps - first_steps >= 100
     assert last_requests - first_requests == last_steps - first_steps  # one request in each step
     wait_until(lambda: len(measured(partial)) > known[0], 120)
-
-
-def metrics(server: Server, *names: str) -> list[float]:
-    """Of one page, so that they are of one moment."""
-    page = httpx.get(server.url + "/metrics").text.splitlines()
-    return [sum(float(line.split()[-1]) for line in page if line.startswith(name)) for name in names]
 
 
 @pytest.mark.server
@@ -121,8 +117,10 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
         body["min_tokens_per_second"] = 0.001
         assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
         httpx.post(server.url + "/v1/completions", json=body, timeout=60)
-        names = "predictable_step_seconds_total", "planner_seconds_count", 'service_level_requests_total{met="true"}'
-        assert min(metrics(server, *(f"outrider_{name}" for name in names))) > 0
+        page = MetricsPage(server.url)
+        assert page.value("outrider_predictable_step_seconds_total") > 0
+        assert page.value("outrider_planner_seconds_count") > 0
+        assert page.value("outrider_service_level_requests_total", met="true") > 0
         busy = {"quick": True, "rounds": 0}
         refused = httpx.post(server.url + "/outrider/tune", json=busy, timeout=60)
         assert refused.status_code == 400

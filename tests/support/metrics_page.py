@@ -1,0 +1,32 @@
+"""Reads a server's metrics page."""
+
+from __future__ import annotations
+
+import httpx
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class MetricsPage:
+    """A page as it was when it was asked for: all its values are of one moment.
+
+    families: by name, which for counters has no `_total`.
+    """
+
+    def __init__(self, url: str) -> None:
+        """url: of the server, without `/metrics`."""
+        answer = httpx.get(f"{url}/metrics", timeout=20)
+        assert answer.status_code == 200, answer.text
+        self.families: dict[str, Metric] = {
+            family.name: family for family in text_string_to_metric_families(answer.text)
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum of the samples of this name that have these labels, whatever others they have; 0 where there is none."""
+        samples = (sample for family in self.families.values() for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """One value of the page as it is now."""
+    return MetricsPage(url).value(name, **labels)
