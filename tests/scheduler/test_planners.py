@@ -1,51 +1,21 @@
-"""Planners against brute force, and the asynchronous planner's past: how old, whose, and how much of it."""
+"""Planners against brute force; the asynchronous planner's past, what it corrects by it, and the curve that it shows."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
 import torch
+from asynchronous import CHEAP, GAMMA, LIKELY, UNLIKELY, run, uncorrected
 from planning import curve_cost, prefixes, value, view
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import STALE, Asynchronous
-from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.synchronous import Synchronous
-
-GAMMA = 3
 
 
 def jagged(rng: np.random.Generator, room: int) -> list[float]:
     return (1.0 + np.cumsum(rng.uniform(0, 0.3, room + 1)) + (rng.random(room + 1) < 0.3) * rng.uniform(0, 1)).tolist()
-
-
-def run(
-    planner: Asynchronous,
-    step: StepView,
-    confidence: np.ndarray,
-    accepted: int | np.ndarray = 0,
-    *,
-    draft: bool | None = None,
-) -> int | None:
-    """One whole step; tokens of its budget, None without drafting. `draft` overrules the planner."""
-    budget = planner.budget(step)
-    asked = budget.asked(step.limits) if draft is None else (step.limits > 0) & draft
-    lens = torch.from_numpy(step.limits * asked)
-    verify_lens = planner.admit(torch.from_numpy(confidence), lens, budget).numpy()
-    survival = survival_of(torch.from_numpy(confidence), lens).numpy()
-    planner.observe(step, survival, verify_lens, np.minimum(verify_lens, accepted) + 1, asked, None)
-    return budget.tokens if budget.draft else None
-
-
-def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
-    """A planner that takes survivals as they are, anew in every step."""
-    planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1)
-    planner.correction.observe = lambda *args, **kwargs: None
-    return planner
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -105,10 +75,6 @@ def test_the_search_gets_over_a_cliff():
     planner = uncorrected(curve_cost(1, [1.0, 2.0, 2.05, 2.1]))
     sure = np.full((1, GAMMA), 0.95, dtype=np.float32)
     assert [run(planner, view(1, GAMMA), sure) for _ in range(4)][-1] == 3
-
-
-CHEAP = [1.0 + 0.3 * k for k in range(2 * GAMMA + 1)]
-LIKELY, UNLIKELY = (np.full((2, GAMMA), c, dtype=np.float32) for c in (0.9, 0.5))
 
 
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
@@ -252,72 +218,6 @@ def test_memory_does_not_grow_with_uptime():
     assert len(planner._finished) <= 2
 
 
-# -- not drafting, probes ---------------------------------------------------------------------------------------------
-
-DEAR = [1.0 + 0.5 * k for k in range(2 * GAMMA + 1)]
-
-
-def test_without_gain_steps_run_without_drafting_and_probes_cost_a_hundredth():
-    cost = curve_cost(2, DEAR, draft=0.4)
-    planner = Asynchronous(cost, GAMMA)
-    for _ in range(20):
-        run(planner, view(2, GAMMA), UNLIKELY)
-    drafted, spent, steps = 0, 0.0, 4000
-    for _ in range(steps):
-        step = view(2, GAMMA)
-        budget = planner.budget(step)
-        if budget.draft:
-            drafted += 1
-            assert budget.probe
-            spent += budget.predicted_seconds(0) - 1.0
-        verify_lens = np.zeros(2, dtype=np.int64)
-        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.asked(step.limits), None)
-    assert drafted > 10
-    assert spent <= 0.0101 * steps
-
-
-def test_probes_notice_that_drafting_pays_again():
-    planner = Asynchronous(curve_cost(2, CHEAP, draft=0.4), GAMMA)
-    bad = np.full((2, GAMMA), 0.05, dtype=np.float32)
-    for _ in range(300):
-        run(planner, view(2, GAMMA), bad)
-    assert run(planner, view(2, GAMMA), bad) is None
-    good = np.full((2, GAMMA), 0.99, dtype=np.float32)
-    budgets = [run(planner, view(2, GAMMA), good, accepted=GAMMA) for _ in range(400)]
-    assert all(tokens == 2 * GAMMA for tokens in budgets[-100:])
-
-
-def test_a_request_that_joins_brings_the_probe_forward():
-    def steps_to_probe(joins: bool) -> int:
-        planner = Asynchronous(curve_cost(2, DEAR, draft=0.4), GAMMA)
-        budget = None
-        for _ in range(500):  # the profile learns that drafting does not pay; then until just after a probe
-            step = view(2, GAMMA)
-            budget = planner.budget(step)
-            planner.observe(
-                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
-            )
-        while not budget.probe:
-            step = view(2, GAMMA)
-            budget = planner.budget(step)
-            planner.observe(
-                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
-            )
-        for count in range(1, 500):
-            step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
-            budget = planner.budget(step)
-            if budget.draft:
-                return count
-            planner.observe(step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), np.zeros(2, bool), None)
-        raise AssertionError("no probe")
-
-    assert steps_to_probe(joins=True) == 6
-    assert steps_to_probe(joins=False) > 20
-
-
-# -- correction by what was accepted ----------------------------------------------------------------------------------
-
-
 def test_overconfident_survivals_are_corrected_by_what_is_accepted():
     """Confidences say 0.95, a third of that survives: the planner stops drafting what does not pay."""
     cost = curve_cost(2, CHEAP)
@@ -347,64 +247,6 @@ def test_calibrated_confidences_are_left_alone_whatever_is_verified():
     assert planner.correction.factors == pytest.approx(np.ones(7), abs=0.05)
 
 
-# -- service levels ---------------------------------------------------------------------------------------------------
-
-
-def levelled(levels: list[float], progress: list[float], seconds: list[float]) -> tuple:
-    planner = uncorrected(curve_cost(2, seconds, draft=0.01))
-    sure = np.full((2, GAMMA), 0.9, dtype=np.float32)
-    for _ in range(3):
-        run(planner, view(2, GAMMA), sure, draft=True)
-    budget = planner.budget(view(2, GAMMA, levels=levels, progress=progress))
-    return budget, sure
-
-
-RISING = [1.0 + 0.15 * k for k in range(2 * GAMMA + 1)]
-
-
-def test_the_strictest_level_that_can_be_kept_bounds_the_step():
-    free, sure = levelled([0, 0], [5, 5], RISING)
-    assert free.tokens == 2 * GAMMA
-    expected = 1 + sure[0].cumprod().sum()
-    level = expected / 1.4 / 1.1  # kept by steps of 1.4 seconds, with the margin
-    bound, _ = levelled([level, 0], [5, 5], RISING)
-    assert bound.draft
-    assert bound.predicted_seconds(bound.tokens) <= 1.4
-    assert bound.predicted_seconds(bound.tokens + 1) > 1.4
-    stricter, _ = levelled([level / 2, level], [5, 5], RISING)
-    assert stricter.tokens == bound.tokens
-
-
-def test_a_level_that_no_step_keeps_bounds_nothing():
-    free, _ = levelled([0, 0], [5, 5], RISING)
-    hopeless, _ = levelled([1000, 0], [5, 5], RISING)
-    assert hopeless.tokens == free.tokens
-    beside, _ = levelled([1000, 0.1], [5, 5], RISING)
-    assert beside.tokens == free.tokens
-
-
-def test_a_level_that_only_plain_steps_keep_stops_drafting():
-    seconds = [1.0] + [4.0 + 0.01 * k for k in range(1, 2 * GAMMA + 1)]
-    level = [0.9, 0.0]
-    planner = uncorrected(curve_cost(2, seconds, draft=2.5))
-    sure = np.full((2, GAMMA), 0.99, dtype=np.float32)
-    for _ in range(3):
-        run(planner, view(2, GAMMA), sure, draft=True)
-    budget = planner.budget(view(2, GAMMA, levels=level, progress=[5.0, 5.0]))
-    assert not budget.draft
-
-
-def test_requests_behind_are_served_first():
-    budget, _ = levelled([3.0, 3.0], [2.0, 4.0], RISING)
-    assert budget.first.tolist() == [True, False]
-    on_time, _ = levelled([3.0, 3.0], [np.inf, 3.0], RISING)
-    assert on_time.first is None
-    planner = uncorrected(curve_cost(2, RISING))
-    better = torch.tensor([[0.3] * GAMMA, [0.9] * GAMMA])
-    scarce = type(budget)(draft=True, tokens=4, first=np.array([True, False]))
-    assert planner.admit(better, torch.tensor([GAMMA, GAMMA]), scarce).tolist() == [3, 1]
-
-
 def test_a_planner_for_a_real_grid():
     """Requests and contexts between the measured ones."""
     points = [
@@ -419,92 +261,6 @@ def test_a_planner_for_a_real_grid():
         for _ in range(4):
             tokens = run(planner, view(requests, 7), rng.beta(5, 1, (requests, 7)).astype(np.float32), accepted=3)
         assert tokens is None or 0 < tokens <= 7 * requests
-
-
-# -- who drafts -------------------------------------------------------------------------------------------------------
-
-
-def dear_drafts(requests: int, each: float, token: float = 0.02) -> StepCost:
-    """A draft takes `each` seconds a request, a token that is verified `token`, and a step without either a second."""
-    verify = [Point(requests, requests + k, 0, (1.0 + token * k,)) for k in range(requests * GAMMA + 1)]
-    return StepCost([*verify, *(Point(n, 0, 0, (each * n,), drafted=True) for n in range(1, requests + 1))])
-
-
-def seen(planner: Asynchronous, confidence: np.ndarray, steps: int = 20) -> None:
-    """All requests are asked, over and over, with this outcome."""
-    for _ in range(steps):
-        run(planner, view(len(confidence), GAMMA), confidence, draft=True)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_nobody_else_had_better_be_asked(seed):
-    """Against every set of requests, each with its best number of tokens."""
-    rng = np.random.default_rng(seed)
-    requests, each, token = 5, float(rng.uniform(0.02, 0.3)), float(rng.uniform(0.02, 0.15))
-    planner = uncorrected(dear_drafts(requests, each, token))
-    confidence = rng.beta(2, rng.uniform(0.3, 4), (requests, 1)) * np.ones((1, GAMMA))
-    seen(planner, confidence.astype(np.float32))
-    budget = planner.budget(view(requests, GAMMA))
-
-    def throughput(ask: np.ndarray) -> float:
-        survival = np.sort((confidence.cumprod(1) * ask[:, None]).ravel())[::-1]
-        tokens = requests + np.append(0.0, survival.cumsum())
-        return float((tokens / (1.0 + token * np.arange(len(tokens)) + each * ask.sum())).max())
-
-    asked = budget.asked(np.full(requests, GAMMA)) & (not budget.probe)
-    best = max(throughput(np.array(ask)) for ask in itertools.product((False, True), repeat=requests))
-    assert throughput(asked) >= 0.995 * best
-
-
-def test_a_request_that_was_not_asked_for_long_is_asked_again():
-    planner = uncorrected(dear_drafts(2, 0.3))
-    mixed = np.array([[0.95] * GAMMA, [0.1] * GAMMA], dtype=np.float32)
-    seen(planner, mixed)
-    asks = []
-    for _ in range(3 * STALE):
-        step = view(2, GAMMA)
-        budget = planner.budget(step)
-        asks.append(budget.asked(step.limits))
-        survival = mixed.cumprod(1) * asks[-1][:, None]
-        planner.observe(step, survival, np.zeros(2, int), np.ones(2, int), asks[-1], None)
-    first, second = np.array(asks).T
-    assert first.all()
-    assert 1 <= second.sum() <= 6
-
-
-def test_lookups_are_verified_though_no_model_drafts():
-    planner = uncorrected(dear_drafts(2, 5.0))
-    step, nobody = view(2, GAMMA), np.zeros(2, dtype=bool)
-    for _ in range(20):
-        step = view(2, GAMMA)
-        planner.budget(step)
-        planner.observe(step, np.zeros((2, GAMMA)), np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
-    budget = planner.budget(view(2, GAMMA))
-    assert not budget.draft
-    found = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
-    assert planner.admit(found, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
-
-
-def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
-    """One budget for both would be wrong for both."""
-    planner = uncorrected(curve_cost(1, [1.0 + 0.25 * k for k in range(GAMMA + 1)]), smoothing=64)
-    good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.4))
-    for i in range(40):
-        run(planner, view(1, GAMMA), (good, bad)[i % 2], draft=True)
-    budget = planner.budget(view(1, GAMMA))
-    lens = [int(planner.admit(torch.from_numpy(c), torch.tensor([GAMMA]), budget)) for c in (good, bad)]
-    assert lens == [GAMMA, 0]
-
-
-def test_a_budget_by_survival_stays_before_a_cliff():
-    """Both requests' drafts are good at the same time for once: more tokens than ever before would take ages."""
-    planner = uncorrected(curve_cost(2, [1.0, 1.05, 1.1, *[50.0] * 4]), smoothing=64)
-    good, bad = ([c] * GAMMA for c in (0.95, 0.01))
-    for i in range(40):
-        run(planner, view(2, GAMMA), np.array((good, bad) if i % 2 else (bad, good), dtype=np.float32), draft=True)
-    budget = planner.budget(view(2, GAMMA))
-    both = torch.tensor([good, good])
-    assert int(planner.admit(both, torch.tensor([GAMMA, GAMMA]), budget).sum()) <= 2
 
 
 @pytest.mark.parametrize("smoothing", [1, 8])

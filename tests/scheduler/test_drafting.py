@@ -1,0 +1,158 @@
+"""Whether and for whom the model drafts: steps without drafts, probes, and what is looked up."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from asynchronous import CHEAP, GAMMA, UNLIKELY, run, uncorrected
+from planning import curve_cost, view
+
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.planners.asynchronous import STALE, Asynchronous
+
+DEAR = [1.0 + 0.5 * k for k in range(2 * GAMMA + 1)]
+
+
+def test_without_gain_steps_run_without_drafting_and_probes_cost_a_hundredth():
+    cost = curve_cost(2, DEAR, draft=0.4)
+    planner = Asynchronous(cost, GAMMA)
+    for _ in range(20):
+        run(planner, view(2, GAMMA), UNLIKELY)
+    drafted, spent, steps = 0, 0.0, 4000
+    for _ in range(steps):
+        step = view(2, GAMMA)
+        budget = planner.budget(step)
+        if budget.draft:
+            drafted += 1
+            assert budget.probe
+            spent += budget.predicted_seconds(0) - 1.0
+        verify_lens = np.zeros(2, dtype=np.int64)
+        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.asked(step.limits), None)
+    assert drafted > 10
+    assert spent <= 0.0101 * steps
+
+
+def test_probes_notice_that_drafting_pays_again():
+    planner = Asynchronous(curve_cost(2, CHEAP, draft=0.4), GAMMA)
+    bad = np.full((2, GAMMA), 0.05, dtype=np.float32)
+    for _ in range(300):
+        run(planner, view(2, GAMMA), bad)
+    assert run(planner, view(2, GAMMA), bad) is None
+    good = np.full((2, GAMMA), 0.99, dtype=np.float32)
+    budgets = [run(planner, view(2, GAMMA), good, accepted=GAMMA) for _ in range(400)]
+    assert all(tokens == 2 * GAMMA for tokens in budgets[-100:])
+
+
+def test_a_request_that_joins_brings_the_probe_forward():
+    def steps_to_probe(joins: bool) -> int:
+        planner = Asynchronous(curve_cost(2, DEAR, draft=0.4), GAMMA)
+        budget = None
+        for _ in range(500):  # the profile learns that drafting does not pay; then until just after a probe
+            step = view(2, GAMMA)
+            budget = planner.budget(step)
+            planner.observe(
+                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
+            )
+        while not budget.probe:
+            step = view(2, GAMMA)
+            budget = planner.budget(step)
+            planner.observe(
+                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
+            )
+        for count in range(1, 500):
+            step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
+            budget = planner.budget(step)
+            if budget.draft:
+                return count
+            planner.observe(step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), np.zeros(2, bool), None)
+        raise AssertionError("no probe")
+
+    assert steps_to_probe(joins=True) == 6
+    assert steps_to_probe(joins=False) > 20
+
+
+def dear_drafts(requests: int, each: float, token: float = 0.02) -> StepCost:
+    """A draft takes `each` seconds a request, a token that is verified `token`, and a step without either a second."""
+    verify = [Point(requests, requests + k, 0, (1.0 + token * k,)) for k in range(requests * GAMMA + 1)]
+    return StepCost([*verify, *(Point(n, 0, 0, (each * n,), drafted=True) for n in range(1, requests + 1))])
+
+
+def seen(planner: Asynchronous, confidence: np.ndarray, steps: int = 20) -> None:
+    """All requests are asked, over and over, with this outcome."""
+    for _ in range(steps):
+        run(planner, view(len(confidence), GAMMA), confidence, draft=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_else_had_better_be_asked(seed):
+    """Against every set of requests, each with its best number of tokens."""
+    rng = np.random.default_rng(seed)
+    requests, each, token = 5, float(rng.uniform(0.02, 0.3)), float(rng.uniform(0.02, 0.15))
+    planner = uncorrected(dear_drafts(requests, each, token))
+    confidence = rng.beta(2, rng.uniform(0.3, 4), (requests, 1)) * np.ones((1, GAMMA))
+    seen(planner, confidence.astype(np.float32))
+    budget = planner.budget(view(requests, GAMMA))
+
+    def throughput(ask: np.ndarray) -> float:
+        survival = np.sort((confidence.cumprod(1) * ask[:, None]).ravel())[::-1]
+        tokens = requests + np.append(0.0, survival.cumsum())
+        return float((tokens / (1.0 + token * np.arange(len(tokens)) + each * ask.sum())).max())
+
+    asked = budget.asked(np.full(requests, GAMMA)) & (not budget.probe)
+    best = max(throughput(np.array(ask)) for ask in itertools.product((False, True), repeat=requests))
+    assert throughput(asked) >= 0.995 * best
+
+
+def test_a_request_that_was_not_asked_for_long_is_asked_again():
+    planner = uncorrected(dear_drafts(2, 0.3))
+    mixed = np.array([[0.95] * GAMMA, [0.1] * GAMMA], dtype=np.float32)
+    seen(planner, mixed)
+    asks = []
+    for _ in range(3 * STALE):
+        step = view(2, GAMMA)
+        budget = planner.budget(step)
+        asks.append(budget.asked(step.limits))
+        survival = mixed.cumprod(1) * asks[-1][:, None]
+        planner.observe(step, survival, np.zeros(2, int), np.ones(2, int), asks[-1], None)
+    first, second = np.array(asks).T
+    assert first.all()
+    assert 1 <= second.sum() <= 6
+
+
+def test_lookups_are_verified_though_no_model_drafts():
+    planner = uncorrected(dear_drafts(2, 5.0))
+    step, nobody = view(2, GAMMA), np.zeros(2, dtype=bool)
+    for _ in range(20):
+        step = view(2, GAMMA)
+        planner.budget(step)
+        planner.observe(step, np.zeros((2, GAMMA)), np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
+    budget = planner.budget(view(2, GAMMA))
+    assert not budget.draft
+    found = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
+    assert planner.admit(found, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
+
+
+def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
+    """One budget for both would be wrong for both."""
+    planner = uncorrected(curve_cost(1, [1.0 + 0.25 * k for k in range(GAMMA + 1)]), smoothing=64)
+    good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.4))
+    for i in range(40):
+        run(planner, view(1, GAMMA), (good, bad)[i % 2], draft=True)
+    budget = planner.budget(view(1, GAMMA))
+    lens = [int(planner.admit(torch.from_numpy(c), torch.tensor([GAMMA]), budget)) for c in (good, bad)]
+    assert lens == [GAMMA, 0]
+
+
+def test_a_budget_by_survival_stays_before_a_cliff():
+    """Both requests' drafts are good at the same time for once: more tokens than ever before would take ages."""
+    planner = uncorrected(curve_cost(2, [1.0, 1.05, 1.1, *[50.0] * 4]), smoothing=64)
+    good, bad = ([c] * GAMMA for c in (0.95, 0.01))
+    for i in range(40):
+        run(planner, view(2, GAMMA), np.array((good, bad) if i % 2 else (bad, good), dtype=np.float32), draft=True)
+    budget = planner.budget(view(2, GAMMA))
+    both = torch.tensor([good, good])
+    assert int(planner.admit(both, torch.tensor([GAMMA, GAMMA]), budget).sum()) <= 2

@@ -1,0 +1,138 @@
+"""When the outcome of a step is read, and whose it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from planned_steps import GAMMA, admit, begin, on_every_device, prefill, run
+
+
+def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value):
+    planning = make()
+    prefill(planning, 2)
+    run(planning, 2, accepted=3)
+    assert value("outrider_decode_steps_total") == 0
+    begin(planning, 2)
+    assert planning.requests.generated[2] == 3
+    assert value("outrider_decode_steps_total") == 1
+    assert len(planning.recording.blocks) == 1
+
+
+def test_outcomes_wait_while_a_plan_holds_and_lose_nothing(make, clock, value):
+    planning, prompt = make(held=3), make()
+    for one in (planning, prompt):
+        prefill(one, 2)
+    read = []
+    for _ in range(7):
+        for one in (planning, prompt):
+            run(one, 2, accepted=3)
+        clock.now += 0.5
+        read.append(int(planning.requests.generated[2]) // 3)
+    assert read == [0, 0, 0, 3, 3, 3, 6]
+    for one in (planning, prompt):
+        one.flush()
+    assert planning.requests.generated[2] == prompt.requests.generated[2] == 21
+    assert planning.state() == prompt.state()
+    assert value("outrider_decode_steps_total") == 14
+    assert planning.cost.drift.plain == prompt.cost.drift.plain != 1
+
+
+def test_outcomes_do_not_wait_where_somebody_asked_for_a_speed(make):
+    planning = make(held=3)
+    prefill(planning, 2, min_tokens_per_second=2.0)
+    for count in range(4):
+        run(planning, 2, accepted=3)
+        assert planning.requests.generated[2] == 3 * count
+
+
+def test_outcomes_are_read_before_metrics_are_shown_and_requests_prefilled(make, value):
+    planning = make(held=9)
+    prefill(planning, 2)
+    run(planning, 2)
+    run(planning, 2)
+    planning.flush()
+    assert value("outrider_decode_steps_total") == 2
+    run(planning, 2)
+    prefill(planning, 5)
+    assert value("outrider_decode_steps_total") == 3
+
+
+def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, clock, value):
+    planning = make("cuda")
+    prefill(planning, 2, min_tokens_per_second=1.0)
+    computed = run(planning, 2, accepted=-99)
+    second = run(planning, 2, accepted=-99)
+    assert planning.requests.generated[2] == 0
+    assert value("outrider_decode_steps_total") == 0
+    computed.fill_(3)  # only now the device is done with the first step
+    clock.now += 2.0
+    step = begin(planning, 2)
+    assert planning.requests.generated[2] == 3
+    assert step.view.progress == 1.5  # tokens per second: the planner may know of them
+    assert value("outrider_decode_steps_total") == 1
+    second.fill_(2)
+    planning.finish(admit(planning, step), torch.tensor([1]))
+    assert planning.requests.generated[2] == 3  # not when a step is finished either
+    begin(planning, 2)
+    assert planning.requests.generated[2] == 5
+
+
+@on_every_device
+def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(make, device):
+    planning = make(device)
+    prefill(planning, 2)
+    history = planning.planner.history
+
+    def known():
+        return history.read(np.array([2]), planning.requests.generations[[2]], 1)
+
+    run(planning, 2, confidence=0.5)
+    run(planning, 2, confidence=0.9)
+    assert not known()[1].any()
+    begin(planning, 2)
+    survival, seen = known()
+    assert seen.all()
+    np.testing.assert_allclose(survival[0, 0], 0.5 ** np.arange(1, GAMMA + 1))
+
+
+@on_every_device
+def test_what_is_asked_for_between_steps_includes_the_last_one(make, device):
+    planning = make(device)
+    prefill(planning, 2)
+    run(planning, 2, accepted=3, confidence=0.75)
+    assert planning.state()["records"] == {
+        "confidence": [[0.75] * GAMMA],
+        "verify_lens": [GAMMA],
+        "accepted": [2],
+        "cases": [0],
+    }
+
+
+@on_every_device
+def test_forgotten_steps_do_not_come_back(make, device):
+    planning = make(device)
+    prefill(planning, 2)
+    for _ in range(3):
+        run(planning, 2)
+    planning.forget()
+    prefill(planning, 2)
+    state = planning.state()
+    assert not any(state["steps"].values())
+    assert not any(state["records"].values())
+    run(planning, 2)
+    run(planning, 2)
+    state = planning.state()
+    assert len(state["steps"]["seconds"]) == 1
+    assert len(state["records"]["accepted"]) == 2
+
+
+def test_tokens_of_the_request_before_do_not_count_for_the_one_that_took_over_its_row(make):
+    planning = make("cuda")
+    prefill(planning, 2, 5)
+    run(planning, 2, 5, accepted=4)
+    prefill(planning, 2)
+    run(planning, 2, 5, accepted=1)
+    begin(planning, 2, 5)  # reads the first step
+    assert planning.requests.generated[[2, 5]].tolist() == [0, 4]
+    planning.state()
+    assert planning.requests.generated[[2, 5]].tolist() == [1, 5]

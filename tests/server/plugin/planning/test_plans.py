@@ -1,0 +1,172 @@
+"""What the planner is shown and decides: after another plan, beside requests that it does not decide for, who drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from planned_steps import GAMMA, HALVED, PAYS, admit, begin, logged, on_every_device, prefill, run
+from planning import curve_cost
+
+from outrider.drafters.base import Draft
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import Budget, Planner
+from outrider.scheduler.planners.synchronous import Synchronous
+
+
+@on_every_device
+def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device, clock):
+    planning = make(device)
+    prefill(planning, 2)
+    run(planning, 2, confidence=0.5)
+    clock.now += 0.25
+    run(planning, 2, accepted=4)
+    before, cost = planning.planner, planning.cost
+    other = curve_cost(1, PAYS)
+    planning.plan_by(Asynchronous(other, GAMMA, held=1), other, HALVED)
+    drift = cost.drift.plain
+    assert drift != 1
+    assert planning.requests.generated[2] == 5
+    run(planning, 2)
+    clock.now += 0.25
+    run(planning, 2)
+    begin(planning, 2)  # on a GPU this reads the first step of the new planner, which knows no other
+    assert other.drift.plain != 1
+    assert cost.drift.plain == drift
+    before.budget(begin(planning, 2).view)
+    assert before.history.read(np.array([2]), planning.requests.generations[[2]], 1)[1].all()
+
+
+@on_every_device
+def test_the_step_before_another_plan_is_not_timed(make, device, clock):
+    planning = make(device)
+    prefill(planning, 2)
+    run(planning, 2)
+    other = curve_cost(1, PAYS)
+    planning.plan_by(Asynchronous(other, GAMMA, held=1), other, None)
+    clock.now += 5.0  # a profile was read
+    begin(planning, 2)
+    planning.state()
+    assert logged(planning) == []
+    assert other.drift.plain == 1
+
+
+def test_confidences_are_calibrated_for_the_planner_and_recorded_as_they_are(make):
+    planning = make(calibration=HALVED)
+    prefill(planning, 2)
+    admission = admit(planning, begin(planning, 2), confidence=0.9)  # odds of 9 to 1 become 3 to 1
+    torch.testing.assert_close(admission.confidence, torch.full((1, GAMMA), 0.75))
+    planning.finish(admission, torch.tensor([1]))
+    np.testing.assert_allclose(planning.state()["records"]["confidence"], 0.9, rtol=1e-6)
+    begin(planning, 2)
+    begin(planning, 2)
+    survival, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
+    np.testing.assert_allclose(survival[0, 0], 0.75 ** np.arange(1, GAMMA + 1), rtol=1e-6)
+
+
+def test_the_planner_admits_by_calibrated_confidences(make):
+    planning = make()
+    prefill(planning, 2)
+    dear = curve_cost(1, [1.0, 1.8, 2.6, 3.4, 4.2])
+    admitted = []
+    for calibration in (None, HALVED):
+        planning.plan_by(Synchronous(dear), None, calibration)
+        admitted += admit(planning, begin(planning, 2), confidence=0.9).verify_lens.tolist()
+    assert admitted == [1, 0]  # 1.9 tokens in 1.8 s, or 1.75, against one in a second
+
+
+def test_every_draft_of_an_unplanned_request_is_verified_though_drafting_does_not_pay(make):
+    planning = make(cost=curve_cost(2, [1.0] + [100.0] * (2 * GAMMA), draft=0.5))
+    prefill(planning, 2)
+    prefill(planning, 5, planned=False)
+    step = begin(planning, 2, 5)
+    assert not step.budget.draft
+    assert step.drafts
+    assert admit(planning, step, lens=3).verify_lens.tolist() == [0, 3]
+
+
+def test_a_planner_that_does_not_draft_admits_nothing_of_others(make):
+    class Never(Planner):
+        def budget(self, step):
+            return Budget(draft=False, tokens=None)
+
+        def admit(self, confidence, draft_lens, budget):
+            return draft_lens
+
+    planning = make()
+    planning.plan_by(Never(), None, None)
+    prefill(planning, 2)
+    prefill(planning, 5, planned=False)
+    assert admit(planning, begin(planning, 2, 5)).verify_lens.tolist() == [0, GAMMA]
+    assert admit(planning, begin(planning, 2)).verify_lens.tolist() == [0]
+
+
+def test_unplanned_requests_do_not_use_up_the_budget_of_others(make):
+    planning = make(cost=curve_cost(2, [1.0] * 3 + [100.0] * (2 * GAMMA - 2)))
+    prefill(planning, 2)
+    prefill(planning, 5, planned=False)
+    step = begin(planning, 2, 5)
+    assert step.budget.tokens == 2
+    assert admit(planning, step).verify_lens.tolist() == [2, GAMMA]
+
+
+def test_a_step_in_which_nobody_may_draft_does_not_draft(make, value):
+    planning = make()
+    prefill(planning, 2, enabled=False, planned=False)
+    step = begin(planning, 2)
+    assert not step.drafts
+    admission = admit(planning, step, lens=0)
+    assert admission.verify_lens.tolist() == [0]
+    planning.finish(admission, torch.tensor([1]))
+    planning.flush()
+    assert value("outrider_undrafted_steps_total") == 1
+    assert len(planning.recording.blocks) == 0
+
+
+def test_padded_requests_are_told_apart_in_the_order_of_the_batch(make):
+    planning = make()
+    prefill(planning, 2)
+    prefill(planning, 5, padded=True, planned=False)
+    assert begin(planning, 5, 2).entries.padded.tolist() == [True, False]
+    assert begin(planning, 2, 5).entries.planned.tolist() == [True, False]
+
+
+class Half(Planner):
+    """The model drafts for the first request only; what prompt lookup finds is verified whole."""
+
+    def budget(self, step):
+        return Budget(draft=True, tokens=None, ask=np.arange(len(step.rows)) == 0)
+
+    def admit(self, confidence, draft_lens, budget):
+        return draft_lens
+
+    def observe(self, step, survival, verify_lens, accept_lens, asked, seconds, looked_up=None):
+        self.asked, self.looked_up, self.survival = asked.tolist(), looked_up.tolist(), survival
+
+
+@on_every_device
+def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, device, clock):
+    planning = make(device)
+    half = Half()
+    planning.plan_by(half, planning.cost, None)
+    prefill(planning, 2, 5)
+    prefill(planning, 3, enabled=False)
+    prefill(planning, 6, planned=False)
+    step = begin(planning, 2, 5, 3, 6)
+    assert step.asks.tolist() == [True, False, False, True]
+    draft = Draft(
+        torch.zeros(4, GAMMA, dtype=torch.int64),
+        torch.tensor([GAMMA, 3, 0, GAMMA]),
+        torch.full((4, GAMMA), 0.5),
+        looked_up=torch.tensor([False, True, True, False]),
+        asked=2,
+    )
+    admission = planning.admit(step, draft, 0.125)
+    assert admission.verify_lens.tolist() == [GAMMA, 3, 0, GAMMA]
+    planning.finish(admission, torch.ones(4, dtype=torch.int64))
+    clock.now += 0.5
+    begin(planning, 2)
+    planning.state()
+    assert half.asked == [True, False, False, True]
+    assert half.looked_up == [False, True, True, False]
+    assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
+    assert planning.recording.steps[0].drafting == 2

@@ -1,0 +1,141 @@
+"""How long a step took, and which steps are not timed."""
+
+from __future__ import annotations
+
+import torch
+from planned_steps import GAMMA, admit, begin, logged, on_every_device, prefill, run
+from planning import curve_cost
+
+from outrider.scheduler.planners.asynchronous import Asynchronous
+
+
+@on_every_device
+def test_a_step_lasts_until_the_next_one_begins(make, device, clock, value):
+    planning = make(device)
+    prefill(planning, 2)
+    for seconds in (0.25, 0.5, 0.75, 1.0):
+        run(planning, 2)
+        clock.now += seconds
+    assert logged(planning) == ([0.25, 0.5, 0.75] if device == "cpu" else [0.25, 0.5])
+    begin(planning, 2)
+    assert logged(planning) == ([0.25, 0.5, 0.75, 1.0] if device == "cpu" else [0.25, 0.5, 0.75])
+    step = planning.recording.steps[0]
+    assert (step.requests, step.tokens, step.context, step.drafting, step.draft_seconds) == (1, 5, 10, 1, 0.125)
+    assert value("outrider_step_seconds_count") == len(planning.recording.steps)
+    assert planning.cost.drift.plain < 1  # they took less than the second that was measured
+
+
+def test_the_cost_model_is_told_what_a_step_held(make, clock):
+    seconds = [1.0, 1.125, 2.0, 4.0, 8.0]
+    planning, reference = make(cost=curve_cost(1, seconds)), curve_cost(1, seconds)
+    prefill(planning, 2)
+    admission = admit(planning, begin(planning, 2))
+    planning.finish(admission, torch.tensor([1]))
+    clock.now += 1.5
+    begin(planning, 2)
+    assert admission.verify_lens.tolist() == [1]
+    reference.observe(1, 2, 10.0, 1, 1.5, 0.125)
+    assert planning.cost.drift.plain == reference.drift.plain != 1
+
+
+def test_predicted_times_are_compared_with_those_of_their_steps(make, clock, value):
+    planning = make()
+    prefill(planning, 2)
+    run(planning, 2)
+    clock.now += 1.5
+    begin(planning, 2)
+    assert value("outrider_predicted_step_seconds_total") == 1.0
+    assert value("outrider_predictable_step_seconds_total") == 1.5
+
+
+def test_a_state_read_between_steps_does_not_lose_the_time_of_the_last_one(make, clock):
+    planning = make("cuda")
+    prefill(planning, 2)
+    run(planning, 2)
+    planning.state()
+    assert logged(planning) == []
+    clock.now += 0.5
+    begin(planning, 2)
+    assert logged(planning) == [0.5]
+
+
+@on_every_device
+def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
+    planning = make(device)
+    prefill(planning, 2)
+    run(planning, 2)
+    clock.now += 0.5
+    prefill(planning, 3)
+    clock.now += 5.0
+    run(planning, 2, 3)
+    begin(planning, 2, 3)
+    planning.state()
+    assert len(planning.recording.steps) == 1
+    assert planning.recording.steps[0].requests == 2
+    assert value("outrider_decode_steps_total") == 2  # counted all the same
+
+
+@on_every_device
+def test_the_cost_model_does_not_hear_of_a_step_that_a_prefill_follows(make, device, clock):
+    planning = make(device)
+    prefill(planning, 2)
+    run(planning, 2)
+    clock.now += 5.0
+    prefill(planning, 3)
+    begin(planning, 2, 3)
+    planning.state()
+    assert planning.cost.drift.plain == 1
+
+
+def test_on_a_gpu_the_step_before_the_interrupted_one_is_timed(make, clock):
+    planning = make("cuda")
+    prefill(planning, 2)
+    run(planning, 2)
+    clock.now += 0.25
+    run(planning, 2)
+    clock.now += 0.5
+    prefill(planning, 3)
+    begin(planning, 2, 3)
+    assert logged(planning) == [0.25]
+
+
+@on_every_device
+def test_a_step_that_was_never_finished_is_not_timed_nor_the_one_before_it_twice(make, device, clock):
+    planning = make(device)
+    prefill(planning, 2)
+    run(planning, 2)
+    clock.now += 0.25
+    begin(planning, 2)
+    clock.now += 0.5
+    run(planning, 2)
+    clock.now += 1.0
+    begin(planning, 2)
+    planning.state()
+    assert logged(planning) == [0.25, 1.0]
+
+
+def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock, value):
+    class Slow(Asynchronous):
+        """Every call takes a while."""
+
+        def budget(self, step):
+            clock.now += 1.0
+            return super().budget(step)
+
+        def admit(self, *args):
+            clock.now += 10.0
+            return super().admit(*args)
+
+        def observe(self, *args):
+            clock.now += 100.0
+            super().observe(*args)
+
+    planning = make()
+    planning.plan_by(Slow(planning.cost, GAMMA, held=1), planning.cost, None)
+    prefill(planning, 2)
+    run(planning, 2)
+    run(planning, 2)
+    planning.flush()
+    assert value("outrider_planner_seconds_sum") == 222
+    assert value("outrider_planner_seconds_count") == 2
+    assert value("outrider_draft_seconds_total") == 0.25

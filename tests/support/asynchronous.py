@@ -1,0 +1,40 @@
+"""Steps of an asynchronous planner, with confidences and outcomes of the test's choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.planners.admission import survival_of
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import StepView
+
+GAMMA = 3
+CHEAP = [1.0 + 0.3 * k for k in range(2 * GAMMA + 1)]
+LIKELY, UNLIKELY = (np.full((2, GAMMA), c, dtype=np.float32) for c in (0.9, 0.5))
+
+
+def run(
+    planner: Asynchronous,
+    step: StepView,
+    confidence: np.ndarray,
+    accepted: int | np.ndarray = 0,
+    *,
+    draft: bool | None = None,
+) -> int | None:
+    """One whole step; tokens of its budget, None without drafting. `draft` overrules the planner."""
+    budget = planner.budget(step)
+    asked = budget.asked(step.limits) if draft is None else (step.limits > 0) & draft
+    lens = torch.from_numpy(step.limits * asked)
+    verify_lens = planner.admit(torch.from_numpy(confidence), lens, budget).numpy()
+    survival = survival_of(torch.from_numpy(confidence), lens).numpy()
+    planner.observe(step, survival, verify_lens, np.minimum(verify_lens, accepted) + 1, asked, None)
+    return budget.tokens if budget.draft else None
+
+
+def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
+    """A planner that takes survivals as they are, anew in every step."""
+    planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1)
+    planner.correction.observe = lambda *args, **kwargs: None
+    return planner

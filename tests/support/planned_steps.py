@@ -1,0 +1,60 @@
+"""Decode steps as the worker plans them.
+
+Tensors live on the CPU throughout. `device="cuda"` tells Planning that they do not: it may then not read them before
+the step after the next begins.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from planning import request
+
+from outrider.drafters.base import Draft
+from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.server.plugin.options import RequestOptions
+
+GAMMA = 4
+ROWS = 8
+PAYS = [1.0] * (2 * GAMMA + 1)
+"""Seconds of a step by admitted tokens: verifying is free."""
+
+HALVED = CalibrationTable.of(dict.fromkeys(CASES, Calibration((2.0,) * GAMMA)), GAMMA)
+"""Halves the log odds of every confidence."""
+
+on_every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
+
+
+def prefill(planning, *rows, **options):
+    """As the worker does before the target's forward."""
+    planning.interrupt()
+    params = RequestOptions(**options).to_custom_params()
+    planning.requests.admit([request(custom_params=params) for _ in rows], torch.tensor(rows))
+
+
+def begin(planning, *rows, contexts=10):
+    count = len(rows)
+    return planning.begin(np.array(rows), np.full(count, contexts), torch.zeros(count, dtype=torch.int64))
+
+
+def admit(planning, step, confidence=0.9, lens=GAMMA):
+    """As a drafter without lookup drafts: for those that are asked."""
+    asks = torch.from_numpy(step.asks)
+    tokens = torch.zeros(len(asks), GAMMA, dtype=torch.int64)
+    draft = Draft(tokens, lens * asks, confidence * asks[:, None].repeat(1, GAMMA), asked=int(asks.sum()))
+    return planning.admit(step, draft, 0.125)
+
+
+def run(planning, *rows, accepted=1, confidence=0.9):
+    """A whole step; its accept_lens, which a device may still be computing."""
+    admission = admit(planning, begin(planning, *rows), confidence)
+    accept_lens = torch.full((len(rows),), accepted)
+    planning.finish(admission, accept_lens)
+    return accept_lens
+
+
+def logged(planning):
+    return [step.seconds for step in planning.recording.steps]
