@@ -29,7 +29,7 @@ WIDTH, HEIGHT = 8, 8
 class Panel:
     """queries: by legend, PromQL in which S stands for the chosen servers and R for the interval of a rate.
 
-    kind: time series, one number, or a heatmap of a histogram's buckets. percent: of a share, from 0 to 1.
+    kind: time series, one number, or a heatmap of a histogram's buckets. most: where its axis ends.
     """
 
     title: str
@@ -38,6 +38,11 @@ class Panel:
     unit: str = "short"
     kind: str = "timeseries"
     most: float | None = None
+
+
+def share(title: str, description: str, queries: dict[str, str]) -> Panel:
+    """A panel of a part of a whole."""
+    return Panel(title, description, queries, "percentunit", most=1.0)
 
 
 def rate(name: str, by: str = "", **labels: str) -> str:
@@ -127,22 +132,18 @@ OVERVIEW: dict[str, list[Panel]] = {
             {"{{instance}}: {{model}}, {{drafter}}, {{version}}": "outrider_info{S}"},
             kind="stat",
         ),
-        Panel(
+        share(
             "KV cache in use",
             "Near 1, requests wait for room, or are taken back and read again.",
             {"{{instance}} {{dp_rank}}": "sglang:token_usage{S}"},
-            "percentunit",
-            most=1.0,
         ),
-        Panel(
+        share(
             "Prompt tokens from the cache",
             "Share that the radix cache knew.",
             {
                 "cached": f"{rate('sglang:realtime_tokens_total', mode='prefill_cache')} / "
                 f"{rate('sglang:realtime_tokens_total', mode='prefill_.*')}"
             },
-            "percentunit",
-            most=1.0,
         ),
         Panel(
             "HTTP answers by status",
@@ -160,26 +161,20 @@ SPECULATION: dict[str, list[Panel]] = {
             "Tokens per request and step, the target's own included: 1 is no speculation at all.",
             {"τ": mean("outrider_accepted_length")},
         ),
-        Panel(
+        share(
             "Acceptance by source",
             "Share of the drafts seen by the target that it accepted.",
             {"{{source}}": ratio("outrider_accepted_position_total", "outrider_verified_position_total", "source")},
-            "percentunit",
-            most=1.0,
         ),
-        Panel(
+        share(
             "Acceptance by sampling",
             "A seed keeps fewer drafts of a sampled answer than chance does.",
             {"{{sampling}}": ratio("outrider_accepted_position_total", "outrider_verified_position_total", "sampling")},
-            "percentunit",
-            most=1.0,
         ),
-        Panel(
+        share(
             "Acceptance by position",
             "Of drafts whose predecessors were accepted.",
             {"{{position}}": ratio("outrider_accepted_position_total", "outrider_verified_position_total", "position")},
-            "percentunit",
-            most=1.0,
         ),
         Panel(
             "Drafter collapsed",
@@ -200,12 +195,10 @@ SPECULATION: dict[str, list[Panel]] = {
                 "wasted": rate("outrider_wasted_tokens_total"),
             },
         ),
-        Panel(
+        share(
             "Steps without the model's drafts",
             "The planner found that they would not pay.",
             {"share": ratio("outrider_undrafted_steps_total", "outrider_decode_steps_total")},
-            "percentunit",
-            most=1.0,
         ),
         Panel(
             "Requests per decode step",
@@ -249,7 +242,7 @@ SPECULATION: dict[str, list[Panel]] = {
             },
             "percentunit",
         ),
-        Panel(
+        share(
             "Accepted, by confidence",
             "Calibrated, each line lies at the middle of its bin.",
             {
@@ -257,15 +250,13 @@ SPECULATION: dict[str, list[Panel]] = {
                     "outrider_calibration_accepted_total", "outrider_calibration_observed_total", "confidence"
                 )
             },
-            "percentunit",
-            most=1.0,
         ),
     ],
 }
 
 SLA: dict[str, list[Panel]] = {
     "Service levels that requests asked for": [
-        Panel(
+        share(
             "Attained",
             "Share of the finished requests with a level that got it.",
             {
@@ -275,8 +266,6 @@ SLA: dict[str, list[Panel]] = {
                     only={"met": "true"},
                 )
             },
-            "percentunit",
-            most=1.0,
         ),
         Panel(
             "Requests with a level",
@@ -294,7 +283,7 @@ SLA: dict[str, list[Panel]] = {
         ),
     ],
     "Objectives of your own": [
-        Panel(
+        share(
             "First token in time",
             "Share of the streams whose first token came within the chosen seconds.",
             {
@@ -305,10 +294,8 @@ SLA: dict[str, list[Panel]] = {
                     is_streaming="true",
                 )
             },
-            "percentunit",
-            most=1.0,
         ),
-        Panel(
+        share(
             "Tokens in time",
             "Share of the answers whose time per output token is within the chosen seconds.",
             {
@@ -318,18 +305,14 @@ SLA: dict[str, list[Panel]] = {
                     only={"le": "$per_token"},
                 )
             },
-            "percentunit",
-            most=1.0,
         ),
-        Panel(
+        share(
             "Requests served",
             "Completed, of those that were not refused as wrong or left by their client.",
             {
                 "served": f"{rate('outrider_request_seconds_count', outcome='completed')} / "
                 f"{rate('outrider_request_seconds_count', outcome='completed|failed|overloaded')}"
             },
-            "percentunit",
-            most=1.0,
         ),
         Panel(
             "Time per output token",
