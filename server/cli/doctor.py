@@ -48,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(args: argparse.Namespace) -> Iterator[Finding]:
-    """From Python up to the profile. Where packages are missing, nothing that needs them is looked at."""
+    """From Python up to the profile, and the plugin, which takes longest.
+
+    Where packages are missing, nothing that needs them is looked at.
+    """
     yield from installation.python()
     device = getattr(args, "device", "auto")
     packages = list(_guarded("packages", lambda: installation.packages(device)))
@@ -56,7 +59,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     if any(finding.status is Status.PROBLEM for finding in packages):
         return
     from outrider.server.cli import serve
-    from outrider.server.doctor import machine, serving
+    from outrider.server.doctor import machine, plugin, serving
 
     for subject, check in (
         ("processors", machine.processors),
@@ -72,11 +75,12 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     except UserError as error:
         yield problem("flags", str(error), "see `outrider serve --help`")
         return
+    loading = plugin.start()
     yield from _guarded("gpu", lambda: machine.gpu(settings))
     if settings.resolved_device == "cpu":
         yield from _guarded("kernels", installation.kernels)
-    yield from _guarded("plugin", installation.plugin)
     yield from _guarded("model", lambda: serving.examine(settings))
+    yield from _guarded("plugin", lambda: plugin.finding(loading))
 
 
 def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

@@ -10,7 +10,6 @@ import os
 import platform
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -88,24 +87,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def plugin() -> Iterator[Finding]:
-    """SGLang finds us by entry points."""
-    from outrider.server.engine.engine import load_plugin
-    from outrider.server.errors import UserError
-
-    os.environ.setdefault("SGLANG_PLUGINS", "outrider")
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of hardware that is not here
-            load_plugin()
-    except UserError as error:
-        remedy = "unset SGLANG_PLUGINS and SGLANG_PLATFORM; then `pip install --no-deps .` again"
-        yield problem("plugin", str(error), remedy)
-    except Exception as error:  # an SGLang that is broken, or another than ours
-        yield problem("plugin", f"SGLang cannot be imported: {' '.join(str(error).split())}", REINSTALL)
-    else:
-        yield ok("plugin", f"loaded by SGLang {_version('sglang')}")
 
 
 def kernels() -> Iterator[Finding]:

@@ -1,0 +1,58 @@
+"""Whether SGLang loads us, asked of a process of its own.
+
+Importing SGLang takes seconds, in which the other checks are made; and one that is broken may crash.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from outrider.server.doctor.finding import Finding, ok, problem
+from outrider.server.doctor.installation import REINSTALL
+from outrider.server.errors import UserError
+
+NOT_LOADED = 3
+"""The process's exit code where SGLang is right and did not load us; its output says why."""
+
+
+def start() -> subprocess.Popen[str]:
+    """Begin; `finding` waits for the end."""
+    command = [sys.executable, "-P", "-m", __name__]  # -P: the folder it is called in holds no packages
+    env = {"SGLANG_PLUGINS": "outrider"} | os.environ
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def finding(process: subprocess.Popen[str]) -> Iterator[Finding]:
+    said, complained = process.communicate()
+    if process.returncode == 0:
+        yield ok("plugin", f"loaded by SGLang {version('sglang')}")
+    elif process.returncode == NOT_LOADED:
+        remedy = "unset SGLANG_PLUGINS and SGLANG_PLATFORM; then `pip install --no-deps .` again"
+        yield problem("plugin", said.strip(), remedy)
+    else:
+        reason = (complained.strip().splitlines() or [""])[-1]
+        if process.returncode < 0:
+            reason = f"ended by {signal.Signals(-process.returncode).name}"
+        yield problem("plugin", f"SGLang cannot be imported: {reason}", REINSTALL)
+
+
+def _load() -> int:
+    from outrider.server.engine.engine import load_plugin
+
+    warnings.simplefilter("ignore")  # of hardware that is not here
+    try:
+        load_plugin()
+    except UserError as error:
+        print(error)
+        return NOT_LOADED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_load())
