@@ -180,6 +180,8 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(settings)
     # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
     listeners = listen.Listeners.open(settings)
+    if listeners.tls is not None:
+        listeners.tls.warn()
     resolved = resolve(settings, _say)
     on_cpu = resolved.settings.resolved_device == "cpu"
     if on_cpu:

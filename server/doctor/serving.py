@@ -19,7 +19,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer
 
 def examine(settings: Settings) -> Iterator[Finding]:
     """From the model on, as long as what the next check needs is right."""
-    yield from address(settings)
+    yield from doors(settings)
     try:
         model = target.find(settings.model)
         quantized.check(settings, model)
@@ -119,19 +119,39 @@ def _why_none_fits(settings: Settings, model: Model) -> str:
     return f"none fits; the nearest, {nearest.name}, has {'; '.join(nearest.fingerprint.differences(here))}"
 
 
-def address(settings: Settings) -> Iterator[Finding]:
-    """Whether a server with these settings could listen, with its keys and certificates, and who could ask it."""
-    from outrider.server.http import listen
+def doors(settings: Settings) -> Iterator[Finding]:
+    """Keys, certificate and address, as far as the settings name them; and who could ask such a server."""
+    from outrider.server.http import keys, listen
+    from outrider.server.http.tls import Tls
 
+    try:
+        if settings.api_keys is not None:
+            yield ok("keys", f"{len(keys.read(settings.api_keys))} in {settings.api_keys}")
+    except UserError as error:
+        yield problem(
+            "keys", str(error), "`outrider key NAME --api-keys FILE` makes keys and the file (docs/secure.md)"
+        )
+        return
+    try:
+        tls = Tls.of(settings)
+    except UserError as error:
+        yield problem("certificate", str(error), "docs/secure.md has commands that make a pair, to try")
+        return
+    if tls is not None:
+        if (refusal := tls.refusal()) is not None:
+            message = f"clients will not take {tls.certificate}: {refusal}"
+            yield warning("certificate", message, "renew it; a running server takes the new one up")
+        else:
+            yield ok("certificate", tls.certificate)
     where = f"{settings.host}:{settings.port}"
     try:
-        doors = listen.Listeners.open(settings)
+        opened = listen.Listeners.open(settings)
     except UserError as error:
-        yield problem("address", str(error), "`ss -ltnp` shows who listens where; see `outrider serve --help`")
+        yield problem("address", str(error), f"`ss -ltnp 'sport = :{settings.port}'` shows who listens there")
         return
-    doors.requests.close()
-    if doors.metrics is not None:
-        doors.metrics.close()
+    opened.requests.close()
+    if opened.metrics is not None:
+        opened.metrics.close()
     if not (settings.api_key or settings.api_keys) and settings.host not in ("127.0.0.1", "::1", "localhost"):
         remedy = "ask for a key: OUTRIDER_API_KEY, or --api-keys (docs/secure.md)"
         yield warning("address", f"{where} is free; whoever reaches it may use it", remedy)

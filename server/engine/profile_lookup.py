@@ -31,7 +31,7 @@ def roots() -> list[Path]:
 
 
 def fingerprint(settings: Settings, model: Model) -> Fingerprint:
-    """Of the engine that these settings start; settings.drafter_path is known (`shipped.with_drafter_path`)."""
+    """Of the engine that these settings start; settings.drafter_path is known (`checkpoints.with_drafter_path`)."""
     on_cpu = settings.resolved_device == "cpu"
     drafter = settings.drafter
     if settings.looks_up:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     except PermissionError:
         raise UserError(f"port {port} needs more rights; choose one from 1024 on with {flag}") from None
     except OSError as error:
-        if error.errno in (98, 48):  # EADDRINUSE on Linux, on BSD and macOS
+        if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} on {host} is in use; choose another with {flag}") from None
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     listener.set_inheritable(False)

@@ -1,4 +1,4 @@
-"""/openapi.json, made from the models that parse requests, and /docs, which shows it without any other host.
+"""/openapi.json, made from the models that parse requests; /docs shows it (`routes/page.py`).
 
 A field is described if it is taken; the bounds are those of the running server.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi_swagger import patch_fastapi
 from pydantic import BaseModel, TypeAdapter
 
 from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
@@ -20,13 +19,7 @@ from outrider.server.http.validation import BIAS_LIMIT, MAX_STOPS, MAX_TOP_LOGPR
 from outrider.server.tune.request import TuneRequest
 
 REF = "#/components/schemas/{model}"
-PATHS = frozenset(
-    {
-        "/openapi.json",
-        "/docs",
-        *(f"/swagger/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")),
-    }
-)
+PATHS = frozenset({"/openapi.json", "/docs"})
 """What is needed to read the description. No browser could send a key for them, and they tell of this version and not
 of who uses this server; the page asks for the key to try a request."""
 NOT_SERVED = (
@@ -75,7 +68,7 @@ def answers(model: type[BaseModel] | None = None, *, kind: str = "", says: str =
 
 
 def install(app: FastAPI, limits: Limits, has_key: bool) -> None:
-    """Add both routes, which need no key (see `PATHS`); has_key: the others do."""
+    """Add the route, which needs no key (see `PATHS`); has_key: the others do."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -86,7 +79,6 @@ def install(app: FastAPI, limits: Limits, has_key: bool) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
     app.openapi_url = "/openapi.json"
     app.setup()
-    patch_fastapi(app, redirect_from_root_to_docs=False)
 
 
 def _document(app: FastAPI, limits: Limits, has_key: bool) -> dict[str, Any]:

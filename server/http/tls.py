@@ -40,6 +40,32 @@ class Tls:
             raise UserError(str(error)) from None
         return tls
 
+    def refusal(self) -> str | None:
+        """Why a client will not take the certificate, whoever it trusts: mostly that it has expired; None if it will.
+
+        The two shake hands in memory.
+        """
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._load(server)
+        client.load_verify_locations(self.certificate)
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # what signed it is not asked for
+        client.check_hostname = False  # nor by what name it is reached
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        asking, answering = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+        for end in (asking, answering, asking):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:  # it is the other's turn
+                continue
+            except ssl.SSLCertVerificationError as error:
+                return error.verify_message
+        return None
+
+    def warn(self) -> None:
+        """Say in the log if clients will refuse it."""
+        if (refusal := self.refusal()) is not None:
+            logger.error("clients will not take the certificate %s: %s", self.certificate, refusal)
+
     def options(self) -> dict[str, Any]:
         """Of `uvicorn.Config`."""
         return {
@@ -65,6 +91,7 @@ class Tls:
                 logger.error("the certificate stays as it was: %s", error)
             else:
                 logger.warning("certificate read again: %s", self.certificate)
+                self.warn()
 
     def _load(self, context: ssl.SSLContext) -> None:
         """Raises ValueError."""
@@ -72,7 +99,10 @@ class Tls:
         try:
             context.load_cert_chain(self.certificate, self.key, lambda: self.password or "")  # never asks a terminal
         except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise ValueError(f"key {key} is not that of certificate {self.certificate}") from None
             hint = "" if self.password else "; OUTRIDER_SSL_KEYFILE_PASSWORD opens one that is encrypted"
+            hint += "" if self.key else "; --ssl-keyfile names a key in a file of its own"
             reason = error.reason or error
             raise ValueError(
                 f"certificate {self.certificate} and key {key} cannot be used: {reason} (both in PEM format{hint})"

@@ -1,4 +1,4 @@
-"""Planners against brute force; the asynchronous planner's past, what it corrects by it, and the curve that it shows."""
+"""Planners against brute force; the asynchronous planner's past, what it corrects by it, and the curve it shows."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""The page at `/`, its files, and the numbers it draws.
+"""The page at `/`, its files and the numbers it draws; and `/docs`, which shows the API.
 
 The page itself holds nothing secret and comes without a key; what it asks for afterwards needs one as ever.
 """
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
+import fastapi_swagger.resources
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
@@ -25,6 +27,11 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+DOCS_HEADERS = HEADERS | {
+    # Swagger UI's stylesheet holds its icons.
+    "Content-Security-Policy": HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
+}
+SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 
 def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> None:
@@ -34,6 +41,9 @@ def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> Non
         for path in FOLDER.rglob("*")
         if path.suffix in TYPES
     }
+    for name in SWAGGER:
+        content = resources.files(fastapi_swagger.resources).joinpath(name).read_bytes()
+        files[f"swagger/{name}"] = content, TYPES[Path(name).suffix]
     about = {
         "model": engine.tokenizer_manager.served_model_name,
         "drafter": settings.drafter,
@@ -41,11 +51,11 @@ def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> Non
         "context_length": engine.context_length,
     }
 
-    def file(name: str) -> Response:
+    def file(name: str, headers: dict[str, str] = HEADERS) -> Response:
         if name not in files:
             raise ApiError(f"there is no page {name!r}", status=404, code="not_found")
         body, media_type = files[name]
-        return Response(body, media_type=media_type, headers=HEADERS)
+        return Response(body, media_type=media_type, headers=headers)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -54,6 +64,10 @@ def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> Non
     @app.get("/page/{name:path}", include_in_schema=False)
     async def page_file(name: str) -> Response:
         return file(name)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return file("docs.html", DOCS_HEADERS)
 
     @app.get("/outrider/live", responses={503: {"description": "it starts, stops or has failed"}})
     async def get_live() -> JSONResponse:

@@ -135,8 +135,8 @@ def test_files_that_do_not_go_together_are_told_before_the_start(tmp_path: Path)
     text = tmp_path / "text"
     text.write_text("not PEM")
     for files, message in (
-        ({"ssl_certfile": crt, "ssl_keyfile": other}, "cannot be used: KEY_VALUES_MISMATCH"),
-        ({"ssl_certfile": crt}, "cannot be used"),
+        ({"ssl_certfile": crt, "ssl_keyfile": other}, "other.key is not that of certificate"),
+        ({"ssl_certfile": crt}, "--ssl-keyfile names a key"),
         ({"ssl_certfile": str(text), "ssl_keyfile": key}, "cannot be used"),
         ({"ssl_certfile": "/no/such/file", "ssl_keyfile": key}, "cannot be read: No such file"),
         ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": str(text)}, "--ssl-ca-certs"),
@@ -146,3 +146,17 @@ def test_files_that_do_not_go_together_are_told_before_the_start(tmp_path: Path)
             Tls.of(Settings(**files))
         assert "\n" not in str(raised.value)
     assert Tls.of(Settings()) is None
+
+
+def test_an_expired_certificate_is_told_before_clients_refuse_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    crt, key = certificate(tmp_path, "server")
+    found = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
+    assert found is not None
+    found.warn()
+    assert caplog.messages == []
+    renew = ["openssl", "x509", "-in", crt, "-signkey", key, "-days", "-1", "-out", crt]
+    subprocess.run(renew, check=True, capture_output=True)
+    found.warn()
+    assert caplog.messages == [f"clients will not take the certificate {crt}: certificate has expired"]
