@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import httpx
 import openai
@@ -60,15 +59,14 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
         return metric(server.url, "outrider_decode_steps_total")
 
     def idle() -> bool:
-        before = steps()
-        time.sleep(2)
-        return steps() == before
+        return httpx.get(server.url + "/outrider/live").json()["requests"] == {"running": 0, "queued": 0}
 
     with httpx.stream("POST", server.url + "/v1/completions", json=request | {"stream": True}, timeout=60) as response:
         lines = response.iter_lines()  # dropping it would end the stream
         next(lines)
         before = steps()
         wait_until(lambda: steps() > before, 30)
+        assert not idle()
     wait_until(idle, 30)
     # A request that is not streamed, too: its client gives up waiting.
     with contextlib.suppress(httpx.ReadTimeout):
