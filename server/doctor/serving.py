@@ -36,7 +36,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     try:
         settings = checkpoints.with_drafter_path(settings, model)
     except UserError as error:
-        yield problem("drafter", str(error), "--drafter ngram needs no training")
+        yield problem("drafter", str(error), "see `outrider serve --help`; --drafter ngram needs no checkpoint")
         return
     drafter = list(_drafter(settings, model))
     yield from drafter
@@ -87,7 +87,8 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         checkpoint.check_target(BlockConfig.read(folder), model.config)
         checkpoint.load(folder)
     except (CheckpointError, SafetensorError, OSError, ValueError) as error:
-        remedy = f"train one: `outrider train {settings.drafter} --target {model.path}`; or --drafter ngram"
+        remedy = f"another --drafter-path (`outrider train {settings.drafter} --target {model.path}` makes one), or "
+        remedy += "--drafter ngram"
         yield problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
     else:
         yield ok("drafter", f"{settings.drafter}, {folder}")
@@ -147,7 +148,8 @@ def doors(settings: Settings) -> Iterator[Finding]:
     try:
         opened = listen.Listeners.open(settings)
     except UserError as error:
-        yield problem("address", str(error), f"`ss -ltnp 'sport = :{settings.port}'` shows who listens there")
+        remedy = "`ss -ltnp` shows who listens where, `ip address` which addresses this machine has"
+        yield problem("address", str(error), remedy)
         return
     opened.requests.close()
     if opened.metrics is not None:

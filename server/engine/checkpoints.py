@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import outrider.drafters
+from outrider.drafters.block.config import BlockConfig, CheckpointError
 from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
@@ -14,7 +15,7 @@ WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
 
 
 def with_drafter_path(settings: Settings, model: Model) -> Settings:
-    """Settings that name the drafter instead of "auto", and its checkpoint where it needs one."""
+    """Settings that name the drafter instead of "auto", and its checkpoint where it needs one; raises UserError."""
     if settings.drafter == "auto" and settings.drafter_path is None:
         settings = replace(settings, drafter="dspark" if settings.model is None else "ngram")
     if settings.drafter not in CHECKPOINT_DRAFTERS:
@@ -30,6 +31,12 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
             f"(outrider train {settings.drafter} --target {model.path} …) and name its folder with --drafter-path, "
             "or use --drafter ngram"
         )
+    try:
+        kind = BlockConfig.read(folder).kind
+    except CheckpointError as error:
+        raise UserError(f"the drafter {folder} cannot be used: {error}") from None
+    if kind != settings.drafter:
+        raise UserError(f"{folder} holds a {kind} drafter; serve it with --drafter {kind}")
     return replace(settings, drafter_path=str(folder))
 
 

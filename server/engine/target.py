@@ -131,16 +131,18 @@ def _safetensors_bytes(path: Path, float_size: int | None) -> int:
             header = json.loads(file.read(header_size))
     except (OSError, ValueError, struct.error):
         raise UserError(f"{path} is not a complete safetensors file; fetch it again") from None
-    total = 0
-    end = 0
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        start, stop = tensor["data_offsets"]
-        end = max(end, stop)
-        stored = FLOAT_TYPES.get(tensor["dtype"])
-        scale = float_size / stored if stored and float_size else 1
-        total += int((stop - start) * scale)
+    total = end = 0
+    try:
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            start, stop = tensor["data_offsets"]
+            end = max(end, stop)
+            stored = FLOAT_TYPES.get(tensor["dtype"])
+            scale = float_size / stored if stored and float_size else 1
+            total += int((stop - start) * scale)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path} is not a safetensors file; fetch it again") from None
     if 8 + header_size + end > path.stat().st_size:
         raise UserError(f"{path} is not a complete safetensors file; fetch it again")
     return total

@@ -52,10 +52,10 @@ ERROR = {
 }
 
 
-def takes(model: type) -> dict[str, Any]:
-    """For a route's `openapi_extra`: its body is this model."""
-    schema = {"$ref": REF.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def takes(model: type, **example: Any) -> dict[str, Any]:
+    """For a route's `openapi_extra`: its body is this model. example: fields of one, which /docs offers to try."""
+    body = {"schema": {"$ref": REF.format(model=model.__name__)}} | ({"example": example} if example else {})
+    return {"requestBody": {"required": True, "content": {"application/json": body}}}
 
 
 def answers(model: type[BaseModel] | None = None, *, kind: str = "", says: str = "") -> dict[int | str, dict[str, Any]]:
@@ -91,8 +91,9 @@ def _document(app: FastAPI, limits: Limits, has_key: bool) -> dict[str, Any]:
     schemas[TuneRequest.__name__] = TypeAdapter(TuneRequest).json_schema() | {"additionalProperties": False}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
+            operation["tags"] = ["OpenAI" if path.startswith("/v1/") else "Outrider"]
             operation["responses"].pop("422", None)  # the framework's, which no route of ours gives
             operation["responses"].setdefault("default", ERROR)
     if has_key:

@@ -103,9 +103,9 @@ class Tls:
                 raise ValueError(f"key {key} is not that of certificate {self.certificate}") from None
             hint = "" if self.password else "; OUTRIDER_SSL_KEYFILE_PASSWORD opens one that is encrypted"
             hint += "" if self.key else "; --ssl-keyfile names a key in a file of its own"
-            reason = error.reason or error
+            reason = f"{error.reason}; " if error.reason else ""
             raise ValueError(
-                f"certificate {self.certificate} and key {key} cannot be used: {reason} (both in PEM format{hint})"
+                f"certificate {self.certificate} and key {key} cannot be used: {reason}both have to be PEM{hint}"
             ) from None
         except OSError as error:
             raise ValueError(

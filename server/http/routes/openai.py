@@ -27,6 +27,8 @@ ELSEWHERE = {
 """Routes of OpenAI's that clients try, with what to do instead."""
 
 EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
+ASKED = "What is the capital of France?"
+"""In examples."""
 
 
 class ModelCard(BaseModel):
@@ -58,7 +60,7 @@ def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits, 
 
     @app.post(
         "/v1/chat/completions",
-        openapi_extra=openapi.takes(ChatRequest),
+        openapi_extra=openapi.takes(ChatRequest, messages=[{"role": "user", "content": ASKED}], max_tokens=32),
         responses=openapi.answers(ChatAnswer, kind="text/event-stream", says=EVENTS),
     )
     async def chat_completions(raw: Request) -> Response:
@@ -66,7 +68,7 @@ def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits, 
 
     @app.post(
         "/v1/completions",
-        openapi_extra=openapi.takes(TextRequest),
+        openapi_extra=openapi.takes(TextRequest, prompt=ASKED, max_tokens=32),
         responses=openapi.answers(TextAnswer, kind="text/event-stream", says=EVENTS),
     )
     async def text_completions(raw: Request) -> Response:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.engine import checkpoints, profile_lookup, target
 from outrider.server.engine.settings import Settings
+from outrider.server.errors import UserError
 
 OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
 
@@ -22,3 +27,15 @@ def test_shipped_profiles_fit_the_default_engine() -> None:
         assert profile.cost().draft_seconds(1) > 0
         assert profile.calibration is not None
         assert CalibrationTable.load(profile.calibration).gamma == profile.fingerprint.gamma
+
+
+def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> None:
+    dspark = checkpoints.WEIGHTS / "smollm2-135m-instruct" / "dspark"
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    for folder, message in (
+        (dspark, "holds a dspark drafter; serve it with --drafter dspark"),
+        (tmp_path, "is not a block drafter"),
+        (tmp_path / "none", "has no config.json"),
+    ):
+        with pytest.raises(UserError, match=message):
+            checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))

@@ -274,3 +274,17 @@ def test_live_numbers(server: Server) -> None:
     curve = now["curve"]
     assert len(curve["tokens"]) == len(curve["throughput"]) > 1
     assert curve["chosen"][1] >= max(curve["throughput"]) - 1e-6
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_api_is_shown_and_can_be_tried(page: Page, server: Server, scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(dict(zip(("width", "height"), SIZES["phone"], strict=True)))
+    page.goto(f"{server.url}/docs")
+    asked = page.locator(".opblock", has_text="/v1/completions")
+    asked.locator(".opblock-summary-control").click()
+    asked.locator(".execute").click()
+    expect(asked.locator(".live-responses-table .response-col_status")).to_contain_text("200", timeout=20_000)
+    assert page.evaluate("document.documentElement.classList.contains('dark-mode')") == (scheme == "dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"][0]
+    assert "unsafe" not in httpx.get(f"{server.url}/docs").headers["content-security-policy"]
