@@ -37,7 +37,7 @@ class Lifecycle:
         self.drain_seconds = drain_seconds
         self.state = State.STARTING
         self.in_flight = 0
-        self.lost = asyncio.Event()  # the engine has died
+        self.ending = asyncio.Event()  # the engine has died, or the server was told to stop
         self._last_served = time.monotonic()
         self._changed = asyncio.Event()  # somebody is served, or the server stops
         self.server: uvicorn.Server | None = None
@@ -109,7 +109,7 @@ class Lifecycle:
             return
         starting = self.state is State.STARTING
         self.state = State.FAILED
-        self.lost.set()
+        self.ending.set()
         if starting:  # whoever starts the server is waiting for an answer of the engine, and gets this one
             self.engine.fail_requests(reason)
             return
@@ -123,6 +123,7 @@ class Lifecycle:
             self.drain_seconds = 0
         elif self.state is not State.FAILED:
             self.state = State.DRAINING
+            self.ending.set()
             self._changed.set()
             self.run(self._drain())
 

@@ -18,7 +18,7 @@ from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.http import keys
-from outrider.server.http.lifecycle import Lifecycle
+from outrider.server.http.lifecycle import Lifecycle, State
 from outrider.server.http.tls import Tls
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def serve(
         nonlocal failure
         try:
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
-            await _unless_lost(lifecycle, before_first())
+            await _until_ending(lifecycle, before_first())
             lifecycle.up()
             lifecycle.run(beside(lifecycle))
             lifecycle.run(access.watch())
@@ -142,15 +142,18 @@ def serve(
     return lifecycle.exit_code
 
 
-async def _unless_lost(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
-    """Wait for `work`, which asks the engine; raises RuntimeError when that has died and answers no more."""
-    working, lost = asyncio.ensure_future(work), asyncio.ensure_future(lifecycle.lost.wait())
-    await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
-    lost.cancel()
-    if not working.done():
-        working.cancel()
+async def _until_ending(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
+    """Wait for `work`, which asks the engine, or give it up when the server is told to stop; raises RuntimeError when
+    the engine has died and answers no more."""
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(lifecycle.ending.wait())
+    await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    if working.done():
+        await working
+        return
+    working.cancel()
+    if lifecycle.state is State.FAILED:
         raise RuntimeError("it died")
-    await working
 
 
 class _Server(uvicorn.Server):

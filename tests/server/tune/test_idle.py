@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.server.http.lifecycle import Lifecycle, State
-from outrider.server.http.listen import _unless_lost
+from outrider.server.http.listen import _until_ending
 from outrider.server.tune.idle import Idle
 
 
@@ -110,11 +110,31 @@ def test_a_measurement_before_the_first_request_ends_with_the_engine() -> None:
 
     async def scenario() -> None:
         server = Lifecycle(SimpleNamespace(dead_processes=list, fail_requests=lambda reason: None), drain_seconds=1.0)
-        measurement = asyncio.ensure_future(_unless_lost(server, asyncio.Event().wait()))
+        measurement = asyncio.ensure_future(_until_ending(server, asyncio.Event().wait()))
         await settle()
         assert not measurement.done()
         server.fail("scheduler died")
         with pytest.raises(RuntimeError, match="died"):
             await asyncio.wait_for(measurement, 5)
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_while_it_measures_at_its_start_ends_that_too() -> None:
+    async def scenario() -> None:
+        server, given_up = Lifecycle(None, drain_seconds=1.0), asyncio.Event()
+
+        async def measure() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+
+        measurement = asyncio.ensure_future(_until_ending(server, measure()))
+        await settle()
+        server._on_stop_signal()
+        await asyncio.wait_for(measurement, 5)
+        await asyncio.wait_for(given_up.wait(), 5)
+        assert server.exit_code == 0
 
     asyncio.run(scenario())
