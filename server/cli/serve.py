@@ -24,6 +24,7 @@ _say = logging.getLogger(SERVER).info
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
     from outrider.server.engine.resolve import Resolved
+    from outrider.server.http.listen import Listeners
     from outrider.server.tune.idle import Traffic
 
 
@@ -186,6 +187,11 @@ def run(args: argparse.Namespace) -> int:
     on_cpu = resolved.settings.resolved_device == "cpu"
     if on_cpu:
         hardware.instruction_set()  # ready before the engine needs them, which would otherwise be in its first request
+    parallel = settings.parallel
+    if parallel.nnodes > 1:
+        _say(f"Node {parallel.node_rank} of {parallel.nnodes}; the nodes meet at {parallel.dist_init_addr}")
+    if not parallel.leads:
+        return _compute_for_another(resolved, listeners)
     engine = engines.start(resolved, settings.resolved_engines)
 
     async def before_first() -> None:
@@ -200,11 +206,29 @@ def run(args: argparse.Namespace) -> int:
     grace = 0.0
     try:
         exit_code = listen.serve(resolved, engine, listeners, before_first, beside)
-        if exit_code == 0 and not on_cpu:
+        if exit_code == 0 and (settings.parallel.nnodes > 1 or not on_cpu):
             grace = engines.EXIT_SECONDS
         return exit_code
     finally:
         engine.stop(grace)
+
+
+def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
+    """Be a node of an engine whose first node takes the requests."""
+    from outrider.server.engine import engine as engines
+    from outrider.server.http import member
+
+    settings = resolved.settings
+    parallel, grace = settings.parallel, 0.0
+    part = engines.join(resolved)
+    try:
+        _say(f"Ready: node {parallel.node_rank} of {parallel.nnodes}; requests go to node 0")
+        exit_code = member.serve(resolved, part, listeners)
+        if exit_code == 0 and not part.dead_processes() and settings.resolved_device == "cuda":
+            grace = engines.EXIT_SECONDS
+        return exit_code
+    finally:
+        part.stop(grace)
 
 
 async def _tune(engine: Engine, resolved: Resolved) -> None:

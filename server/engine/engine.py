@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import logging
 import os
-import signal
 import tempfile
-import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import psutil
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.server.engine import logs, model_modules, several, threads, topology, traces
+from outrider.server.engine.part import Part, kill_children
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
@@ -32,6 +26,7 @@ from outrider.server.errors import UserError
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.parser.template_manager import TemplateManager
+    from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +34,15 @@ logger = logging.getLogger(__name__)
 EXIT_SECONDS = 10.0
 
 
+P = TypeVar("P", bound=Part)
+
+
 class EngineDied(Exception):
     """A process of the engine failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Part):
     """A running engine: SGLang's tokenizer manager here, its scheduler and detokenizer in processes of their own.
 
     Where there are several engines: all of them. max_total_tokens is then that of each.
@@ -52,11 +50,8 @@ class Engine:
 
     tokenizer_manager: TokenizerManager
     template_manager: TemplateManager
-    processes: dict[str, BaseProcess]
     max_total_tokens: int
     context_length: int
-    run_folder: RunFolder
-    report: StartupReport
 
     def begin(self) -> None:
         """Begin to take its answers, on the running event loop; SGLang installs signal handlers with that."""
@@ -64,26 +59,6 @@ class Engine:
 
         self.tokenizer_manager.auto_create_handle_loop()
         self.tokenizer_manager.server_status = ServerStatus.Up
-
-    def dead_processes(self) -> list[str]:
-        return [name for name, process in self.processes.items() if not process.is_alive()]
-
-    async def wait_for_death(self) -> list[str]:
-        """Return as soon as a process has ended, with the names of those that have."""
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        # A sentinel becomes readable when its process ends: no polling.
-        sentinels = [process.sentinel for process in self.processes.values()]
-        for sentinel in sentinels:
-            loop.add_reader(sentinel, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            for sentinel in sentinels:
-                loop.remove_reader(sentinel)
-        while not (names := self.dead_processes()):
-            await asyncio.sleep(0.01)  # its files are closed a moment before its exit code is there
-        return names
 
     def fail_requests(self, message: str) -> None:
         """End every request that is under way with an error, as the scheduler would have ended it."""
@@ -105,15 +80,6 @@ class Engine:
             return
         self.tokenizer_manager._dispatch_to_scheduler(ShutdownReq())
 
-    def stop(self, grace: float) -> None:
-        """Wait for the scheduler to leave, then end what is left; returns when all processes are gone."""
-        deadline = time.monotonic() + grace
-        for name, process in self.processes.items():
-            if name.startswith("scheduler"):
-                process.join(max(0.0, deadline - time.monotonic()))
-        _kill_children()
-        self.run_folder.remove()
-
 
 def start(resolved: Resolved, engines: int = 1) -> Engine:
     """Load the model and start the processes; returns when requests can be sent.
@@ -121,6 +87,15 @@ def start(resolved: Resolved, engines: int = 1) -> Engine:
     engines: how many of the settings' engines; they share this process and the detokenizer. Raises UserError with the
     reason in one line when one cannot start.
     """
+    return _start(resolved, engines, _launch)
+
+
+def join(resolved: Resolved) -> Part:
+    """Start this machine's part of an engine whose first machine is another; returns when all of it is there."""
+    return _start(resolved, 1, _launch_ranks)
+
+
+def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Start], P]) -> P:
     settings = resolved.settings
     run_folder = RunFolder.make()
     try:
@@ -132,45 +107,82 @@ def start(resolved: Resolved, engines: int = 1) -> Engine:
         placements, waiting = [Placement()] * engines, None
         environment: dict[str, str] = {}
         if settings.resolved_device == "cpu":
-            parts = topology.here().split(settings.resolved_engines)[:engines]
+            parts = topology.here().split(settings.schedulers)[: engines * settings.parallel.ranks_here]
             placements = [threads.place(settings.resolved_threads, part, bind=alone) for part in parts]
-            environment = {**placements[0].environment} if engines == 1 else several.environment(parts)
+            environment = {**placements[0].environment} if engines == 1 else {}
+            if engines > 1 or settings.parallel.tp_size > 1:
+                environment |= several.environment(parts)
         if alone:
             environment |= model_modules.environment(resolved.model.config.get("architectures") or ())
         if alone and engines == 1:
             with threads.for_started_processes(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
         load_plugin()
-        return _launch(resolved, run_folder, report, placements, environment, waiting)
+        return launch(resolved, _Start(run_folder, report, placements, environment, waiting, engines))
     except BaseException:
-        _kill_children()
+        kill_children()
         run_folder.remove()
         raise
 
 
-def _launch(
-    resolved: Resolved,
-    run_folder: RunFolder,
-    report: StartupReport,
-    placements: Sequence[Placement],
-    environment: dict[str, str],
-    waiting: WaitingScheduler | None,
-) -> Engine:
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What is there before SGLang starts its processes. environment, waiting: see `launcher.Launcher`."""
+
+    run_folder: RunFolder
+    report: StartupReport
+    placements: Sequence[Placement]
+    environment: dict[str, str]
+    waiting: WaitingScheduler | None
+    engines: int
+
+
+def _launch(resolved: Resolved, begun: _Start) -> Engine:
+    arguments, launched = _launch_processes(resolved, begun)
+    manager, templates, _, scheduler, watchdog, *_ = launched
+    if resolved.settings.otlp_endpoint is not None:
+        traces.begin(arguments)
+    if (reader := getattr(manager, "load_snapshot_reader", None)) is not None:  # older SGLang has none
+        begun.run_folder.take_along(Path(reader.path))
+    # Part.wait_for_death does the watching, at once instead of every second.
+    watchdog.stop()
+    return Engine(
+        processes=dict(zip(watchdog._names, watchdog._processes, strict=True)),
+        run_folder=begun.run_folder,
+        report=begun.report,
+        tokenizer_manager=manager,
+        template_manager=templates,
+        max_total_tokens=int(scheduler.scheduler_infos[0]["max_total_num_tokens"]),
+        context_length=int(manager.context_len),
+    )
+
+
+def _launch_ranks(resolved: Resolved, begun: _Start) -> Part:
+    from outrider.server.engine.launcher import Launcher
+
+    _launch_processes(resolved, begun)
+    begun.report.started()
+    processes = {f"scheduler_{i}": process for i, process in enumerate(Launcher.schedulers)}
+    return Part(processes=processes, run_folder=begun.run_folder, report=begun.report)
+
+
+def _launch_processes(resolved: Resolved, begun: _Start) -> tuple[ServerArgs, tuple[Any, ...]]:
+    """SGLang's settings, and what its launcher returns; raises UserError with the reason in one line."""
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
     from outrider.server.engine import sglang_args
     from outrider.server.engine.launcher import Launcher
 
-    settings = resolved.settings
+    settings, report = resolved.settings, begun.report
     verbose = settings.log_level == "debug"
-    ours = (report, placements, os.getpid(), verbose)
-    Launcher.waiting, Launcher.environment = waiting, environment
+    ours = (report, begun.placements, os.getpid(), verbose)
+    Launcher.waiting, Launcher.environment = begun.waiting, begun.environment
     Launcher.controller = functools.partial(several.run_controller, *ours)
-    arguments = sglang_args.build(settings, resolved.model, resolved.memory, len(placements))
+    arguments = sglang_args.build(settings, resolved.model, resolved.memory, begun.engines)
     arguments.custom_sigquit_handler = _on_sigquit
-    tempfile.tempdir = str(run_folder.path)  # where SGLang puts the sockets between its processes
+    tempfile.tempdir = str(begun.run_folder.path)  # where SGLang puts the sockets between its processes
     try:
-        manager, templates, _, scheduler, watchdog, *_ = Launcher._launch_subprocesses(
+        return arguments, Launcher._launch_subprocesses(
             arguments,
             init_tokenizer_manager,
             functools.partial(run_scheduler, *ours),
@@ -185,21 +197,6 @@ def _launch(
     finally:
         tempfile.tempdir = None
         logs.configure(settings)  # SGLang has set the level of all loggers to its own
-    if settings.otlp_endpoint is not None:
-        traces.begin(arguments)
-    if (reader := getattr(manager, "load_snapshot_reader", None)) is not None:  # older SGLang has none
-        run_folder.take_along(Path(reader.path))
-    # Engine.wait_for_death does the watching, at once instead of every second.
-    watchdog.stop()
-    return Engine(
-        tokenizer_manager=manager,
-        template_manager=templates,
-        processes=dict(zip(watchdog._names, watchdog._processes, strict=True)),
-        max_total_tokens=int(scheduler.scheduler_infos[0]["max_total_num_tokens"]),
-        context_length=int(manager.context_len),
-        run_folder=run_folder,
-        report=report,
-    )
 
 
 def _set_environment(settings: Settings, run_dir: Path) -> None:
@@ -207,11 +204,15 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
     # The entry points' names, so that another plugin on this machine is not loaded by accident.
     os.environ.setdefault("SGLANG_PLUGINS", "outrider")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # torch's rendezvous would otherwise be a TCP server without a password, open on every network interface.
-    os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{run_dir}/rendezvous")
-    if not any(flag.startswith("--nnodes") for flag in settings.sglang_flags):
-        # torch's collectives listen too, on the address of this machine's name, which others may reach.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if settings.parallel.nnodes == 1:
+        # torch's rendezvous would otherwise be a TCP server without a password, open on every network interface.
+        os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{run_dir}/rendezvous")
+    # torch's collectives listen too, by default on the address of this machine's name.
+    interface = "lo" if settings.parallel.nnodes == 1 else settings.parallel.interface()
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if not settings.parallel.leads:
+        os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # SGLang would watch them itself, and never return
     metrics = run_dir / "metrics"
     metrics.mkdir()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
@@ -264,12 +265,3 @@ def _quieten(settings: Settings) -> None:
 def _on_sigquit(signum: int, frame: object) -> None:
     # Sent by a process that failed during the start. Raised in the main thread, which waits for that process.
     raise EngineDied("a process of the engine failed")
-
-
-def _kill_children() -> None:
-    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # a process of the engine may send it as its sibling dies
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=20)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from sglang.srt.entrypoints import engine
@@ -16,12 +17,13 @@ class Launcher(engine.Engine):
     """Starts processes that leave signals to us, and uses the scheduler that is already waiting, if there is one.
 
     environment: of the scheduler's process, beyond this one's. controller: target of the process that starts schedulers
-    where there are several engines.
+    where there are several engines. schedulers: the processes that were started, or their controller.
     """
 
     waiting: ClassVar[WaitingScheduler | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
     controller: ClassVar[Callable[..., None]] = engine.run_data_parallel_controller_process
+    schedulers: ClassVar[Sequence[BaseProcess]] = ()
 
     @classmethod
     def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
@@ -31,7 +33,8 @@ class Launcher(engine.Engine):
             if cls.waiting is not None:
                 engine.mp = cls.waiting  # see prestart.py
             with signals_blocked(), threads.for_started_processes(cls.environment):
-                return super()._launch_scheduler_processes(*args, **kwargs)
+                result, Launcher.schedulers = super()._launch_scheduler_processes(*args, **kwargs)
+                return result, Launcher.schedulers
         finally:
             engine.mp, engine.run_data_parallel_controller_process = multiprocessing, controller
 

@@ -14,6 +14,8 @@ from outrider.server.errors import UserError
 
 # Python with torch and SGLang loaded, in three processes, and activations of a prefill chunk.
 PROCESS_BYTES = int(1.8 * 2**30)
+# Of each further rank of an engine.
+RANK_BYTES = PROCESS_BYTES // 3
 # The KV cache a CPU server gives itself unless told: enough for many conversations, quick to allocate.
 DEFAULT_KV_BYTES = 2 * 2**30
 # Of what is free, the share that a KV cache nobody asked for may take.
@@ -45,9 +47,12 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
         return _plan_gpu(settings, model)
     float_size = 4 if settings.resolved_dtype == "float32" else 2
     free = hardware.available_memory() // settings.resolved_engines
-    weights = target.weight_bytes(model, float_size, in_blocks=settings.quantization == "none" and native.available())
-    per_token = kv_bytes_per_token(model.config, float_size)
-    room = free - weights - PROCESS_BYTES
+    parallel = settings.parallel  # of weights and cache, each node has its part
+    in_blocks = settings.quantization == "none" and native.available() and parallel.tp_size == 1
+    weights = target.weight_bytes(model, float_size, in_blocks) // parallel.nnodes
+    per_token = kv_bytes_per_token(model.config, float_size) // parallel.nnodes
+    processes = PROCESS_BYTES + RANK_BYTES * (parallel.ranks_here - 1)
+    room = free - weights - processes
     if settings.max_total_tokens is not None:
         tokens = settings.max_total_tokens
     elif per_token == 0:
@@ -60,7 +65,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
         tokens = max(tokens, SMALLEST_KV)
         raise UserError(
             f"too little memory for {model.name}: weights {_gib(weights)}, KV cache of {tokens} tokens "
-            f"{_gib(tokens * per_token)}, processes {_gib(PROCESS_BYTES)}; {_gib(free)} are free"
+            f"{_gib(tokens * per_token)}, processes {_gib(processes)}; {_gib(free)} are free"
             + ("; lower --max-total-tokens" if settings.max_total_tokens else "")
         )
     return MemoryPlan(tokens)

@@ -48,7 +48,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
         gamma=settings.gamma,
         drafter_checkpoint=folder_digest(settings.drafter_path) if settings.drafter_path else "",
         dtype=dtype,
-        attention_backend=" ".join(["flat" if on_cpu else "default", *settings.sglang_flags]),
+        attention_backend=" ".join(["flat" if on_cpu else "default", *settings.parallel.step_flags]),
         instruction_set=hardware.instruction_set() if on_cpu else "",
         sglang=package_version("sglang"),
         step_revision=STEP_REVISION,

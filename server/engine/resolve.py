@@ -41,6 +41,8 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
     """
     settings, model, plan = _without_profile(settings)
     say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), drafter {settings.drafter}")
+    if not settings.parallel.leads:  # the first node plans
+        return Resolved(settings, model, plan, unmeasured=False)
     settings, unmeasured = profile_lookup.with_profile(settings, model)
     return Resolved(settings, model, plan, unmeasured)
 
@@ -54,5 +56,6 @@ def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
 def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
     quantized.check(settings, model)
+    target.check_heads(model, settings.parallel.tp_size)
     settings = checkpoints.with_drafter_path(settings, model)
     return settings, model, memory.plan(settings, model)

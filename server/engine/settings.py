@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
 from outrider.server.engine import hardware, threads, topology, traces
+from outrider.server.engine.parallel import Parallel
 from outrider.server.engine.topology import Topology
 from outrider.server.errors import UserError
 from outrider.server.plugin.config import PluginConfig
@@ -43,7 +44,7 @@ class Settings:
     tune: without a profile that fits, measure a quick one at start.
     max_total_tokens: tokens of the KV cache, all requests together.
     engines: that share the machine and one HTTP process; None is one per NUMA node of a CPU.
-    threads: that an engine computes with, on a CPU.
+    threads: that an engine, or each of its ranks, computes with, on a CPU.
     api_key: an administrator's. api_keys: a file of them, see `server/http/keys.py`.
     ssl_certfile, ssl_keyfile, ssl_ca_certs: TLS, as uvicorn has it; the last asks clients for a certificate.
     metrics_port: serves /metrics instead of port, at metrics_host (None: host).
@@ -140,6 +141,7 @@ class Settings:
         if self.engines is not None:
             most = hardware.gpu_count() if self.resolved_device == "cuda" else len(topology.here().cores)
             self._require_between("engines", 1, most)
+        self._check_ranks()
         if self.threads is not None and self.resolved_device == "cpu":
             self._require_between("threads", 1, min(len(part.cpus) for part in self._parts))
         if self.api_key is not None and not self.api_key.strip():
@@ -157,6 +159,20 @@ class Settings:
             raise UserError(
                 f"--quantization {self.quantization} is made for CPUs; on a GPU give SGLang's own after --, "
                 "like -- --quantization fp8"
+            )
+
+    def _check_ranks(self) -> None:
+        parallel = self.parallel
+        if self.resolved_engines > 1 and parallel.nnodes > 1:
+            raise UserError("--engines share one machine, --nnodes spread an engine over several; use one of them")
+        if self.resolved_device == "cuda" or parallel.tp_size == 1:
+            return
+        if self.resolved_engines > 1:
+            raise UserError("on a CPU, --engines and --tp-size both divide its cores; use one of them")
+        if parallel.ranks_here > (cores := len(topology.here().cores)):
+            raise UserError(
+                f"--tp-size {parallel.tp_size} puts {parallel.ranks_here} ranks on this machine, which has "
+                f"{cores} cores for them; each needs one of its own"
             )
 
     def _require_one_of(self, name: str, allowed: tuple[str, ...]) -> None:
@@ -188,12 +204,22 @@ class Settings:
         return 1 if self.resolved_device == "cuda" or self.sglang_flags else topology.here().nodes
 
     @property
+    def parallel(self) -> Parallel:
+        """How an engine is spread over ranks and machines; raises UserError for flags that cannot be."""
+        return Parallel.of(self.sglang_flags)
+
+    @property
     def _parts(self) -> tuple[Topology, ...]:
-        return topology.here().split(self.resolved_engines)
+        return topology.here().split(self.schedulers)
+
+    @property
+    def schedulers(self) -> int:
+        """Processes on this machine that compute: ranks of all engines."""
+        return self.resolved_engines * self.parallel.ranks_here
 
     @property
     def resolved_threads(self) -> int:
-        """That an engine computes with; 0 on a GPU."""
+        """That an engine computes with, or each of its ranks; 0 on a GPU."""
         if self.resolved_device == "cuda":
             return 0
         return self.threads or min(threads.default(part) for part in self._parts)

@@ -30,7 +30,8 @@ WATCHDOG_SECONDS = 1.0
 
 
 def environment(parts: Sequence[Topology]) -> dict[str, str]:
-    """Of the schedulers on these parts of a CPU. SGLang refuses more engines than NUMA nodes without it."""
+    """Of the schedulers on these parts of a CPU: engines, or ranks of one. SGLang refuses more than NUMA nodes without
+    it."""
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part.cpus)) for part in parts)}
 
 

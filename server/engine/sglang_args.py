@@ -48,11 +48,12 @@ OURS = {
     "speculative_algorithm": "--drafter",
     "speculative_num_draft_tokens": "--gamma",
 }
-# Flags of SGLang whose feature lives in SGLang's own HTTP server, which is not running here.
+# Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
 NOT_HERE = {
     "tokenizer_worker_num": "one tokenizer process",
-    "nnodes": "one machine",
-    "node_rank": "one machine",
+    "enable_dp_attention": "all ranks verify the same drafts, whose lengths the first one decides; "
+    "--engines N gives engines that share nothing",
+    "pp_size": "a step is planned as one forward of all layers; --tp-size spreads every layer instead",
     "grpc_port": "HTTP only",
     "grpc_mode": "HTTP only",
     "smg_grpc_mode": "HTTP only",

@@ -106,6 +106,25 @@ def plain_folder(wanted: str | None) -> str:
     return str(gguf_model.unpack(model.folder)) if model.folder and is_prepared(model.folder) else model.path
 
 
+def check_heads(model: Model, ranks: int) -> None:
+    """Raise UserError where so many tensor-parallel ranks cannot share the model's attention heads."""
+    heads = model.config.get("num_attention_heads")
+    if ranks == 1 or not heads:
+        return
+    kv_heads = model.config.get("num_key_value_heads") or heads
+
+    def share(count: int) -> bool:
+        """Each has as many heads as any other; one of keys and values may be there several times."""
+        return heads % count == 0 and (kv_heads % count == 0 or count % kv_heads == 0)
+
+    if not share(ranks):
+        possible = ", ".join(str(count) for count in range(1, heads + 1) if share(count))
+        raise UserError(
+            f"{model.name} has {heads} attention heads and {kv_heads} of keys and values, which --tp-size {ranks} "
+            f"ranks cannot share evenly; possible are {possible}"
+        )
+
+
 def weight_bytes(model: Model, float_size: int | None, in_blocks: bool = False) -> int:
     """Bytes of the weights once loaded; 0 where that cannot be told beforehand.
 

@@ -9,7 +9,9 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from outrider.server.engine.engine import Engine
+from outrider.server.engine.part import Part
 from outrider.server.engine.resolve import Resolved
+from outrider.server.engine.settings import Settings
 from outrider.server.http import errors, openapi
 from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
@@ -22,13 +24,15 @@ from outrider.server.http.routes import health, openai, page, tune
 from outrider.server.http.validation import Limits
 from outrider.server.http.watch import Watch, name_requests_in_logs
 
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
 
 def build(
     resolved: Resolved,
     engine: Engine,
     lifecycle: Lifecycle,
     access: Access,
-    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    lifespan: Lifespan,
 ) -> Watch:
     """lifespan is entered before the first request is taken, and left after the last."""
     settings, manager = resolved.settings, engine.tokenizer_manager
@@ -52,13 +56,21 @@ def build(
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, has_key=not access.open)
     app.add_middleware(Gate, access=access, lifecycle=lifecycle)
-    about = {"version": version("outrider"), "model": limits.model, "device": settings.resolved_device}
-    about |= {"drafter": settings.drafter, "planner": settings.planner, "engines": str(settings.resolved_engines)}
     name_requests_in_logs()
-    return Watch(app, HttpMetrics(about), log=settings.log_requests != "none")
+    return Watch(app, HttpMetrics(about(settings, limits.model)), log=settings.log_requests != "none")
 
 
-def build_for_metrics(engine: Engine, lifecycle: Lifecycle) -> FastAPI:
+def about(settings: Settings, model: str) -> dict[str, str]:
+    """Labels of `outrider_info`."""
+    about = {"version": version("outrider"), "model": model, "device": settings.resolved_device}
+    return about | {
+        "drafter": settings.drafter,
+        "planner": settings.planner,
+        "engines": str(settings.resolved_engines),
+    }
+
+
+def build_for_metrics(engine: Part, lifecycle: Lifecycle) -> FastAPI:
     """What a port of its own for metrics answers: they, and probes. It asks for no key."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     errors.install(app)

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from outrider.server.engine.engine import Engine
+from outrider.server.engine.part import Part
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class State(Enum):
 class Lifecycle:
     """One server's life: STARTING, then UP, then DRAINING or FAILED."""
 
-    def __init__(self, engine: Engine, drain_seconds: float) -> None:
+    def __init__(self, engine: Part, drain_seconds: float) -> None:
         self.engine = engine
         self.drain_seconds = drain_seconds
         self.state = State.STARTING

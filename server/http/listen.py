@@ -113,7 +113,7 @@ def serve(
         lifecycle.end()
         metrics.should_exit = True
 
-    metrics = _Server(
+    metrics = Server(
         uvicorn.Config(
             app.build_for_metrics(engine, lifecycle),
             log_config=None,
@@ -122,7 +122,7 @@ def serve(
             server_header=False,
         )
     )
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             app.build(resolved, engine, lifecycle, access, lifespan),
             log_config=None,  # the log is that of all other parts
@@ -156,7 +156,7 @@ async def _until_ending(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
         raise RuntimeError("it died")
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         # Signals are the lifecycle's: uvicorn would stop listening at once, and refuse connections while draining.

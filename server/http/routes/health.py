@@ -7,12 +7,12 @@ import asyncio
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from outrider.server.engine.engine import Engine
+from outrider.server.engine.part import Part
 from outrider.server.http import metrics, openapi
 from outrider.server.http.lifecycle import Lifecycle
 
 
-def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle) -> None:
+def install(app: FastAPI, engine: Part, lifecycle: Lifecycle) -> None:
     """Add the routes. None of them asks the engine for anything that takes its time."""
 
     @app.get("/health", responses={503: {"description": "a process of the engine has died"}})

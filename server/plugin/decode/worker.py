@@ -29,6 +29,7 @@ from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, h
 from outrider.server.plugin.decode.logprobs import write_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
+from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten
@@ -61,12 +62,19 @@ class SpeculativeWorker(BaseSpecWorker):
         return None  # SGLang asks for a model runner of its own kind; our drafters are not one
 
     def alloc_memory_pool(self, **_: Any) -> None:
-        from outrider.server.plugin.loading.drafter import load_drafter
-
         runner = self._target_worker.model_runner
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         slots = runner.token_to_kv_pool.size + runner.token_to_kv_pool.page_size  # slot 0.. of the padding page
         self.device = runner.device
+        self.ranks = Ranks(runner.tp_group, self.device)
+        self._set_up(runner, slots)
+        if torch.device(self.device).type == "cpu":
+            give_back_free_memory()
+
+    def _set_up(self, runner: Any, slots: int) -> None:
+        """What is needed to draft, plan and draw, for so many KV slots."""
+        from outrider.server.plugin.loading.drafter import load_drafter
+
         self.history = SlotTokens(slots, self.device)
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
         self.planning = Planning(
@@ -79,8 +87,6 @@ class SpeculativeWorker(BaseSpecWorker):
         self.drafter: Drafter | None = load_drafter(self.config, runner)
         if self.drafter is not None:
             self.drafter.allocate(slots)
-        if torch.device(self.device).type == "cpu":
-            give_back_free_memory()
 
     def forward_batch_generation(
         self,
@@ -128,16 +134,29 @@ class SpeculativeWorker(BaseSpecWorker):
         logits_output = result.logits_output
         self._observe(logits_output.hidden_states, input_ids, positions, slots)
         if batch.is_prefill_only:
-            result.next_token_ids = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
+            tokens = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
         else:
-            result.next_token_ids = self._first_tokens(batch, logits_output, seq_lens)
+            tokens = self._first_tokens(batch, logits_output, seq_lens)
+            self.ranks.tell(tokens)
         if self._captures_hidden:
             logits_output.hidden_states = None
         traced = self.requests.traced[batch.req_pool_indices_cpu.numpy()]
         if np.count_nonzero(traced):
             StepTrace.of_first_tokens(traced, self.device).attach(result)
+        return self._prefilled(batch, result, tokens, on_publish)
+
+    def _prefilled(
+        self,
+        batch: Any,
+        result: GenerationBatchResult,
+        tokens: torch.Tensor,
+        on_publish: Callable[[torch.Tensor], None] | None,
+    ) -> GenerationBatchResult:
+        """A prefill's result with the first tokens [R]."""
+        seq_lens = batch.seq_lens
         if on_publish is not None:
             on_publish(seq_lens)
+        result.next_token_ids = tokens
         result.new_seq_lens = seq_lens
         result.next_draft_input = StepState(result.next_token_ids, seq_lens)
         result.speculative_num_draft_tokens = self.width
@@ -178,6 +197,7 @@ class SpeculativeWorker(BaseSpecWorker):
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
+        self.ranks.tell(draft.tokens, verify_lens)
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = verified.logits_output
@@ -197,6 +217,7 @@ class SpeculativeWorker(BaseSpecWorker):
         accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
         if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
             accept_lens = accept_lens.masked_fill(torch.from_numpy(step.entries.padded).to(self.device), 1)
+        self.ranks.tell(tokens, accept_lens)
         self._commit(flat, accept_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
@@ -204,11 +225,27 @@ class SpeculativeWorker(BaseSpecWorker):
         if batch.return_logprob:
             self._write_logprobs(batch, logits_output, flat, tokens)
         self.planning.finish(admission, accept_lens)
+        result = self._decoded(batch, verified, verify_lens, tokens, accept_lens, new_seq_lens)
+        traced = self.requests.traced[step.view.rows]
+        if np.count_nonzero(traced):
+            StepTrace.of_step(traced, admission, accept_lens).attach(result)
+        return result
+
+    def _decoded(
+        self,
+        batch: Any,
+        verified: GenerationBatchResult,
+        verify_lens: torch.Tensor,
+        tokens: torch.Tensor,
+        accept_lens: torch.Tensor,
+        new_seq_lens: torch.Tensor,
+    ) -> GenerationBatchResult:
+        """A decode step's result: tokens [R, gamma+1], of which the first accept_lens [R] count."""
         batch.forward_mode = ForwardMode.DECODE
         bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
         result_type = HostResult if tokens.is_cpu else GenerationBatchResult
         result = result_type(
-            logits_output=logits_output,
+            logits_output=verified.logits_output,
             next_token_ids=tokens.flatten(),
             accept_lens=accept_lens.to(torch.int32),
             new_seq_lens=new_seq_lens,
@@ -217,9 +254,6 @@ class SpeculativeWorker(BaseSpecWorker):
             speculative_num_draft_tokens=self.width,
         )
         result.cap_lens = verify_lens + 1  # what SGLang counts as rows of a request's verification
-        traced = self.requests.traced[step.view.rows]
-        if np.count_nonzero(traced):
-            StepTrace.of_step(traced, admission, accept_lens).attach(result)
         return result
 
     def _draft(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from outrider.kernels.ragged import write_page_table
-from outrider.server.plugin import control
+from outrider.server.plugin import agreement, control
 from outrider.server.plugin.hooks import lean_step, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
@@ -22,6 +23,7 @@ def register() -> None:
     step_profiler.install_if_asked()
     _register_algorithm()
     control.register()
+    agreement.register()
     _bridge_older_sglang()
     _load_one_tokenizer()
     _register_gguf_loader()
@@ -29,6 +31,7 @@ def register() -> None:
         _register_cpu_attention()
         lean_step.register()
         _replace_triton_helpers()
+        _compile_no_embedding()
         _register_cpu_kernels()
 
 
@@ -39,9 +42,12 @@ def _register_algorithm() -> None:
 
     @SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=OutriderAlgorithm)
     def worker_class(server_args: Any) -> type:
+        from sglang.srt.runtime_context import get_parallel
+
+        from outrider.server.plugin.decode.follower import Follower
         from outrider.server.plugin.decode.worker import SpeculativeWorker
 
-        return SpeculativeWorker
+        return Follower if get_parallel().tp_rank else SpeculativeWorker
 
 
 def _bridge_older_sglang() -> None:
@@ -118,6 +124,18 @@ def _replace_triton_helpers() -> None:
         "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
         _assign_req_to_token_pool,
         HookType.REPLACE,
+    )
+
+
+def _compile_no_embedding() -> None:
+    """SGLang has torch compile what a rank does with tokens of other ranks' vocabulary: half a minute, for a few
+    comparisons of a few tokens."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.layers.vocab_parallel_embedding.get_masked_input_and_mask",
+        lambda original, *args: inspect.unwrap(original)(*args),
+        HookType.AROUND,
     )
 
 

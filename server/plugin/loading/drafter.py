@@ -17,7 +17,7 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
     """
     if config.drafter == "off":
         return None
-    target = loaded_target(runner)
+    target = loaded_target(runner, whole_weights(config, runner))
     if registry.find(config.drafter).needs_hidden_states and target.capture_layers is None:
         raise ValueError(
             f"SGLang gives no hidden states of {type(runner.model).__name__} to drafters; use --drafter ngram or off"
@@ -27,20 +27,41 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
     )
 
 
-def loaded_target(runner: Any) -> Target:
-    """What drafters may know of the model in SGLang's model runner."""
+def loaded_target(runner: Any, whole: tuple[Rows, Rows] | None) -> Target:
+    """What drafters may know of the model in SGLang's model runner. whole: see `whole_weights`."""
     model, config = runner.model, runner.model_config.hf_text_config
-
-    def weights() -> tuple[Rows, Rows]:
-        return _rows(model.model.embed_tokens, config.vocab_size), _rows(model.lm_head, config.vocab_size)
-
     return Target(
         config=config,
-        weights=weights,
+        weights=lambda: whole or _weights(runner),
         dtype=runner.dtype,
         device=runner.device,
         capture_layers=getattr(model, "set_dflash_layers_to_capture", None),
     )
+
+
+def whole_weights(config: PluginConfig, runner: Any) -> tuple[Rows, Rows] | None:
+    """Embedding and head, put together from the parts of the vocabulary that tensor-parallel ranks have, on the first
+    of them. All ranks call it. None on the others, on one rank alone, and where no drafter reads them."""
+    group, reads = runner.tp_group, config.drafter != "off" and registry.find(config.drafter).needs_checkpoint
+    if group.world_size == 1 or not reads:
+        return None
+    parts, count = _layers(runner), runner.model_config.hf_text_config.vocab_size
+    once = parts[:1] if parts[0] is parts[1] else parts
+    gathered = [group.gather(part.weight.data, dst=0, dim=0) for part in once]
+    if group.rank_in_group != 0:
+        return None
+    embedding, head = gathered[0][:count], gathered[-1][:count]
+    return embedding, head
+
+
+def _weights(runner: Any) -> tuple[Rows, Rows]:
+    count = runner.model_config.hf_text_config.vocab_size
+    embedding, head = _layers(runner)
+    return _rows(embedding, count), _rows(head, count)
+
+
+def _layers(runner: Any) -> tuple[Any, Any]:
+    return runner.model.model.embed_tokens, runner.model.lm_head
 
 
 def _rows(layer: Any, count: int) -> Rows:

@@ -1,0 +1,118 @@
+"""Over how many ranks, on which machines, a model is spread: SGLang's own flags, known before SGLang is loaded.
+
+SGLang calls a machine a node. Each node is started with the same flags but for its `--node-rank`; the first takes the
+requests, and its first rank decides what all of them compute (`plugin/decode/ranks.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import psutil
+
+from outrider.server.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """tp_size: tensor-parallel ranks of an engine, on all nodes together. node_rank: this node's number.
+
+    dist_init_addr: HOST:PORT at which the nodes find each other, an address of node 0.
+    others: the flags that say something else.
+    """
+
+    tp_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    dist_init_addr: str | None = None
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, flags: Sequence[str]) -> Parallel:
+        """Read them among SGLang's flags; raises UserError for what cannot be."""
+        known, others = _PARSER.parse_known_args(list(flags))
+        found = cls(**vars(known), others=tuple(others))
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if self.tp_size < 1:
+            raise UserError(f"--tp-size is a number from 1, not {self.tp_size}")
+        if self.nnodes < 1:
+            raise UserError(f"--nnodes is a number from 1, not {self.nnodes}")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise UserError(f"--node-rank is a number from 0 to --nnodes - 1 = {self.nnodes - 1}, not {self.node_rank}")
+        if self.tp_size % self.nnodes:
+            raise UserError(
+                f"--tp-size {self.tp_size} ranks cannot be spread evenly over --nnodes {self.nnodes}; "
+                "a node has as many as any other, and at least one"
+            )
+        if self.nnodes > 1 and self.dist_init_addr is None:
+            raise UserError(
+                f"--nnodes {self.nnodes} needs --dist-init-addr HOST:PORT: an address of node 0 that all nodes reach, "
+                "and a free port there"
+            )
+        if self.dist_init_addr is not None:
+            self.address  # noqa: B018  raises
+
+    @property
+    def ranks_here(self) -> int:
+        """Of each engine, on this node."""
+        return self.tp_size // self.nnodes
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node takes the requests."""
+        return self.node_rank == 0
+
+    @property
+    def step_flags(self) -> tuple[str, ...]:
+        """All flags that a step's time depends on: not where the nodes are."""
+        sizes = (("--tp-size", self.tp_size), ("--nnodes", self.nnodes))
+        return (*self.others, *(word for flag, size in sizes if size > 1 for word in (flag, str(size))))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of `dist_init_addr`; raises UserError for what is none."""
+        host, _, port = (self.dist_init_addr or "").rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+            raise UserError(f"--dist-init-addr is HOST:PORT, like 192.168.0.2:25000, not {self.dist_init_addr!r}")
+        return host, int(port)
+
+    def interface(self) -> str | None:
+        """Name of this machine's network interface that leads to node 0; None where that cannot be told."""
+        try:
+            family, kind, _, _, target = socket.getaddrinfo(*self.address, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)  # sends nothing
+                own = probe.getsockname()[0]
+        except OSError:
+            return None
+        return interface_of(own, psutil.net_if_addrs())
+
+
+def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
+    """interfaces: as psutil gives them."""
+    return next((name for name, found in interfaces.items() if any(a.address == address for a in found)), None)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"among the flags for SGLang: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="SGLang", add_help=False, allow_abbrev=False)
+    parser.add_argument("--tp-size", "--tensor-parallel-size", dest="tp_size", type=int, default=1)
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--dist-init-addr", "--nccl-init-addr", dest="dist_init_addr")
+    return parser
+
+
+_PARSER = _parser()

@@ -1,0 +1,97 @@
+"""What a machine answers that computes a part of a model whose requests another takes: probes and metrics.
+
+Its processes compute what the first node's say, and end when those do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from outrider.server.engine.part import Part
+from outrider.server.engine.resolve import Resolved
+from outrider.server.http import app as whole
+from outrider.server.http import errors
+from outrider.server.http.access import Access
+from outrider.server.http.errors import ApiError
+from outrider.server.http.gate import Gate
+from outrider.server.http.lifecycle import Lifecycle, State
+from outrider.server.http.listen import Listeners, Server
+from outrider.server.http.metrics import HttpMetrics
+from outrider.server.http.routes import health
+from outrider.server.http.watch import Watch, name_requests_in_logs
+
+logger = logging.getLogger(__name__)
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class Membership(Lifecycle):
+    """The first node ends an engine on all of them: one that is to stop waits for that, `drain_seconds` at most."""
+
+    async def _drain(self) -> None:
+        logger.warning("stopping with node 0, in %g s at the latest", self.drain_seconds)
+        begun = time.monotonic()
+        while not self.engine.dead_processes() and time.monotonic() - begun < self.drain_seconds:
+            await asyncio.sleep(0.05)
+        self._stop_http()
+
+    async def _watch(self) -> None:
+        names = await self.engine.wait_for_death()
+        if self.state is State.UP and not self.engine.ended_well():
+            self.fail(f"{' and '.join(names)} died: another node is gone, or this one failed")
+        elif self.state is State.UP:
+            logger.warning("node 0 has ended; stopping")
+            self.state = State.DRAINING
+            self._stop_http()
+
+
+def serve(resolved: Resolved, part: Part, listeners: Listeners) -> int:
+    """Answer probes until a signal, until the first node ends, or until a process dies; returns the exit code."""
+    settings = resolved.settings
+    access = Access(settings.api_key, settings.api_keys)
+    life = Membership(part, settings.drain_seconds)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        life.begin()
+        life.up()
+        life.run(access.watch())
+        if listeners.metrics is not None:
+            life.run(metrics.serve([listeners.metrics]))
+        yield
+        life.end()
+        metrics.should_exit = True
+
+    plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "log_level": "error"}
+    tls = listeners.tls.options() if listeners.tls is not None else {}
+    metrics = Server(uvicorn.Config(whole.build_for_metrics(part, life), **plain))
+    server = Server(uvicorn.Config(_build(resolved, part, life, access, lifespan), **plain, **tls))
+    life.server = server
+    server.run(sockets=[listeners.requests])
+    return life.exit_code
+
+
+def _build(resolved: Resolved, part: Part, life: Membership, access: Access, lifespan: whole.Lifespan) -> Watch:
+    settings = resolved.settings
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    errors.install(app)
+    health.install(app, part, life)
+    if settings.metrics_port is None:
+        health.install_metrics(app)
+
+    @app.api_route("/{path:path}", methods=METHODS)
+    async def elsewhere(path: str) -> None:
+        parallel = settings.parallel
+        raise ApiError(f"this is node {parallel.node_rank} of {parallel.nnodes}: node 0 takes requests", status=404)
+
+    app.add_middleware(Gate, access=access, lifecycle=life)
+    name_requests_in_logs()
+    name = settings.served_model_name or resolved.model.name
+    return Watch(app, HttpMetrics(whole.about(settings, name)), log=settings.log_requests != "none")

@@ -1,0 +1,72 @@
+"""The worker of every tensor-parallel rank but the first: it computes, and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.managers.scheduler import GenerationBatchResult
+
+from outrider.server.plugin.decode.logprobs import write_logprobs
+from outrider.server.plugin.decode.spec_inputs import flatten
+from outrider.server.plugin.decode.worker import SpeculativeWorker
+from outrider.server.plugin.loading.drafter import whole_weights
+
+
+class Follower(SpeculativeWorker):
+    """Puts what the first rank says through its part of the target, and gives its scheduler the tokens that the first
+    rank has drawn. It has no drafter, planner, seeds or metrics; of the logprobs that SGLang wants to see, those that
+    are sent are the first rank's.
+    """
+
+    def _set_up(self, runner: Any, slots: int) -> None:
+        self.drafter = None
+        whole_weights(self.config, runner)  # gives its rows to the first rank
+
+    def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
+        result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=None)
+        count = len(batch.reqs)
+        if batch.is_prefill_only:
+            tokens = torch.zeros(count, dtype=torch.int64, device=self.device)
+        else:
+            (tokens,) = self.ranks.hear((count,))
+            if batch.return_logprob:
+                logits, everyone = result.logits_output.next_token_logits, torch.arange(count, device=self.device)
+                write_logprobs(result.logits_output, batch, logits, everyone, tokens)
+        return self._prefilled(batch, result, tokens, on_publish)
+
+    def _decode(
+        self,
+        batch: Any,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> GenerationBatchResult:
+        rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
+        anchors, count = batch.spec_info.bonus_tokens.long(), len(rows)
+        draft_tokens, verify_lens = self.ranks.hear((count, self.width - 1), (count,))
+        flat = flatten(anchors, draft_tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
+        verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
+        tokens, accept_lens = self.ranks.hear((count, self.width), (count,))
+        new_seq_lens = seq_lens + accept_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        if batch.return_logprob:
+            verified.logits_output.next_token_logits = verified.logits_output.next_token_logits.float()
+            self._write_logprobs(batch, verified.logits_output, flat, tokens)
+        return self._decoded(batch, verified, verify_lens, tokens, accept_lens, new_seq_lens)
+
+    def outrider_state(self) -> dict[str, Any]:
+        return {}
+
+    def outrider_live(self) -> dict[str, Any]:
+        return {}
+
+    def forget_records(self) -> None:
+        pass
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        pass
+
+    def reload_profile(self) -> None:
+        pass

@@ -1,0 +1,33 @@
+"""The first of an engine's tensor-parallel ranks decides, the others are told.
+
+Each rank computes its part of the target's forward, so all must put the same tokens through it and keep the same ones.
+Clocks, random seeds and the rounding of confidences and probabilities differ between ranks; so nothing that depends on
+them is decided twice. A step has two broadcasts: what is verified, before the forward, and what came of it, behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+
+class Ranks:
+    """group: SGLang's GroupCoordinator of the ranks. device: where what they are told lies."""
+
+    def __init__(self, group: Any, device: Any) -> None:
+        self.group = group
+        self.device = device
+
+    def tell(self, *parts: torch.Tensor) -> None:
+        """As the first rank: parts [...] int64. Nothing is sent where there is no other."""
+        if self.group.world_size > 1:
+            self.group.broadcast(torch.cat([part.reshape(-1).long() for part in parts]))
+
+    def hear(self, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """As any other rank: what `tell` was given, which had these shapes."""
+        sizes = [math.prod(shape) for shape in shapes]
+        told = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
+        self.group.broadcast(told)
+        return tuple(part.view(shape) for part, shape in zip(told.split(sizes), shapes, strict=True))

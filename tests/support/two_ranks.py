@@ -1,0 +1,196 @@
+"""Two ranks of an engine decode the same requests; clocks, seeds, confidences and the rounding of logits are each one's.
+
+The workers are the real ones, over a target and a drafter that are tables. Prints JSON: how many steps both have gone
+through the same, of how many, and how many drafts were verified and accepted. With `alone`, nobody is told anything.
+
+A program of its own, since ranks are processes: two_ranks.py [alone]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from planning import curve_cost
+
+from outrider.server.plugin import activate
+
+activate()
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput  # noqa: E402  after the plugin
+from sglang.srt.managers.scheduler import GenerationBatchResult  # noqa: E402
+from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features  # noqa: E402
+from outrider.scheduler.planners.asynchronous import Asynchronous  # noqa: E402
+from outrider.server.plugin.decode import worker as decode  # noqa: E402
+from outrider.server.plugin.decode.follower import Follower  # noqa: E402
+from outrider.server.plugin.options import KEY  # noqa: E402
+
+GAMMA, VOCAB, REQUESTS, STEPS, CONTEXT = 4, 32, 6, 40, 512
+SKEW = 7.0
+"""How much faster the second rank's clock goes."""
+
+
+class Group:
+    """What workers ask of SGLang's GroupCoordinator."""
+
+    def __init__(self, rank: int, alone: bool) -> None:
+        self.rank_in_group, self.world_size = rank, 1 if alone else 2
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dist.broadcast(tensor, 0)
+
+
+class Guessing(Drafter):
+    """Drafts what often comes next, with confidences that another process would not have."""
+
+    gamma = GAMMA
+
+    def __init__(self, rank: int) -> None:
+        self.draw = torch.Generator().manual_seed(rank)
+
+    def allocate(self, slots: int) -> None:
+        pass
+
+    def observe(self, features: Features) -> None:
+        pass
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        shape = (len(batch.anchors), GAMMA)
+        return Draft(
+            tokens=(batch.anchors[:, None] + torch.arange(1, GAMMA + 1)) % VOCAB,
+            lens=torch.full_like(batch.anchors, GAMMA),
+            confidence=torch.rand(shape, generator=self.draw),
+            asked=len(batch.anchors),
+        )
+
+
+class Target:
+    """The token one above the last is the likeliest; a little noise is this rank's own."""
+
+    def __init__(self, rank: int, group: Group) -> None:
+        self.draw = torch.Generator().manual_seed(100 + rank)
+        table = torch.arange(REQUESTS * CONTEXT, dtype=torch.int32).view(REQUESTS, CONTEXT)
+        self.pool = SimpleNamespace(req_to_token=table)
+        self.model_runner = SimpleNamespace(
+            token_to_kv_pool=SimpleNamespace(size=table.numel(), page_size=1), device="cpu", tp_group=group
+        )
+
+    def get_memory_pool(self) -> tuple[Any, None]:
+        return self.pool, None
+
+    def forward_batch_generation(self, batch: Any, **_: Any) -> GenerationBatchResult:
+        tokens = batch.input_ids
+        logits = 5.0 * torch.nn.functional.one_hot((tokens + 1) % VOCAB, VOCAB).float()
+        logits += 0.5 * torch.randn(logits.shape, generator=self.draw)
+        if batch.forward_mode is ForwardMode.EXTEND:  # `is_extend` counts a verify as one
+            logits = logits[torch.tensor(batch.extend_lens).cumsum(0) - 1]
+        return GenerationBatchResult(LogitsProcessorOutput(logits), can_run_cuda_graph=False)
+
+
+def requests() -> list[SimpleNamespace]:
+    """One of three is greedy, one has a service level."""
+
+    def params(i: int) -> SimpleNamespace:
+        asked = {KEY: {"min_tokens_per_second": 50.0}} if i % 3 == 1 else None
+        return SimpleNamespace(
+            custom_params=asked, max_new_tokens=CONTEXT, sampling_seed=None, ignore_eos=True, stop_token_ids=None
+        )
+
+    return [
+        SimpleNamespace(sampling_params=params(i), origin_input_ids=[i] * 3, tokenizer=None, grammar=None)
+        for i in range(REQUESTS)
+    ]
+
+
+def sampling_info() -> SimpleNamespace:
+    return SimpleNamespace(
+        temperatures=torch.ones(REQUESTS, 1),
+        top_ks=torch.tensor([1 if i % 3 == 0 else VOCAB for i in range(REQUESTS)], dtype=torch.int32),
+        need_top_k_sampling=False, need_top_p_sampling=False, need_min_p_sampling=False, is_all_greedy=False,
+        acc_additive_penalties=None, logit_bias=None,
+    )  # fmt: skip
+
+
+def batch_of(mode: ForwardMode, seq_lens: torch.Tensor, info: Any, **fields: Any) -> SimpleNamespace:
+    rows = torch.arange(REQUESTS)
+    return SimpleNamespace(
+        forward_mode=mode, reqs=requests(), req_pool_indices=rows, req_pool_indices_cpu=rows, seq_lens=seq_lens,
+        seq_lens_cpu=seq_lens, sampling_info=info, is_prefill_only=False, return_logprob=False,
+        return_hidden_states=False, **fields,
+    )  # fmt: skip
+
+
+def decode_all(rank: int, alone: bool) -> list[tuple[Any, ...]]:
+    """What each step put through the forward, and what came of it."""
+    decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
+    target = Target(rank, Group(rank, alone))
+    leads = alone or rank == 0
+    worker = (decode.SpeculativeWorker if leads else Follower)(None, target)
+    worker.alloc_memory_pool()
+    worker._direct_sought = True  # the target is no model of SGLang's
+    if leads:
+        cost = curve_cost(REQUESTS, [0.02 + 0.0005 * k for k in range(REQUESTS * GAMMA + 1)])
+        worker.planning.plan_by(Asynchronous(cost, GAMMA, held=1), cost, None)
+        worker.drafter = Guessing(rank)
+    info, seq_lens = sampling_info(), torch.full((REQUESTS,), 3)
+    prompts = [req.origin_input_ids for req in requests()]
+    prefill = batch_of(
+        ForwardMode.EXTEND, seq_lens, info, input_ids=torch.tensor(prompts).flatten(), prefix_lens=[0] * REQUESTS,
+        extend_lens=[3] * REQUESTS, out_cache_loc=target.pool.req_to_token[:, :3].flatten().long(),
+    )  # fmt: skip
+    result = worker.forward_batch_generation(prefill)
+    seen: list[tuple[Any, ...]] = [tuple(result.next_token_ids.tolist())]
+    for _ in range(STEPS):
+        seq_lens = result.new_seq_lens
+        batch = batch_of(ForwardMode.DECODE, seq_lens, info, spec_info=result.next_draft_input)
+        result = worker.forward_batch_generation(batch)
+        kept = [row[:n] for row, n in zip(result.next_token_ids.view(REQUESTS, -1).tolist(), result.accept_lens.tolist())]
+        seen.append((batch.input_ids.tolist(), (result.cap_lens - 1).tolist(), kept))
+    return seen
+
+
+def main(alone: bool) -> None:
+    torch.set_num_threads(1)
+    folder = tempfile.mkdtemp()
+    child = os.fork()
+    rank = 1 if child == 0 else 0
+    np.random.seed(rank)
+    secrets.randbits = lambda bits: 1 + rank  # whatever they are, they differ
+    clock = time.perf_counter
+    if rank:
+        time.perf_counter = lambda: SKEW * clock()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    seen = decode_all(rank, alone)
+    both: list[Any] = [None, None]
+    dist.all_gather_object(both, seen)
+    dist.destroy_process_group()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    same = sum(first == second for first, second in zip(*both, strict=True))
+    lens = [step[1] for step in both[0][1:]]
+    print(
+        json.dumps(
+            {
+                "same": same,
+                "steps": len(seen),
+                "verified": int(np.sum(lens)),
+                "different_lengths": len({tuple(step) for step in lens}),
+                "accepted": sum(len(row) - 1 for step in both[0][1:] for row in step[2]),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(alone="alone" in sys.argv[1:])
