@@ -22,6 +22,8 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
         if settings.drafter_path is not None:
             raise UserError(f"--drafter-path goes with --drafter {' or '.join(CHECKPOINT_DRAFTERS)}")
         return settings
+    if not settings.parallel.leads:  # the first node drafts
+        return settings
     folder = Path(settings.drafter_path).expanduser() if settings.drafter_path else shipped(model, settings.drafter)
     if not (folder / "config.json").is_file():
         if settings.drafter_path:

@@ -20,6 +20,9 @@ PR_SET_PDEATHSIG = 1
 LOG_LEVEL = "OUTRIDER_LOG_LEVEL"
 """Environment, of a started process: what its parts of ours log. SGLang gives all loggers its own level."""
 
+PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+"""What gloo and NCCL say of it."""
+
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
@@ -123,7 +126,8 @@ def die_with(parent: int) -> None:
 
 
 class _FailureFilter(logging.Filter):
-    """Takes the traceback SGLang logs when a process fails; during the start, one line of it is enough."""
+    """Takes the traceback SGLang logs when a process fails; during the start, or when another rank has failed, one line
+    of it is enough."""
 
     def __init__(self, report: StartupReport, verbose: bool) -> None:
         super().__init__()
@@ -132,9 +136,16 @@ class _FailureFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if "hit an exception" not in message or not self.report.starting:
+        if "hit an exception" not in message:
             return True
-        self.report.write(last_line(message))
+        reason = last_line(message)
+        if any(sign in reason for sign in PEER_GONE):
+            reason = f"another rank of the engine is gone ({reason})"
+            if not self.verbose:
+                record.msg, record.args = reason, ()
+        if not self.report.starting:
+            return True
+        self.report.write(reason)
         return self.verbose
 
 

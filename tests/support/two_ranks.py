@@ -1,7 +1,8 @@
-"""Two ranks of an engine decode the same requests; clocks, seeds, confidences and the rounding of logits are each one's.
+"""Two ranks of an engine decode the same requests; clock, seeds, confidences and rounding are each one's own.
 
 The workers are the real ones, over a target and a drafter that are tables. Prints JSON: how many steps both have gone
-through the same, of how many, and how many drafts were verified and accepted. With `alone`, nobody is told anything.
+through the same, and of how many; how many drafts were verified and accepted; whether the first rank has the whole
+embedding and head. With `alone`, nobody is told anything.
 
 A program of its own, since ranks are processes: two_ranks.py [alone]
 """
@@ -31,8 +32,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features  # noqa: E402
 from outrider.scheduler.planners.asynchronous import Asynchronous  # noqa: E402
+from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.decode import worker as decode  # noqa: E402
 from outrider.server.plugin.decode.follower import Follower  # noqa: E402
+from outrider.server.plugin.loading.drafter import whole_weights  # noqa: E402
 from outrider.server.plugin.options import KEY  # noqa: E402
 
 GAMMA, VOCAB, REQUESTS, STEPS, CONTEXT = 4, 32, 6, 40, 512
@@ -48,6 +51,11 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, 0)
+
+    def gather(self, tensor: torch.Tensor, dst: int, dim: int) -> torch.Tensor | None:
+        parts = [torch.empty_like(tensor) for _ in range(2)] if self.rank_in_group == dst else None
+        dist.gather(tensor, parts, dst)
+        return None if parts is None else torch.cat(parts, dim)
 
 
 class Guessing(Drafter):
@@ -154,9 +162,24 @@ def decode_all(rank: int, alone: bool) -> list[tuple[Any, ...]]:
         seq_lens = result.new_seq_lens
         batch = batch_of(ForwardMode.DECODE, seq_lens, info, spec_info=result.next_draft_input)
         result = worker.forward_batch_generation(batch)
-        kept = [row[:n] for row, n in zip(result.next_token_ids.view(REQUESTS, -1).tolist(), result.accept_lens.tolist())]
+        lens, tokens = result.accept_lens.tolist(), result.next_token_ids.view(REQUESTS, -1).tolist()
+        kept = [row[:count] for row, count in zip(tokens, lens, strict=True)]
         seen.append((batch.input_ids.tolist(), (result.cap_lens - 1).tolist(), kept))
     return seen
+
+
+def has_whole_weights(rank: int) -> bool:
+    """Whether the first rank puts the parts of a vocabulary together, whose last one SGLang has padded."""
+    embedding, head = (torch.arange(4.0 * VOCAB).view(VOCAB, 4) + which for which in (0, 1000))
+    padded = torch.nn.functional.pad(torch.stack([embedding, head]), (0, 0, 0, 8))
+    parts = [SimpleNamespace(weight=torch.nn.Parameter(whole.chunk(2)[rank])) for whole in padded]
+    model = SimpleNamespace(model=SimpleNamespace(embed_tokens=parts[0]), lm_head=parts[1])
+    config = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=VOCAB))
+    runner = SimpleNamespace(model=model, model_config=config, tp_group=Group(rank, alone=False))
+    found = whole_weights(PluginConfig(drafter="dspark"), runner)
+    if rank:
+        return found is None
+    return found is not None and torch.equal(found[0], embedding) and torch.equal(found[1], head)
 
 
 def main(alone: bool) -> None:
@@ -173,6 +196,8 @@ def main(alone: bool) -> None:
     seen = decode_all(rank, alone)
     both: list[Any] = [None, None]
     dist.all_gather_object(both, seen)
+    whole: list[Any] = [None, None]
+    dist.all_gather_object(whole, has_whole_weights(rank))
     dist.destroy_process_group()
     if child == 0:
         os._exit(0)
@@ -184,6 +209,7 @@ def main(alone: bool) -> None:
             {
                 "same": same,
                 "steps": len(seen),
+                "whole_weights": all(whole),
                 "verified": int(np.sum(lens)),
                 "different_lengths": len({tuple(step) for step in lens}),
                 "accepted": sum(len(row) - 1 for step in both[0][1:] for row in step[2]),

@@ -42,8 +42,10 @@ def loaded_target(runner: Any, whole: tuple[Rows, Rows] | None) -> Target:
 def whole_weights(config: PluginConfig, runner: Any) -> tuple[Rows, Rows] | None:
     """Embedding and head, put together from the parts of the vocabulary that tensor-parallel ranks have, on the first
     of them. All ranks call it. None on the others, on one rank alone, and where no drafter reads them."""
-    group, reads = runner.tp_group, config.drafter != "off" and registry.find(config.drafter).needs_checkpoint
-    if group.world_size == 1 or not reads:
+    if config.drafter == "off" or not registry.find(config.drafter).needs_checkpoint:
+        return None
+    group = runner.tp_group
+    if group.world_size == 1:
         return None
     parts, count = _layers(runner), runner.model_config.hf_text_config.vocab_size
     once = parts[:1] if parts[0] is parts[1] else parts

@@ -46,7 +46,8 @@ class OtherModel:
 def runner(model: object) -> SimpleNamespace:
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=TINY.vocab_size)
     model_config = SimpleNamespace(hf_text_config=config)
-    return SimpleNamespace(model=model, model_config=model_config, dtype=torch.float32, device="cpu")
+    alone = SimpleNamespace(world_size=1)
+    return SimpleNamespace(model=model, model_config=model_config, dtype=torch.float32, device="cpu", tp_group=alone)
 
 
 def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:

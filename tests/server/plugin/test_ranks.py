@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from running import environment
 
 from outrider.server.plugin.agreement import first_difference
@@ -26,17 +25,13 @@ def decoded(*words: str) -> dict[str, int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, int]:
-    return decoded("alone")
-
-
-def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_step(alone: dict[str, int]) -> None:
-    told = decoded()
+def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_step() -> None:
+    told, alone = decoded(), decoded("alone")
+    assert told["whole_weights"]  # the first rank's drafter reads them
     assert told["same"] == told["steps"]
     assert told["different_lengths"] > 5  # there was something to agree on
     assert told["verified"] > told["accepted"] > 40
-    assert alone["same"] < alone["steps"] / 4  # or they part
+    assert alone["same"] < alone["steps"] / 4  # each by itself, they part
 
 
 def test_the_first_difference_between_nodes_is_named() -> None:
