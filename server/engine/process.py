@@ -106,7 +106,7 @@ def _run(
 ) -> None:
     die_with(parent)
     logging.getLogger("outrider").setLevel(os.environ[LOG_LEVEL])
-    logging.getLogger(logger).addFilter(_FailureFilter(report, verbose))
+    logging.getLogger(logger).addFilter(FailureFilter(report, verbose))
     try:
         target(*args, **kwargs)
     except Exception as error:
@@ -125,7 +125,7 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-class _FailureFilter(logging.Filter):
+class FailureFilter(logging.Filter):
     """Takes the traceback SGLang logs when a process fails; during the start, or when another rank has failed, one line
     of it is enough."""
 

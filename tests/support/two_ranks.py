@@ -1,10 +1,10 @@
 """Two ranks of an engine decode the same requests; clock, seeds, confidences and rounding are each one's own.
 
-The workers are the real ones, over a target and a drafter that are tables. Prints JSON: how many steps both have gone
-through the same, and of how many; how many drafts were verified and accepted; whether the first rank has the whole
-embedding and head. With `alone`, nobody is told anything.
+The workers are the real ones, over a target and a drafter that are tables. Prints two lines of JSON, the second one of
+ranks that are told nothing: how many steps both have gone through the same, and of how many; how many drafts were
+verified and accepted; whether the first rank has the whole embedding and head; what gloo says when the other is gone.
 
-A program of its own, since ranks are processes: two_ranks.py [alone]
+A program of its own, since ranks are processes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 import tempfile
 import time
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from planning import curve_cost
@@ -182,41 +180,51 @@ def has_whole_weights(rank: int) -> bool:
     return found is not None and torch.equal(found[0], embedding) and torch.equal(found[1], head)
 
 
-def main(alone: bool) -> None:
+def run(rank: int, alone: bool, folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)
-    folder = tempfile.mkdtemp()
-    child = os.fork()
-    rank = 1 if child == 0 else 0
-    np.random.seed(rank)
     secrets.randbits = lambda bits: 1 + rank  # whatever they are, they differ
     clock = time.perf_counter
     if rank:
         time.perf_counter = lambda: SKEW * clock()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
-    seen = decode_all(rank, alone)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{alone}", rank=rank, world_size=2)
+    found = decode_all(rank, alone), has_whole_weights(rank)
     both: list[Any] = [None, None]
-    dist.all_gather_object(both, seen)
-    whole: list[Any] = [None, None]
-    dist.all_gather_object(whole, has_whole_weights(rank))
-    dist.destroy_process_group()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    same = sum(first == second for first, second in zip(*both, strict=True))
-    lens = [step[1] for step in both[0][1:]]
-    print(
-        json.dumps(
-            {
-                "same": same,
-                "steps": len(seen),
-                "whole_weights": all(whole),
-                "verified": int(np.sum(lens)),
-                "different_lengths": len({tuple(step) for step in lens}),
-                "accepted": sum(len(row) - 1 for step in both[0][1:] for row in step[2]),
-            }
-        )
-    )
+    dist.all_gather_object(both, found)
+    if rank:
+        os._exit(1)  # as if it had been killed
+    gone = ""
+    try:
+        dist.broadcast(torch.zeros(1), 1)
+    except RuntimeError as error:
+        gone = str(error)
+    (first, second), whole = zip(*both, strict=True)
+    lens = [step[1] for step in first[1:]]
+    return {
+        "same": sum(one == other for one, other in zip(first, second, strict=True)),
+        "steps": len(first),
+        "verified": sum(map(sum, lens)),
+        "different_lengths": len({tuple(step) for step in lens}),
+        "accepted": sum(len(row) - 1 for step in first[1:] for row in step[2]),
+        "whole_weights": all(whole),
+        "gone": gone,
+    }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for alone in (False, True):
+            ranks = []
+            for rank in range(2):
+                if child := os.fork():
+                    ranks.append(child)
+                    continue
+                try:
+                    print(json.dumps(run(rank, alone, folder)), flush=True)
+                finally:
+                    os._exit(0)
+            for child in ranks:
+                os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
-    main(alone="alone" in sys.argv[1:])
+    main()

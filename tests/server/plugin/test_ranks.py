@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from running import environment
 
+from outrider.server.engine.process import PEER_GONE, FailureFilter, StartupReport
 from outrider.server.plugin.agreement import first_difference
 
 PROGRAM = Path(__file__).parents[2] / "support" / "two_ranks.py"
 
 
-def decoded(*words: str) -> dict[str, int]:
-    path = ":".join(sys.path)
+def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_step() -> None:
     done = subprocess.run(
-        [sys.executable, PROGRAM, *words],
-        capture_output=True, text=True, timeout=170, check=False,
-        env=environment(PYTHONPATH=path, GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES=""),
+        [sys.executable, PROGRAM], capture_output=True, text=True, timeout=170, check=False,
+        env=environment(PYTHONPATH=":".join(sys.path), GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES=""),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_step() -> None:
-    told, alone = decoded(), decoded("alone")
-    assert told["whole_weights"]  # the first rank's drafter reads them
+    told, alone = map(json.loads, done.stdout.splitlines()[-2:])
     assert told["same"] == told["steps"]
     assert told["different_lengths"] > 5  # there was something to agree on
     assert told["verified"] > told["accepted"] > 40
+    assert told["whole_weights"]  # the first rank's drafter reads them
     assert alone["same"] < alone["steps"] / 4  # each by itself, they part
+    for found in (told, alone):
+        assert any(sign in found["gone"] for sign in PEER_GONE), found["gone"]
+
+
+def test_that_another_rank_is_gone_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    report, logger = StartupReport(tmp_path / "failure"), logging.getLogger("of.a.scheduler")
+    report.started()
+    logger.addFilter(FailureFilter(report, verbose=False))
+    logger.error(
+        "Scheduler hit an exception: %s", "Traceback\n  File\nRuntimeError: [pair.cc] Connection closed by peer"
+    )
+    assert caplog.messages == ["another rank of the engine is gone (RuntimeError: [pair.cc] Connection closed by peer)"]
+    logger.error("Scheduler hit an exception: %s", "Traceback\n  File\nKeyError: 1")
+    assert "Traceback" in caplog.messages[1]
 
 
 def test_the_first_difference_between_nodes_is_named() -> None:
