@@ -206,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
     grace = 0.0
     try:
         exit_code = listen.serve(resolved, engine, listeners, before_first, beside)
-        if exit_code == 0 and (settings.parallel.nnodes > 1 or not on_cpu):
+        if exit_code == 0 and (parallel.nnodes > 1 or not on_cpu):
             grace = engines.EXIT_SECONDS
         return exit_code
     finally:

@@ -63,6 +63,8 @@ def serve(resolved: Resolved, part: Part, listeners: Listeners) -> int:
         life.begin()
         life.up()
         life.run(access.watch())
+        if listeners.tls is not None and server.config.ssl is not None:
+            life.run(listeners.tls.watch(server.config.ssl))
         if listeners.metrics is not None:
             life.run(metrics.serve([listeners.metrics]))
         yield
