@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from asking import accepted_tokens, counter
+from asking import accepted_tokens
+from metrics_page import metric
 from running import Server, free_port, wait_until
 from tiny_drafters import TINY, make_model, save_target
 from transformers import LlamaForCausalLM
@@ -90,7 +91,7 @@ def test_greedy_answers_are_the_models_with_speculation_and_without(nodes: Nodes
     for speculate in (False, True):
         assert nodes.all_tokens(speculate=speculate, temperature=0) == exact
     position = {"source": "model", "sampling": "greedy"}
-    assert counter(nodes.first, "outrider_verified_position_total", **position) > 20
+    assert metric(nodes.first.url, "outrider_verified_position_total", **position) > 20
 
 
 def test_so_are_those_of_which_many_drafts_are_accepted(nodes: Nodes) -> None:
@@ -108,17 +109,17 @@ def test_a_seed_decides_and_logprobs_and_rules_hold(nodes: Nodes) -> None:
 
 
 def test_what_the_first_rank_counts_is_counted_once(nodes: Nodes) -> None:
-    before = counter(nodes.first, "outrider_accepted_length_sum")
+    before = metric(nodes.first.url, "outrider_accepted_length_sum")
     nodes.all_tokens(speculate=True, temperature=0)
     decoded = len(PROMPTS) * (TOKENS - 1)  # the first token of each comes with its prefill
-    wait_until(lambda: counter(nodes.first, "outrider_accepted_length_sum") - before >= decoded, 5)
-    assert counter(nodes.first, "outrider_accepted_length_sum") - before == decoded
+    wait_until(lambda: metric(nodes.first.url, "outrider_accepted_length_sum") - before >= decoded, 5)
+    assert metric(nodes.first.url, "outrider_accepted_length_sum") - before == decoded
 
 
 def test_the_other_node_answers_probes(nodes: Nodes) -> None:
     second = nodes.second
     assert second.status("/health") == second.status("/ready") == 200
-    assert counter(second, "outrider_info", model=NAME) == 1
+    assert metric(second.url, "outrider_info", model=NAME) == 1
     refused = httpx.post(f"{second.url}/v1/completions", json={"prompt": "x"}, timeout=10)
     assert refused.status_code == 404
     assert refused.json()["error"]["message"] == "this is node 1 of 2: node 0 takes requests"
