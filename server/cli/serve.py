@@ -218,13 +218,12 @@ def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
     from outrider.server.engine import engine as engines
     from outrider.server.http import member
 
-    settings = resolved.settings
-    parallel, grace = settings.parallel, 0.0
+    parallel, grace = resolved.settings.parallel, 0.0
     part = engines.join(resolved)
     try:
         _say(f"Ready: node {parallel.node_rank} of {parallel.nnodes}; requests go to node 0")
         exit_code = member.serve(resolved, part, listeners)
-        if exit_code == 0 and not part.dead_processes() and settings.resolved_device == "cuda":
+        if exit_code == 0 and part.dead_processes():  # node 0 ends those of all ranks
             grace = engines.EXIT_SECONDS
         return exit_code
     finally:
