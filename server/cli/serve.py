@@ -216,10 +216,12 @@ def run(args: argparse.Namespace) -> int:
 def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
     """Be a node of an engine whose first node takes the requests."""
     from outrider.server.engine import engine as engines
-    from outrider.server.http import member
 
     parallel, grace = resolved.settings.parallel, 0.0
     part = engines.join(resolved)
+    # Reads the environment that the ranks were started with.
+    from outrider.server.http import member
+
     try:
         _say(f"Ready: node {parallel.node_rank} of {parallel.nnodes}; requests go to node 0")
         exit_code = member.serve(resolved, part, listeners)
