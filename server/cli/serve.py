@@ -219,10 +219,10 @@ def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
 
     parallel, grace = resolved.settings.parallel, 0.0
     part = engines.join(resolved)
-    # Reads the environment that the ranks were started with.
-    from outrider.server.http import member
-
     try:
+        # Imported now: it reads the environment that the ranks were started with.
+        from outrider.server.http import member
+
         _say(f"Ready: node {parallel.node_rank} of {parallel.nnodes}; requests go to node 0")
         exit_code = member.serve(resolved, part, listeners)
         if exit_code == 0 and part.dead_processes():  # node 0 ends those of all ranks
