@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,24 +75,30 @@ def test_gpu_asked_for_where_there_is_none() -> None:
 
 
 def test_folders_that_are_no_models(tmp_path: Path) -> None:
-    def fails(folder: Path) -> str:
-        return serve_fails("--model", str(folder))
-
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [1000], "data_offsets": [0, 2000]}}).encode()
+    model = '{"architectures": ["LlamaForCausalLM"]}'
+    folders: dict[str, dict[str, str | bytes]] = {
+        "has no config.json": {},
+        "cannot be read": {"config.json": "{"},
+        "names no architecture": {"config.json": '{"a": 1}'},
+        "has no weights": {"config.json": model},
+        "not a complete safetensors file": {
+            "config.json": model,
+            "model.safetensors": struct.pack("<Q", len(header)) + header + b"\0" * 100,
+        },
+    }
     file = tmp_path / "model.gguf"
     file.touch()
-    assert "is not a GGUF file" in fails(file)
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    assert "has no config.json" in fails(folder)
-    (folder / "config.json").write_text("{")
-    assert "cannot be read" in fails(folder)
-    (folder / "config.json").write_text('{"a": 1}')
-    assert "names no architecture" in fails(folder)
-    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    assert "has no weights" in fails(folder)
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [1000], "data_offsets": [0, 2000]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 100)
-    assert "not a complete safetensors file" in fails(folder)
+    paths = {"is not a GGUF file": file}
+    for number, (message, files) in enumerate(folders.items()):
+        paths[message] = tmp_path / str(number)
+        paths[message].mkdir()
+        for name, content in files.items():
+            (paths[message] / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with ThreadPoolExecutor(2) as pool:  # each takes seconds to import what it needs
+        lines = pool.map(lambda path: serve_fails("--model", str(path)), paths.values())
+        for message, line in zip(paths, lines, strict=True):
+            assert message in line
 
 
 @pytest.mark.server
