@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ COLUMNS = (
     *("load", "name", "warm_up", "due", "late", "ttft", "tpot", "e2e", "longest_gap", "prompt_tokens"),
     *("completion_tokens", "finish_reason", "status", "failure", "detail"),
 )
+NOTHING = "–"
+"""Where no answer was whole."""
 LATE_SECONDS = 0.05
 """Requests sent later than this are worth a word."""
 
@@ -31,18 +34,29 @@ def table(summaries: Sequence[Summary], unit: str) -> str:
         failures = ", ".join(f"{failure}: {count}" for failure, count in s.failures.items())
         good = f"{'':>5} {'':>8}"
         if s.goodput is not None:
-            good = f"{s.good or 0:5.0%} {s.goodput:6.2f}/s"
+            good = f"{NOTHING:>5}" if s.good is None else f"{s.good:5.0%}"
+            good += f" {s.goodput:6.2f}/s"
+        ttft, tpot, e2e = _times(s.ttft, 1e3), _times(s.tpot, 1e3), _times(s.e2e, 1)
         lines.append(
             f"{s.load:>9g} {f'{s.whole}/{s.asked}':>12} {s.requests_per_second:6.2f} {s.throughput:7.1f}"
-            f" {s.per_user:8.1f} {s.ttft.p50 * 1e3:6.0f} ms {s.ttft.p90 * 1e3:6.0f} {s.ttft.p99 * 1e3:6.0f}"
-            f" {s.tpot.p50 * 1e3:6.1f} ms {s.tpot.p99 * 1e3:5.0f} {s.e2e.p50:6.2f} s {s.e2e.p99:6.2f} {good}"
-            f"  {failures or 'none'}"
+            f" {_cell(s.per_user, 8, 1)} {_cell(ttft.get('p50'), 6)} ms {_cell(ttft.get('p90'), 6)}"
+            f" {_cell(ttft.get('p99'), 6)} {_cell(tpot.get('p50'), 6, 1)} ms {_cell(tpot.get('p99'), 5)}"
+            f" {_cell(e2e.get('p50'), 6, 2)} s {_cell(e2e.get('p99'), 6, 2)} {good}  {failures or 'none'}"
         )
     if (late := max(s.late for s in summaries)) > LATE_SECONDS:
         lines.append(
             f"This client was up to {late * 1e3:.0f} ms late (p99): it needs more of a core, or fewer requests."
         )
     return "\n".join(lines)
+
+
+def _times(spread: Spread | None, per_second: float) -> dict[str, float]:
+    """By name; empty where nothing was measured. per_second: 1000 for milliseconds."""
+    return {} if spread is None else {name: per_second * seconds for name, seconds in asdict(spread).items()}
+
+
+def _cell(value: float | None, width: int, digits: int = 0) -> str:
+    return f"{NOTHING:>{width}}" if value is None else f"{value:{width}.{digits}f}"
 
 
 def write_csv(path: Path, records: Mapping[float, Sequence[Record]], warm_up: float) -> None:
@@ -79,22 +93,22 @@ def plot(summaries: Sequence[Summary], unit: str, figure: Figure) -> None:
     """Draw throughput over speed per user, and times over load."""
     figure.set_size_inches(10, 4)
     curve, times = figure.subplots(1, 2)
-    speeds, rates = [s.per_user for s in summaries], [s.throughput for s in summaries]
-    curve.plot(speeds, rates, "o-")
-    for s in summaries:
-        curve.annotate(f"{s.load:g}", (s.per_user, s.throughput), textcoords="offset points", xytext=(4, 4), fontsize=7)
+    points = [(s.per_user, s.throughput, s.load) for s in summaries if s.per_user is not None]
+    curve.plot([speed for speed, _, _ in points], [rate for _, rate, _ in points], "o-")
+    for speed, rate, load in points:
+        curve.annotate(f"{load:g}", (speed, rate), textcoords="offset points", xytext=(4, 4), fontsize=7)
     curve.set_xlabel("tokens/s per user (median)")
     curve.set_ylabel("tokens/s, all requests")
-    curve.set_title(f"by {unit}", fontsize=9)
-    loads = [s.load for s in summaries]
-    for name, spreads in _spreads(summaries).items():
-        (line,) = times.plot(loads, [spread.p50 * 1e3 for spread in spreads], "o-", label=f"{name} p50")
-        times.plot(loads, [s.p99 * 1e3 for s in spreads], "o--", color=line.get_color(), label=f"{name} p99")
+    curve.set_title(f"at each point: {unit}", fontsize=9)
+    for name in ("ttft", "tpot", "e2e"):
+        found = {s.load: ms for s in summaries if (ms := _times(getattr(s, name), 1e3))}
+        if not found:
+            continue
+        (line,) = times.plot(list(found), [ms["p50"] for ms in found.values()], "o-", label=f"{name.upper()} p50")
+        slow = [ms["p99"] for ms in found.values()]
+        times.plot(list(found), slow, "o--", color=line.get_color(), label=f"{name.upper()} p99")
+        times.set_yscale("log")
     times.set_xlabel(unit)
     times.set_ylabel("ms")
-    times.set_yscale("log")
-    times.legend(fontsize=7)
-
-
-def _spreads(summaries: Sequence[Summary]) -> dict[str, list[Spread]]:
-    return {"TTFT": [s.ttft for s in summaries], "TPOT": [s.tpot for s in summaries], "E2E": [s.e2e for s in summaries]}
+    if times.lines:
+        times.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)

@@ -16,7 +16,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and percentiles of some times, in seconds; all 0 where there are none."""
+    """Mean and percentiles of some times, in seconds."""
 
     mean: float
     p50: float
@@ -26,9 +26,10 @@ class Spread:
     largest: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None of no times."""
         if not values:
-            return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return None
         p50, p90, p95, p99 = (float(p) for p in np.percentile(values, PERCENTILES))
         return cls(float(np.mean(values)), p50, p90, p95, p99, max(values))
 
@@ -37,7 +38,8 @@ class Spread:
 class Summary:
     """One load. load: requests in flight, requests per second, or a trace's speed.
 
-    asked: requests due in the measured time. whole: of them, answered to the end; all times are of these.
+    asked: requests due in the measured time. whole: of them, answered to the end; all times, tokens and speeds are of
+    these, and None where there is none.
     failures: the others, by HTTP status or what broke.
     throughput: output tokens per second within the measured time, each answer's spread evenly from its first to its
     last token; those of the warm-up's requests that fall into it count. requests_per_second: ended within it.
@@ -53,13 +55,13 @@ class Summary:
     failures: dict[str, int]
     throughput: float
     requests_per_second: float
-    per_user: float
-    input_tokens: float
-    output_tokens: float
-    ttft: Spread
-    tpot: Spread
-    e2e: Spread
-    longest_gap: Spread
+    per_user: float | None
+    input_tokens: float | None
+    output_tokens: float | None
+    ttft: Spread | None
+    tpot: Spread | None
+    e2e: Spread | None
+    longest_gap: Spread | None
     goodput: float | None
     good: float | None
     late: float
@@ -84,9 +86,9 @@ def summarise(
         failures=dict(failures),
         throughput=sum(_tokens_within(record, *window) for record in records if not record.reply.failure) / seconds,
         requests_per_second=sum(window[0] <= r.end < window[1] for r in records if not r.reply.failure) / seconds,
-        per_user=1 / float(np.median(tpot)) if tpot and np.median(tpot) > 0 else 0.0,
-        input_tokens=float(np.mean([record.reply.prompt_tokens for record in whole])) if whole else 0.0,
-        output_tokens=float(np.mean([record.reply.completion_tokens for record in whole])) if whole else 0.0,
+        per_user=1 / float(np.median(tpot)) if tpot and np.median(tpot) > 0 else None,
+        input_tokens=float(np.mean([record.reply.prompt_tokens for record in whole])) if whole else None,
+        output_tokens=float(np.mean([record.reply.completion_tokens for record in whole])) if whole else None,
         ttft=Spread.of([record.ttft for record in whole]),
         tpot=Spread.of(tpot),
         e2e=Spread.of([record.e2e for record in whole]),

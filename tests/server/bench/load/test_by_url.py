@@ -6,15 +6,17 @@ import asyncio
 import csv
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
+from matplotlib.figure import Figure
 from small_openai import SmallServer, answer, send
 
-from outrider.server.bench.load import arrivals, scenario
+from outrider.server.bench.load import arrivals, report, scenario
 from outrider.server.bench.load.generate import Record
 from outrider.server.bench.load.scenario import Bursts, Objectives, Rate
 from outrider.server.bench.load.summary import summarise
@@ -61,7 +63,14 @@ def test_a_load_is_summed_up() -> None:
     assert found.tpot.p50 == pytest.approx(0.15)
     assert (found.goodput, found.good) == (pytest.approx(1 / 9), 0.25)
     nothing = summarise(records[-1:], 2.0, 6.0, 9.0, Objectives())
-    assert (nothing.whole, nothing.throughput, nothing.goodput) == (0, 0.0, None)
+    assert (nothing.whole, nothing.throughput, nothing.goodput, nothing.ttft) == (0, 0.0, None, None)
+    _, first, second = report.table([found, nothing], "req/s").splitlines()
+    assert "500 ms" in first
+    assert "– ms" in second  # and not 0, which would be fast
+    assert second.endswith("429: 1")
+    for summaries in ([found, nothing], [nothing]):
+        with warnings.catch_warnings(action="error"):
+            report.plot(summaries, "req/s", Figure())
 
 
 def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
