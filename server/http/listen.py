@@ -100,12 +100,13 @@ def serve(
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
             await _until_ending(lifecycle, before_first())
             lifecycle.up()
-            lifecycle.run(beside(lifecycle))
-            lifecycle.run(access.watch())
-            if listeners.tls is not None and server.config.ssl is not None:
-                lifecycle.run(listeners.tls.watch(server.config.ssl))
-            if listeners.metrics is not None:
-                lifecycle.run(metrics.serve([listeners.metrics]))
+            if lifecycle.accepting:  # and nobody has told it to stop meanwhile
+                lifecycle.run(beside(lifecycle))
+                lifecycle.run(access.watch())
+                if listeners.tls is not None and server.config.ssl is not None:
+                    lifecycle.run(listeners.tls.watch(server.config.ssl))
+                if listeners.metrics is not None:
+                    lifecycle.run(metrics.serve([listeners.metrics]))
         except Exception as error:
             failure = engine.report.read() or str(error) or repr(error)
             server.should_exit = True
