@@ -152,7 +152,7 @@ class Settings:
             raise UserError("--device cuda, but nvidia-smi finds no GPU here; use --device cpu")
 
         if self.otlp_endpoint is not None:
-            traces.check()
+            traces.check(self.otlp_endpoint)
         if self.threads is not None and self.resolved_device == "cuda":
             raise UserError("--threads is for CPUs; on a GPU leave it out")
         if self.quantization != "none" and self.resolved_device == "cuda":

@@ -19,8 +19,9 @@ ENVIRONMENT = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOIN
 HTTP_PORT, HTTP_ROUTE = 4318, "/v1/traces"
 
 
-def check() -> None:
-    """Raises UserError where the packages that send traces are missing."""
+def check(endpoint: str) -> None:
+    """Raises UserError where it is no address, or the packages that send traces are missing."""
+    protocol_of(endpoint)
     for name in ("sdk", "exporter.otlp.proto.grpc", "exporter.otlp.proto.http"):
         try:
             found = find_spec(f"opentelemetry.{name}")
@@ -34,13 +35,19 @@ def check() -> None:
 
 
 def protocol_of(endpoint: str) -> tuple[str, str]:
-    """OTLP's protocol to a collector, and its address in that protocol.
+    """OTLP's protocol to a collector, and its address in that protocol; raises UserError.
 
     HTTP where the address has HTTP's port or route, or OpenTelemetry's environment says so; else gRPC.
     """
     asked = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
     address = urlsplit(endpoint if "//" in endpoint else f"http://{endpoint}")
-    if not (asked.startswith("http") or address.port == HTTP_PORT or address.path.rstrip("/").endswith(HTTP_ROUTE)):
+    try:
+        port, host = address.port, address.hostname
+    except ValueError:  # no number, or too large a one
+        host = None
+    if host is None:
+        raise UserError(f"--otlp-endpoint is HOST:4317 for gRPC or HOST:4318 for HTTP, not {endpoint!r}")
+    if not (asked.startswith("http") or port == HTTP_PORT or address.path.rstrip("/").endswith(HTTP_ROUTE)):
         return "grpc", endpoint
     path = address.path.rstrip("/")
     return "http/protobuf", address._replace(path=path if path.endswith(HTTP_ROUTE) else path + HTTP_ROUTE).geturl()
