@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from matplotlib.figure import Figure
 from small_openai import SmallServer, answer, send
 
+from outrider.server import pictures
 from outrider.server.bench.load import arrivals, report, scenario
 from outrider.server.bench.load.generate import Record
 from outrider.server.bench.load.scenario import Bursts, Objectives, Rate
@@ -44,7 +44,7 @@ def test_times_of_arrivals() -> None:
     assert gaps.std() == pytest.approx(0.2, rel=0.08)  # of an exponential distribution: its mean
 
 
-def test_a_load_is_summed_up() -> None:
+def test_a_load_is_summed_up(tmp_path: Path) -> None:
     def record(due: float, **reply: Any) -> Record:
         return Record("", due, 0.0, Reply(**reply))
 
@@ -69,8 +69,8 @@ def test_a_load_is_summed_up() -> None:
     assert "– ms" in second  # and not 0, which would be fast
     assert second.endswith("429: 1")
     for summaries in ([found, nothing], [nothing]):
-        with warnings.catch_warnings(action="error"):
-            report.plot(summaries, "req/s", Figure())
+        with warnings.catch_warnings(action="error"), pictures.figure(tmp_path / "load.png") as figure:
+            report.plot(summaries, "req/s", figure)
 
 
 def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
