@@ -284,7 +284,7 @@ def test_the_api_is_shown_and_can_be_tried(page: Page, server: Server, scheme: A
     asked = page.locator(".opblock", has_text="/v1/completions")
     asked.locator(".opblock-summary-control").click()
     asked.locator(".execute").click()
-    expect(asked.locator(".live-responses-table .response-col_status")).to_contain_text("200", timeout=20_000)
+    expect(asked.locator(".live-responses-table tbody .response-col_status")).to_contain_text("200", timeout=20_000)
     assert page.evaluate("document.documentElement.classList.contains('dark-mode')") == (scheme == "dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"][0]
     assert "unsafe" not in httpx.get(f"{server.url}/docs").headers["content-security-policy"]
