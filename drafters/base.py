@@ -88,10 +88,13 @@ class Draft:
     tokens: [R, gamma] int64 in the target's vocabulary; positions at or beyond `lens` are arbitrary valid tokens.
     lens: [R] int64 in 0..gamma, how many tokens were proposed.
     confidence: [R, gamma] float32, c_k = P(token k is accepted | tokens before it were), which may depend on
-        x_0 .. x_{k-1} but never on x_k or later (DSpark, section 3.2.1).
-    probs: [R, G, V'] float32, q: exactly the distribution each token was drawn from, with `lens` <= G <= gamma; None
-        means a point mass on the drafted token (greedy and lookup drafts), or that nobody asked. Rows of greedy and
-        seeded requests are not read.
+        x_0 .. x_{k-1} but never on x_k or later (DSpark, section 3.2.1), unless a later token's q is a point mass.
+    probs: [R, G, V'] float32, q, with `lens` <= G <= gamma: exactly the distribution of each token given all that q and
+        c of the tokens up to it, and the tokens before it, depend on. That is what it was drawn from where no token to
+        its left was drawn later, with knowledge of it, and always a point mass on the token itself; a drafter that
+        draws in another order gives the latter wherever the former does not hold (`diffusion/denoise.py`). None means
+        a point mass on every token (greedy and lookup drafts), or that nobody asked. Rows of greedy and seeded requests
+        are not read.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.
@@ -105,6 +108,21 @@ class Draft:
     vocab: torch.Tensor | None = None
     looked_up: torch.Tensor | None = None
     asked: int = 0
+
+    def spread(self, requests: torch.Tensor, anchors: torch.Tensor, *, asked: int | None = None) -> Draft:
+        """These drafts as those of `requests` [M] among the R of anchors [R]; the others' have length 0.
+
+        asked: requests that a model was asked for; None: those of this draft.
+        """
+        shape = len(anchors), self.tokens.shape[1]
+        tokens, lens = anchors[:, None].repeat(1, shape[1]), torch.zeros_like(anchors)
+        confidence = self.confidence.new_zeros(shape)
+        tokens[requests], lens[requests], confidence[requests] = self.tokens, self.lens, self.confidence
+        probs = None
+        if self.probs is not None:
+            probs = self.probs.new_zeros(*shape, self.probs.shape[2])
+            probs[requests] = self.probs
+        return Draft(tokens, lens, confidence, probs, self.vocab, asked=self.asked if asked is None else asked)
 
 
 class Drafter(ABC):

@@ -20,16 +20,18 @@ class Entry:
     """One drafter.
 
     make: "module:callable", what makes it.
-    takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (the target's)
-        and checkpoint (a folder).
+    takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (its),
+        checkpoint (a folder), denoising_steps and denoising_order.
     help: one line.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
+    denoising_steps: unless told otherwise; 0: it does not denoise.
     """
 
     make: str
     takes: tuple[str, ...]
     help: str
     needs_hidden_states: bool = False
+    denoising_steps: int = 0
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -39,10 +41,18 @@ class Entry:
 MEASURING = "fixed"
 """Not for users: steps of an exact shape, to be measured."""
 BLOCK = ("outrider.drafters.block:BlockDrafter.load", ("target", "checkpoint", "gamma"))
+DIFFUSION = (
+    "outrider.drafters.diffusion:DiffusionDrafter.load",
+    ("target", "checkpoint", "gamma", "denoising_steps", "denoising_order"),
+)
+DENOISING_ORDERS = ("left", "even", "certain")
+"""Names of `diffusion.denoise.SCHEDULES`."""
 
 DRAFTERS = {
     "dspark": Entry(*BLOCK, "a block in one pass, drawn token by token", needs_hidden_states=True),
     "dflash": Entry(*BLOCK, "a block in one pass, each token drawn by itself", needs_hidden_states=True),
+    "deer": Entry(*DIFFUSION, "a block in one denoising step, from the tokens alone", denoising_steps=1),
+    "specdiff": Entry(*DIFFUSION, "a block in several denoising steps, from the tokens alone", denoising_steps=2),
     "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "what followed the last words before"),
     MEASURING: Entry("outrider.drafters.dummy:FixedDrafter", ("gamma",), "the last token, over and over"),
 }
@@ -60,15 +70,28 @@ def find(name: str) -> Entry:
     return DRAFTERS[name]
 
 
-def make(name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup_gamma: int = 0) -> Drafter:
+def make(
+    name: str,
+    target: Target,
+    *,
+    gamma: int,
+    checkpoint: str = "",
+    lookup_gamma: int = 0,
+    denoising_steps: int = 0,
+    denoising_order: str = "left",
+) -> Drafter:
     """The drafter of that name, joined to the target.
 
     checkpoint: its folder, where it needs one. lookup_gamma: draft tokens of the prompt lookup to which
     such a drafter leaves text that repeats itself; 0: there is none.
+    denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
     Raises ValueError for a name that is not known and for a checkpoint that does not fit.
     """
     entry = find(name)
-    known = {"gamma": gamma, "target": target, "device": target.device, "checkpoint": checkpoint}
+    known = {
+        "gamma": gamma, "target": target, "device": target.device, "checkpoint": checkpoint,
+        "denoising_steps": denoising_steps or entry.denoising_steps, "denoising_order": denoising_order,
+    }  # fmt: skip
     drafter: Drafter = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
     if drafter.target_layers and target.capture_layers is not None:
         target.capture_layers(list(drafter.target_layers))
@@ -79,6 +102,6 @@ def make(name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup_
     from outrider.drafters.lookup_first import LookupFirst
     from outrider.drafters.ngram import NgramDrafter
 
-    if str(target.device).startswith("cpu"):
+    if entry.needs_hidden_states and str(target.device).startswith("cpu"):
         drafter = Deferred(drafter)
     return LookupFirst(NgramDrafter(lookup_gamma, device=target.device), drafter) if lookup_gamma else drafter

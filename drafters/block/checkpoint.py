@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from ..target import Rows
 from .config import BlockConfig, CheckpointError
-from .model import BlockModel
+from .model import BlockModel, DraftModel
 
+Model = TypeVar("Model", bound=DraftModel)
 WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.", "lm_head.", "rotary_emb.")
 """Prefixes of tensors that belong to the target or are recomputed."""
@@ -78,7 +79,7 @@ def plain_name(name: str) -> str:
     return HEADS.get(name, name.replace(".down_proj.", ".mlp.down_proj."))
 
 
-def to_plain(model: BlockModel) -> dict[str, torch.Tensor]:
+def to_plain(model: DraftModel) -> dict[str, torch.Tensor]:
     """Tensors of a plain checkpoint; a truncated W2 is filled up with zero rows."""
     config, fused = model.config, fused_names(model.config)
     tensors: dict[str, torch.Tensor] = {}
@@ -96,7 +97,7 @@ def to_plain(model: BlockModel) -> dict[str, torch.Tensor]:
     return {name: value.contiguous().clone() for name, value in tensors.items()}
 
 
-def load_plain(model: BlockModel, tensors: dict[str, torch.Tensor]) -> None:
+def load_plain(model: DraftModel, tensors: dict[str, torch.Tensor]) -> None:
     """Fill `model` from the tensors of a plain checkpoint; raises CheckpointError on any that lack or differ."""
     tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
     tensors = {n: v for n, v in tensors.items() if not n.startswith(SHARED)}
@@ -127,7 +128,7 @@ def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
-def save_plain(model: BlockModel, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_plain(model: DraftModel, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a folder that stock SGLang loads; it drafts over the whole vocabulary there."""
     tensors = to_plain(model)
     tensors = {n: v.to(torch.float32 if n.startswith("confidence_head.") else dtype) for n, v in tensors.items()}
@@ -136,7 +137,7 @@ def save_plain(model: BlockModel, folder: str | Path, dtype: torch.dtype = torch
     _write(folder, tensors, config)
 
 
-def save_compact(model: BlockModel, folder: str | Path) -> None:
+def save_compact(model: DraftModel, folder: str | Path) -> None:
     """Write the shipped storage: int8 matrices with scales, everything else bfloat16."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict().items():
@@ -158,9 +159,25 @@ def _write(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[st
 
 
 def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> BlockModel:
-    """Read a drafter folder in either storage; raises CheckpointError with what is wrong with it."""
+    """The DSpark or DFlash drafter of a folder; as `load_as`."""
+    return load_as(BlockModel, folder, dtype=dtype, device=device)
+
+
+def load_as(
+    make: type[Model],
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """Read a drafter folder in either storage; raises CheckpointError with what is wrong with it.
+
+    make: the network that it is expected to hold.
+    """
     folder = Path(folder)
     config = BlockConfig.read(folder)
+    if config.kind not in make.kinds:
+        raise CheckpointError(f"{folder} holds a {config.kind} drafter, not {' or '.join(make.kinds)}")
     compact = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("outrider_storage") == "int8"
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -176,7 +193,7 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str
     vocab = tensors.pop("vocab", None)
     if config.draft_vocab_size and (vocab is None or len(vocab) != config.draft_vocab_size):
         raise CheckpointError(f"{folder}: draft_vocab_size is {config.draft_vocab_size} but the tokens are not stored")
-    model = BlockModel(config, vocab).requires_grad_(False)
+    model = make(config, vocab).requires_grad_(False)
     if compact:
         scales = {n: tensors.pop(f"{n}.scale") for n in list(tensors) if f"{n}.scale" in tensors}
         state = {n: v.float() * scales[n] if n in scales else v for n, v in tensors.items()}

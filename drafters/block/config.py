@@ -1,9 +1,10 @@
-"""Shape of a block drafter, as its checkpoint folder's `config.json` states it.
+"""Shape of a drafter model, as its checkpoint folder's `config.json` states it.
 
 The keys are those of public DeepSpec and DFlash folders, which SGLang reads too: `block_size` is gamma for DSpark
 and gamma + 1 for DFlash, where the anchor takes a place in the block without predicting. In a DSpark block it does so
 with `sample_from_anchor: false`, and the block then has gamma + 1 rows. `outrider` holds what those loaders do not
-know: the size of a truncated draft vocabulary and the identity of the target.
+know: the size of a truncated draft vocabulary and the identity of the target. Diffusion drafters (`diffusion/`) have
+the same shape without target layers; `block_size` is their gamma.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel"}
+ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel", "diffusion": "OutriderDiffusionModel"}
+BLOCK_KINDS = ("dspark", "dflash")
+"""Kinds that draft from the target's hidden states."""
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
@@ -23,10 +26,12 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """Shape of a DSpark or DFlash drafter.
+    """Shape of a DSpark, DFlash or diffusion drafter.
 
     gamma: tokens drafted in one block.
-    target_layers: target layers whose outputs are the context features, 0 being the first decoder layer.
+    target_layers: target layers whose outputs are the context features, 0 being the first decoder layer; none for
+        diffusion, which embeds the tokens themselves.
+    qk_norm: whether queries and keys are normed, as Qwen3's are and Llama's are not.
     markov_rank: r of the sequential head; 0 for DFlash.
     sample_from_anchor: whether the anchor's own row predicts the first token; never for DFlash.
     draft_vocab_size: V', tokens the drafter can propose; None for the target's whole vocabulary.
@@ -53,6 +58,7 @@ class BlockConfig:
     confidence_head: bool = False
     confidence_with_markov: bool = True
     sample_from_anchor: bool = True
+    qk_norm: bool = True
     draft_vocab_size: int | None = None
     target: dict[str, Any] = field(default_factory=dict)
 
@@ -68,7 +74,10 @@ class BlockConfig:
         if self.kind == "dspark" and self.markov_rank < 1:
             raise CheckpointError(f"DSpark needs markov_rank of at least 1, got {self.markov_rank}")
         outside = [i for i in self.target_layers if not 0 <= i < self.num_target_layers]
-        if outside or not self.target_layers:
+        if self.kind == "diffusion":
+            if self.target_layers or self.markov_rank or (self.confidence_head and self.confidence_with_markov):
+                raise CheckpointError("a diffusion drafter reads no target layers and has no sequential head")
+        elif outside or not self.target_layers:
             raise CheckpointError(
                 f"target_layer_ids {list(self.target_layers)} must lie in 0..{self.num_target_layers - 1}"
             )
@@ -83,7 +92,7 @@ class BlockConfig:
     @property
     def first_row(self) -> int:
         """Block row of the first prediction: the anchor itself, or the first mask."""
-        return 0 if self.kind == "dspark" and self.sample_from_anchor else 1
+        return 0 if self.kind == "diffusion" or (self.kind == "dspark" and self.sample_from_anchor) else 1
 
     @property
     def logit_size(self) -> int:
@@ -95,7 +104,7 @@ class BlockConfig:
         config: dict[str, Any] = {
             "architectures": [ARCHITECTURES[self.kind]],
             "model_type": "qwen3",
-            "block_size": self.gamma if self.kind == "dspark" else self.queries,
+            "block_size": self.queries if self.kind == "dflash" else self.gamma,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -111,9 +120,11 @@ class BlockConfig:
             "tie_word_embeddings": False,
             "dtype": "bfloat16",
             "num_target_layers": self.num_target_layers,
-            "target_layer_ids": list(self.target_layers),
-            "mask_token_id": self.mask_token_id,
         }
+        if self.kind == "diffusion":
+            config |= {"qk_norm": self.qk_norm, "enable_confidence_head": self.confidence_head}
+        else:
+            config |= {"target_layer_ids": list(self.target_layers), "mask_token_id": self.mask_token_id}
         if self.kind == "dspark":
             config |= {
                 "markov_rank": self.markov_rank,
@@ -122,7 +133,7 @@ class BlockConfig:
                 "confidence_head_with_markov": self.confidence_with_markov,
                 "sample_from_anchor": self.sample_from_anchor,
             }
-        else:
+        elif self.kind == "dflash":
             config["dflash_config"] = {
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layers),
@@ -155,7 +166,7 @@ class BlockConfig:
         rank = int(nested.get("markov_rank", config.get("markov_rank", 0)) or 0)
         return cls(
             kind=kind,
-            gamma=block if kind == "dspark" else block - 1,
+            gamma=block - 1 if kind == "dflash" else block,
             vocab_size=int(get("vocab_size")),
             hidden_size=hidden,
             intermediate_size=int(get("intermediate_size")),
@@ -164,16 +175,17 @@ class BlockConfig:
             num_kv_heads=int(get("num_key_value_heads", heads)),
             head_dim=int(get("head_dim", hidden // heads)),
             num_target_layers=int(get("num_target_layers")),
-            target_layers=tuple(int(i) for i in get("target_layer_ids")),
-            mask_token_id=int(get("mask_token_id")),
+            target_layers=tuple(int(i) for i in get("target_layer_ids")) if kind in BLOCK_KINDS else (),
+            mask_token_id=int(get("mask_token_id")) if kind in BLOCK_KINDS else 0,
             rms_norm_eps=float(get("rms_norm_eps", 1e-6)),
             rope_theta=rope_theta(config),
             max_positions=int(get("max_position_embeddings", 32768)),
             markov_rank=rank,
             markov_head=str(nested.get("markov_head_type", config.get("markov_head_type", "vanilla"))).lower(),
-            confidence_head=kind == "dspark" and bool(config.get("enable_confidence_head", True)),
+            confidence_head=kind != "dflash" and bool(config.get("enable_confidence_head", True)),
             confidence_with_markov=bool(config.get("confidence_head_with_markov", rank > 0)),
             sample_from_anchor=bool(config.get("sample_from_anchor", True)),
+            qk_norm=bool(config.get("qk_norm", True)) or kind != "diffusion",
             draft_vocab_size=own.get("draft_vocab_size"),
             target=own.get("target") or {},
         )
@@ -192,7 +204,7 @@ class BlockConfig:
 
 
 def kind_of(config: dict[str, Any]) -> str:
-    """ "dspark" or "dflash", from the architecture that the checkpoint names."""
+    """A name of `ARCHITECTURES`, from the architecture that the checkpoint names."""
     names = config.get("architectures") or []
     for kind, architecture in ARCHITECTURES.items():
         if architecture in names:
@@ -200,7 +212,7 @@ def kind_of(config: dict[str, Any]) -> str:
     if "DSparkDraftModel" in names:
         return "dspark"
     known = ", ".join(ARCHITECTURES.values())
-    raise CheckpointError(f"drafter architecture {names or 'none'} is not a block drafter; expected one of {known}")
+    raise CheckpointError(f"drafter architecture {names or 'none'} is unknown; expected one of {known}")
 
 
 def rope_theta(config: dict[str, Any]) -> float:

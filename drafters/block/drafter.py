@@ -105,18 +105,10 @@ class BlockDrafter(Drafter):
 
     def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:
         """Drafts for `requests` [M], of length 0 for the others."""
-        shape = (len(batch.anchors), self.gamma)
-        tokens = batch.anchors[:, None].repeat(1, self.gamma)
-        lens, confidence = torch.zeros_like(batch.anchors), torch.zeros(shape, device=self.device)
-        if len(requests) == 0:
-            return Draft(tokens, lens, confidence)
-        some = self.propose(batch.select(requests))
-        tokens[requests], lens[requests], confidence[requests] = some.tokens, some.lens, some.confidence
-        probs = None
-        if some.probs is not None:
-            probs = some.probs.new_zeros(*shape, some.probs.shape[2])
-            probs[requests] = some.probs
-        return Draft(tokens, lens, confidence, probs, some.vocab, asked=some.asked)
+        if len(requests):
+            return self.propose(batch.select(requests)).spread(requests, batch.anchors)
+        nothing = torch.zeros((0, self.gamma), device=self.device)
+        return Draft(nothing.long(), requests, nothing).spread(requests, batch.anchors)
 
     def _propose(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Tokens, probs and confidence of `Draft`, in plain torch."""

@@ -1,6 +1,11 @@
-"""Qwen3-shaped draft layers with fused projections (DFlash; DSpark, equations 2 and 3)."""
+"""Draft layers with fused projections (DFlash; DSpark, equations 2 and 3).
+
+They are Qwen3-shaped, and without the norms of queries and keys Llama-shaped.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,8 +59,8 @@ class DraftLayer(nn.Module):
         self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, dim
         self.input_layernorm = RMSNorm(size, config.rms_norm_eps)
         self.qkv = nn.Linear(size, (self.heads + 2 * self.kv_heads) * dim, bias=False)
-        self.q_norm = RMSNorm(dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(dim, config.rms_norm_eps)
+        self.q_norm: Any = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm: Any = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.o_proj = nn.Linear(self.heads * dim, size, bias=False)
         self.post_attention_layernorm = RMSNorm(size, config.rms_norm_eps)
         self.gate_up = nn.Linear(size, 2 * config.intermediate_size, bias=False)

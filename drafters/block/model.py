@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .config import BlockConfig
+from .config import BLOCK_KINDS, BlockConfig
 from .heads import SEQUENTIAL_HEADS, ConfidenceHead
 from .layers import DraftLayer, RMSNorm, Rotary
 
@@ -19,16 +19,43 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 block's own keys and its request's context."""
 
 
-class BlockModel(nn.Module):
-    """Backbone and heads.
+class DraftModel(nn.Module):
+    """What every drafter's network has.
 
     vocab: [V'] int64, the target's token of each logit column; strictly increasing.
     """
 
+    kinds: tuple[str, ...]
+    config: BlockConfig
+    layers: nn.ModuleList
+    norm: RMSNorm
+    rotary: Rotary
+    confidence_head: ConfidenceHead | None
     vocab: torch.Tensor
 
     def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
         super().__init__()
+
+    @property
+    def draft_layers(self) -> list[DraftLayer]:
+        """`layers` with their type."""
+        return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
+
+    def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Normed hidden states [N, d] of inputs [N, d] at positions [N]."""
+        x, rope = embedded, self.rotary.rows(positions)
+        for i, layer in enumerate(self.draft_layers):
+            x = layer.finish(x, attend(i, *layer.block_qkv(x, rope)))
+        return self.norm(x)
+
+
+class BlockModel(DraftModel):
+    """Backbone and heads."""
+
+    kinds = BLOCK_KINDS
+
+    def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
+        super().__init__(config, vocab)
         self.config = config
         size = config.hidden_size
         self.fc = nn.Linear(len(config.target_layers) * size, size, bias=False)
@@ -41,11 +68,6 @@ class BlockModel(nn.Module):
         ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
         self.register_buffer("vocab", ids, persistent=False)
 
-    @property
-    def draft_layers(self) -> list[DraftLayer]:
-        """`layers` with their type."""
-        return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
-
     def context_kv(self, features: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values [N, Hkv, D] per layer of target features [N, m*d] at positions [N] (equations 2, 3)."""
         context = self.hidden_norm(self.fc(features))
@@ -57,10 +79,3 @@ class BlockModel(nn.Module):
         ids = anchors.new_full((anchors.shape[0], self.config.queries), self.config.mask_token_id)
         ids[:, 0] = anchors
         return ids
-
-    def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Normed hidden states [N, d] of block inputs [N, d] at positions [N]."""
-        x, rope = embedded, self.rotary.rows(positions)
-        for i, layer in enumerate(self.draft_layers):
-            x = layer.finish(x, attend(i, *layer.block_qkv(x, rope)))
-        return self.norm(x)

@@ -1,0 +1,156 @@
+"""A block drafted in several denoising steps, with a q for every token by which rejection sampling stays exact.
+
+A step sees the tokens revealed so far, predicts a distribution for each that is not, reveals some of them and draws
+these, each with its own key. Which are revealed follows from the state before the step's draws: from distributions,
+never from what is drawn there.
+
+**The rule.** Let s_i be the step at which token i is revealed. Where s_i = max over j <= i of s_j, nothing to its left
+was revealed later, and q_i is the distribution that it was drawn from. Elsewhere q_i is a point mass on the token.
+
+**Why it is exact.** Rejection sampling at position i gives the target's distribution p_i, which depends on
+y_1 .. y_{i-1} alone, if there is a set of events F_i such that
+  1. these follow from F_i: y_j, q_j and the acceptance numbers u_j of all j < i; q_i; whether position i is verified;
+  2. given F_i, the token y_i is distributed as q_i;
+  3. u_i and the noise of the replacement are independent of F_i and y_i.
+Then the token that comes out at i has the distribution p_i given F_i, hence given that verification came as far as i;
+by the chain rule so has the whole text. The F_i need not be nested: each position may have its own.
+
+Where s_i = max over j <= i of s_j, take for F_i all that is known before the draws of step s_i, the other draws of that
+step, and all u_j of j < i. Every token j < i was revealed at a step s_j <= s_i: before, so that it is known, or at the
+same step by a draw of its own, independent of y_i given the state. Its q_j is a softmax of a state that is known, or a
+point mass on y_j; which of the two, and that i itself is such a case, follows from s_1 .. s_i, which were decided
+before the draws of step s_i. A confidence c_k of k <= i was read before the draws of step s_k <= s_i, so admission by
+c_1 .. c_i is known as well. Given F_i, y_i is one draw from the step's softmax.
+
+Where some j < i was revealed later than i, y_j may depend on y_i, and given y_j the token y_i is no longer distributed
+as the softmax that it came from. Take everything but u_i for F_i: given that, y_i is certain, and a point mass is its
+distribution. Such a token may have had any influence at all, on c_k of k < i too.
+
+What is not exact: for every token the softmax of its own step (`tests/drafters/test_denoise.py` has an example of two
+tokens that is off by a total variation of 1/4); revealing positions by the probability of the tokens drawn there; a
+softmax for a token taken as the argmax; a q from a second pass over the finished block.
+
+One step, and steps from left to right, keep every q. Greedy requests, and seeded ones, whose drafts must equal a token
+that is known without them, need no q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from outrider.kernels.sampling import Rules
+
+from ..block.sampling import choose
+
+Predict = Callable[[torch.Tensor, torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor | None]]
+"""(tokens [R, gamma], revealed [R, gamma] bool, columns) -> logits [R, M, V'] of the M columns asked for, and the
+chance [R, M] that each is accepted, None without a confidence head. Tokens that are not revealed are arbitrary."""
+
+Pick = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""(masked [R, M] bool, certainty [R, M], count) -> [R, M] bool, `count` of the masked ones of each request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is revealed when.
+
+    counts: tokens revealed in each step; they add up to gamma.
+    pick: which of those still masked. None: from left to right, so that a step predicts no others.
+    """
+
+    counts: tuple[int, ...]
+    pick: Pick | None = None
+
+
+def most_certain(masked: torch.Tensor, certainty: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` masked positions of largest certainty, the first among equals."""
+    order = certainty.masked_fill(~masked, -1.0).sort(dim=1, descending=True, stable=True).indices
+    return torch.zeros_like(masked).scatter_(1, order[:, :count], True)
+
+
+def _evenly(gamma: int, steps: int) -> tuple[int, ...]:
+    return tuple(gamma * (step + 1) // steps - gamma * step // steps for step in range(steps))
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    "left": lambda gamma, steps: Schedule((1,) * (steps - 1) + (gamma - steps + 1,)),
+    "even": lambda gamma, steps: Schedule(_evenly(gamma, steps)),
+    "certain": lambda gamma, steps: Schedule(_evenly(gamma, steps), most_certain),
+}
+"""left: one token a step, the last step all others; even: as many in each step, from left to right; certain: as many in
+each step, those whose likeliest token is likeliest."""
+
+
+def make_schedule(name: str, gamma: int, steps: int) -> Schedule:
+    """Raises ValueError for an unknown name, and for more steps than tokens."""
+    if name not in SCHEDULES:
+        raise ValueError(f"a denoising order is one of {', '.join(SCHEDULES)}, not {name!r}")
+    if not 1 <= steps <= gamma:
+        raise ValueError(f"denoising steps must lie in 1..{gamma}, one for each draft token at most; got {steps}")
+    return SCHEDULES[name](gamma, steps)
+
+
+def keeps_distribution(revealed_at: torch.Tensor) -> torch.Tensor:
+    """[R, gamma] bool: tokens whose q is what they were drawn from; revealed_at: [R, gamma] int64, the step of each."""
+    return revealed_at == revealed_at.cummax(1).values
+
+
+def denoise(
+    predict: Predict,
+    schedule: Schedule,
+    rules: Rules,
+    keys: torch.Tensor,
+    *,
+    vocab: torch.Tensor | None,
+    wants_probs: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Draw gamma tokens for each of R requests.
+
+    rules: how each request is sampled. keys: [R, gamma] int64, of the noise of each token.
+    vocab: [V'] int64, the target's token of each column of the logits; None: V' is the target's vocabulary.
+    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or nobody wants them) and
+    confidence [R, gamma], each read before the draws of the step that revealed its token; without a confidence head
+    the largest probability of that step.
+    """
+    requests, gamma = keys.shape
+    all_greedy = bool((rules.temperatures <= 0).all())
+    wants_probs = wants_probs and not all_greedy
+    tokens, chosen = keys.new_zeros(2, requests, gamma)
+    revealed_at = torch.full_like(tokens, -1)
+    confidence = torch.zeros(requests, gamma, device=keys.device)
+    probs: torch.Tensor | None = None
+    done = 0
+    for step, count in enumerate(schedule.counts):
+        columns = slice(done, done + count) if schedule.pick is None else slice(0, gamma)
+        logits, chances = predict(tokens, revealed_at >= 0, columns)
+        width = columns.stop - columns.start
+        flat = logits.reshape(requests * width, -1)
+        certainty, q = chances, None
+        if all_greedy and certainty is not None and schedule.pick is None:
+            drawn = flat.argmax(-1)
+        else:
+            each = torch.arange(requests, device=keys.device).repeat_interleave(width)
+            drawn, q = choose(flat.float(), rules.of(each), keys[:, columns].flatten(), vocab)
+            certainty = q.amax(-1).view(requests, width)
+        drawn = drawn.view(requests, width)
+        masked = revealed_at[:, columns] < 0
+        picked = masked if schedule.pick is None else schedule.pick(masked, certainty, count)
+        revealed_at[:, columns] = revealed_at[:, columns].where(~picked, step)
+        chosen[:, columns] = drawn.where(picked, chosen[:, columns])
+        named = drawn if vocab is None else vocab[drawn]
+        tokens[:, columns] = named.where(picked, tokens[:, columns])
+        sure = certainty if chances is None else chances.float()
+        confidence[:, columns] = sure.where(picked, confidence[:, columns])
+        if wants_probs and q is not None:
+            q = q.view(requests, width, -1)
+            if probs is None:
+                probs = q if width == gamma else q.new_zeros(requests, gamma, q.shape[2])
+            probs[:, columns] = q.where(picked[..., None], probs[:, columns])
+        done += count
+    if probs is not None and schedule.pick is not None:
+        point = torch.zeros_like(probs).scatter_(2, chosen[..., None], 1.0)
+        probs = probs.where(keeps_distribution(revealed_at)[..., None], point)
+    return tokens, probs, confidence

@@ -1,0 +1,175 @@
+"""DEER and SpecDiff behind the drafter contract: a diffusion drafter of one denoising step, or of several.
+
+Both are one network, a small language model over the tokens, which asks the target for nothing but embedding and head.
+Keys and values stand at the target's KV slots. `observe` only notes tokens; `propose`, which has the page table,
+encodes what is new of the requests it drafts for, in the same products as their blocks. What a slot holds depends on
+the tokens up to it alone, so a prefix of another request, a prompt read in pieces, a request that comes back and steps
+that did not draft leave nothing to be done but to encode from the first position that is not encoded yet.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from outrider.kernels.int8 import multiply
+
+from ..base import Draft, DraftBatch, Drafter, Features
+from ..block.checkpoint import check_target, load_as, target_identity
+from ..block.config import CheckpointError
+from ..slot_tokens import SlotTokens
+from ..target import Rows, Target
+from .denoise import denoise, make_schedule
+from .model import DiffusionModel
+from .prepared import PreparedLayers, Spans, prepare
+
+BACKLOG, BACKLOG_EACH = 256, 16
+"""Tokens encoded in a step at most, all requests together: so many, or so many for each request where that is more."""
+
+
+class DiffusionDrafter(Drafter):
+    """Drafts a block in `denoising_steps` forward passes.
+
+    embedding, head: [V, d] of the target, used in place; only the head's rows of the draft vocabulary are copied.
+    gamma: tokens per block, at most what the model was trained for, which is the default.
+    denoising_order: a name of `denoise.SCHEDULES`.
+    """
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        *,
+        embedding: Rows,
+        head: Rows,
+        gamma: int | None = None,
+        denoising_steps: int = 1,
+        denoising_order: str = "left",
+    ) -> None:
+        config = model.config
+        if tuple(embedding.shape) != (config.vocab_size, config.hidden_size) or head.shape[1] != config.hidden_size:
+            raise CheckpointError(
+                f"the drafter needs a target with embedding [{config.vocab_size}, {config.hidden_size}]; "
+                f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
+            )
+        if gamma is not None and not 1 <= gamma <= config.gamma:
+            raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
+        self.model = model.requires_grad_(False).eval()
+        self.gamma = gamma or config.gamma
+        self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
+        self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
+        self.embedding = embedding
+        self.vocab = model.vocab if config.draft_vocab_size else None
+        self.head = prepare(head[model.vocab.to(head.device)].to(self.dtype))
+        self.layers = PreparedLayers(model)
+        self.tokens = SlotTokens(0)
+        self.encoded = torch.zeros(0, dtype=torch.bool)
+
+    @classmethod
+    def load(
+        cls,
+        target: Target,
+        checkpoint: str | Path,
+        *,
+        gamma: int | None = None,
+        denoising_steps: int = 1,
+        denoising_order: str = "left",
+    ) -> DiffusionDrafter:
+        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit."""
+        embedding, head = target.weights()
+        model = load_as(DiffusionModel, checkpoint, dtype=target.dtype, device=embedding.device)
+        check_target(model.config, target_identity(target.config, embedding))
+        return cls(
+            model, embedding=embedding, head=head, gamma=gamma, denoising_steps=denoising_steps,
+            denoising_order=denoising_order,
+        )  # fmt: skip
+
+    def allocate(self, slots: int) -> None:
+        self.layers.allocate(slots)
+        self.tokens = SlotTokens(slots, self.device)
+        self.encoded = torch.zeros(slots, dtype=torch.bool, device=self.device)
+
+    def observe(self, features: Features) -> None:
+        self.tokens.write(features.slots, features.tokens)
+        self.encoded[features.slots] = False
+
+    @torch.inference_mode()
+    def propose(self, batch: DraftBatch) -> Draft:
+        asked = torch.arange(len(batch.rows), device=self.device) if batch.ask is None else batch.ask.nonzero()[:, 0]
+        if len(asked) == 0:
+            return self._nothing(0).spread(asked, batch.anchors)
+        some = batch if len(asked) == len(batch.rows) else batch.select(asked)
+        first, count = self._next(some)
+        ready = (first + count == some.seq_lens).nonzero()[:, 0]
+        new = self._new(some, first, count)
+        if len(ready) == len(asked) == len(batch.rows):
+            return self._draft(some, new)
+        drafted = self._draft(some.select(ready), new) if len(ready) else self._encode(new)
+        return drafted.spread(asked[ready], batch.anchors, asked=len(asked))
+
+    def _next(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R] where each request is to be encoded from, and how many tokens in this step: short backlogs first."""
+        ends = batch.seq_lens
+        positions = torch.arange(int(ends.max()), device=self.device)
+        slots = batch.page_table[batch.rows[:, None], positions].long()
+        missing = (~self.encoded[slots]) & (positions < ends[:, None])
+        first = torch.where(missing.any(1), missing.to(torch.uint8).argmax(1), ends)
+        backlog, order = (ends - first).sort()
+        room = max(BACKLOG, BACKLOG_EACH * len(ends)) - (backlog.cumsum(0) - backlog)
+        count = torch.empty_like(first)
+        count[order] = torch.minimum(backlog, room.clamp(min=0))
+        return first, count
+
+    def _new(self, batch: DraftBatch, first: torch.Tensor, count: torch.Tensor) -> Spans | None:
+        """What is encoded in this step."""
+        some = count.nonzero()[:, 0]
+        return Spans.of(batch.page_table, batch.rows[some], first[some], count[some]) if len(some) else None
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding[ids].to(self.dtype)
+
+    def _encode(self, new: Spans | None) -> Draft:
+        """Encode, and draft for nobody."""
+        if new is not None:
+            self.layers.forward(self._embed(self.tokens.tokens[new.slots].long()), new, None)
+            self.encoded[new.slots] = True
+        return self._nothing(0)
+
+    def _draft(self, batch: DraftBatch, new: Spans | None) -> Draft:
+        """Blocks for all requests of the batch, whose context is encoded but for what is `new`."""
+        requests, size = len(batch.rows), self.gamma
+        block = Spans.of(batch.page_table, batch.rows, batch.seq_lens, torch.full_like(batch.seq_lens, size))
+
+        def predict(
+            tokens: torch.Tensor, revealed: torch.Tensor, columns: slice
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            nonlocal new
+            ids = torch.cat([batch.anchors[:, None], tokens[:, :-1]], 1)
+            inputs = self._embed(ids.flatten()).view(requests, size, -1)
+            inputs = self.model.block_inputs(inputs, revealed[:, :-1]).flatten(0, 1)
+            if new is not None:
+                inputs = torch.cat([self._embed(self.tokens.tokens[new.slots].long()), inputs])
+            hidden = self.layers.forward(inputs, new, block)
+            if new is not None:
+                self.encoded[new.slots], new = True, None
+            hidden = hidden.view(requests, size, -1)[:, columns].contiguous()
+            sure = self.model.confidence_head
+            chances = None if sure is None else torch.sigmoid(sure(hidden, hidden).float())
+            return multiply(hidden, self.head), chances
+
+        tokens, probs, confidence = denoise(
+            predict, self.schedule, batch.rules, batch.keys[:, :size], vocab=self.vocab, wants_probs=batch.wants_probs
+        )
+        return Draft(
+            tokens=tokens,
+            lens=torch.full((requests,), size, dtype=torch.int64, device=self.device),
+            confidence=confidence,
+            probs=probs,
+            vocab=None if probs is None else self.vocab,
+            asked=requests,
+        )
+
+    def _nothing(self, requests: int) -> Draft:
+        shape = requests, self.gamma
+        none = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return Draft(none, none[:, 0], torch.zeros(shape, device=self.device))

@@ -1,0 +1,43 @@
+"""The diffusion drafter's network: a small language model over the tokens alone, whose block is denoised.
+
+Rows of a block: the anchor x_0, marked by the separator, then x_1 .. x_{gamma-1}, or masks for those not known. Row n
+predicts x_{n+1}, as in the model whose layers it may start from. Context rows see the context before them, block rows
+the context and the whole block; no context row ever sees a block, so keys and values of the context stay.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..block.config import BlockConfig
+from ..block.heads import ConfidenceHead
+from ..block.layers import DraftLayer, RMSNorm, Rotary
+from ..block.model import DraftModel
+
+
+class DiffusionModel(DraftModel):
+    """Backbone and confidence head; mask and separator are vectors [d] and no tokens of any vocabulary."""
+
+    kinds = ("diffusion",)
+
+    def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
+        super().__init__(config, vocab)
+        self.config = config
+        size = config.hidden_size
+        self.mask = nn.Parameter(torch.zeros(size))
+        self.separator = nn.Parameter(torch.zeros(size))
+        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.max_positions)
+        self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
+        ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
+        self.register_buffer("vocab", ids, persistent=False)
+
+    def block_inputs(self, embedded: torch.Tensor, revealed: torch.Tensor) -> torch.Tensor:
+        """Inputs [A, Q, d] of blocks from the embeddings [A, Q, d] of x_0 .. x_{Q-1}.
+
+        revealed: [A, Q-1] bool; where it is not, the embedding is not read.
+        """
+        known = torch.where(revealed[..., None], embedded[:, 1:], self.mask)
+        return torch.cat([embedded[:, :1] + self.separator, known], 1)
