@@ -146,9 +146,11 @@ def denoise(
         confidence[:, columns] = sure.where(picked, confidence[:, columns])
         if wants_probs and q is not None:
             q = q.view(requests, width, -1)
-            if probs is None:
-                probs = q if width == gamma else q.new_zeros(requests, gamma, q.shape[2])
-            probs[:, columns] = q.where(picked[..., None], probs[:, columns])
+            if len(schedule.counts) == 1:
+                probs = q
+            else:
+                probs = q.new_zeros(requests, gamma, q.shape[2]) if probs is None else probs
+                probs[:, columns] = q.where(picked[..., None], probs[:, columns])
         done += count
     if probs is not None and schedule.pick is not None:
         point = torch.zeros_like(probs).scatter_(2, chosen[..., None], 1.0)

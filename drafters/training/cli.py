@@ -16,6 +16,7 @@ import torch
 from ..block import checkpoint
 from ..block.config import ARCHITECTURES, BlockConfig
 from ..block.model import BlockModel
+from ..networks import load_any
 from .deadline import Deadline, OutOfTime
 from .decode import Wanted
 from .features import build_store
@@ -336,10 +337,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> int:
     """Write a drafter in another storage; returns the exit status."""
-    if args.drafter.is_file():
-        model = checkpoint_model(args.drafter)
-    else:
-        model = checkpoint.load(args.drafter, dtype=torch.float32)
+    model = checkpoint_model(args.drafter) if args.drafter.is_file() else load_any(args.drafter, dtype=torch.float32)
     if args.storage == "int8":
         checkpoint.save_compact(model, args.out)
     else:

@@ -13,7 +13,8 @@ import torch
 from tqdm import tqdm
 
 from ..block.config import BlockConfig
-from ..block.model import BlockModel
+from ..block.model import BlockModel, DraftModel
+from ..networks import network_of
 from .batches import BatchMaker, Step, ahead, random_steps
 from .deadline import NEVER, Deadline
 from .forward import Frozen, hidden_states
@@ -123,10 +124,11 @@ def train_step(
     }
 
 
-def checkpoint_model(path: Path) -> BlockModel:
+def checkpoint_model(path: Path) -> DraftModel:
     """The float32 drafter inside a run's checkpoint, for exporting a run that has not ended."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    model = BlockModel(BlockConfig.from_json(state["config"]), state["vocab"])
+    config = BlockConfig.from_json(state["config"])
+    model = network_of(config)(config, state["vocab"])
     with torch.no_grad():
         weights = state["optimiser"]["means"] or state["optimiser"]["masters"]
         for p, saved in zip(model.parameters(), weights, strict=True):

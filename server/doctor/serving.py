@@ -79,13 +79,14 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         return
     from safetensors import SafetensorError
 
+    from outrider.drafters import networks
     from outrider.drafters.block import checkpoint
     from outrider.drafters.block.config import BlockConfig, CheckpointError
 
     folder = str(settings.drafter_path)
     try:
         checkpoint.check_target(BlockConfig.read(folder), model.config)
-        checkpoint.load(folder)
+        networks.load_any(folder)
     except (CheckpointError, SafetensorError, OSError, ValueError) as error:
         remedy = f"another --drafter-path (`outrider train {settings.drafter} --target {model.path}` makes one), or "
         remedy += "--drafter ngram"

@@ -6,10 +6,21 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, DEVICES, DRAFTERS, DTYPES, QUANTIZATIONS, Settings
+from outrider.server.engine.settings import (
+    CHECKPOINT_DRAFTERS,
+    DENOISING_DRAFTERS,
+    DENOISING_ORDERS,
+    DEVICES,
+    DRAFTERS,
+    DTYPES,
+    QUANTIZATIONS,
+    Settings,
+)
 
 TARGET = ("model", "dtype", "quantization", "device", "threads")
-DRAFTER = ("drafter", "drafter_path", "lookup", "gamma", "lookup_gamma")
+DRAFTER = (
+    "drafter", "drafter_path", "lookup", "gamma", "lookup_gamma", "denoising_steps", "denoising_order",
+)  # fmt: skip
 
 
 class Flags(Protocol):
@@ -69,6 +80,21 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
         default=defaults.lookup_gamma,
         metavar="N",
         help="of prompt lookup beside such a drafter, where it is more than --gamma (default: %(default)s)",
+    )
+    denoising = " or ".join(DENOISING_DRAFTERS)
+    flags.add_argument(
+        "--denoising-steps",
+        type=int,
+        metavar="N",
+        help=f"forward passes for a draft of {denoising}, at most --gamma: more are slower and more often right "
+        "(default: 1 for deer, 2 for specdiff)",
+    )
+    flags.add_argument(
+        "--denoising-order",
+        choices=DENOISING_ORDERS,
+        default=defaults.denoising_order,
+        help="which tokens these reveal: left: one in each, the last all others; even: as many in each, from left to "
+        "right; certain: as many in each, the most certain first (default: %(default)s)",
     )
 
 

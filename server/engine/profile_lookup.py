@@ -34,6 +34,8 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     """Of the engine that these settings start; settings.drafter_path is known (`checkpoints.with_drafter_path`)."""
     on_cpu = settings.resolved_device == "cpu"
     drafter = settings.drafter
+    if settings.resolved_denoising_steps:
+        drafter += f"+{settings.resolved_denoising_steps}-{settings.denoising_order}"
     if settings.looks_up:
         drafter += "+lookup"
     dtype = settings.resolved_dtype

@@ -15,6 +15,8 @@ from outrider.server.plugin.config import PluginConfig
 
 DRAFTERS = ("auto", *drafters.names(), "off")
 CHECKPOINT_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).needs_checkpoint)
+DENOISING_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).denoising_steps)
+DENOISING_ORDERS = drafters.DENOISING_ORDERS
 MEASURING_DRAFTER = drafters.MEASURING
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8")
@@ -39,6 +41,8 @@ class Settings:
     drafter_path: folder of the drafter's checkpoint, where it needs one; None is the one shipped for the model.
     lookup: a drafter with a checkpoint leaves text that repeats itself to prompt lookup.
     gamma: draft tokens per step, 1..64. lookup_gamma: of that prompt lookup, where it is more than gamma.
+    denoising_steps: forward passes for a draft, of a drafter that denoises; None is its own number.
+    denoising_order: which tokens each of them reveals.
     planner: decides how much of each draft is verified. threshold: of survival, for the planner of that name.
     profile: folder or name of measured step costs and calibration; None finds the one that fits.
     tune: without a profile that fits, measure a quick one at start.
@@ -81,6 +85,8 @@ class Settings:
     lookup: bool = True
     gamma: int = 7
     lookup_gamma: int = 15
+    denoising_steps: int | None = None
+    denoising_order: str = "left"
     planner: str = "asynchronous"
     threshold: float = 0.3
     profile: str | None = None
@@ -117,6 +123,11 @@ class Settings:
         self._require_between("port", 1, 65535)
         self._require_between("gamma", 1, MAX_GAMMA)
         self._require_between("lookup_gamma", 1, MAX_GAMMA)
+        self._require_one_of("denoising_order", DENOISING_ORDERS)
+        if self.denoising_steps is not None:
+            if self.drafter not in DENOISING_DRAFTERS:
+                raise UserError(f"--denoising-steps goes with --drafter {' or '.join(DENOISING_DRAFTERS)}")
+            self._require_between("denoising_steps", 1, self.gamma)
         self._require_between("max_choices", 1, 1 << 16)
         self._require_between("max_body_bytes", 1024, 1 << 32)
         self._require_between("drain_seconds", 0, 86400)
@@ -230,11 +241,20 @@ class Settings:
         return self.lookup and self.drafter in CHECKPOINT_DRAFTERS
 
     @property
+    def resolved_denoising_steps(self) -> int:
+        """Forward passes for a draft; 0 where the drafter does not denoise."""
+        if self.drafter not in DENOISING_DRAFTERS:
+            return 0
+        return self.denoising_steps or min(drafters.find(self.drafter).denoising_steps, self.gamma)
+
+    @property
     def plugin_config(self) -> PluginConfig:
         return PluginConfig(
             drafter=self.drafter,
             gamma=self.gamma,
             drafter_path=self.drafter_path or "",
+            denoising_steps=self.resolved_denoising_steps,
+            denoising_order=self.denoising_order,
             lookup_gamma=max(self.gamma, self.lookup_gamma) if self.looks_up else 0,
             planner=self.planner,
             threshold=self.threshold,

@@ -17,6 +17,7 @@ class PluginConfig:
     drafter: which drafter proposes tokens; "off" means that no speculation is set up.
     gamma: draft tokens per step.
     drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
+    denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
     lookup_gamma: draft tokens per step of the prompt lookup to which a drafter with a checkpoint leaves text that
         repeats itself; 0: there is none.
     planner: which planner decides what is verified. threshold: of survival, for the planner of that name.
@@ -27,6 +28,8 @@ class PluginConfig:
     drafter: str = "off"
     gamma: int = 7
     drafter_path: str = ""
+    denoising_steps: int = 0
+    denoising_order: str = "left"
     lookup_gamma: int = 0
     planner: str = "asynchronous"
     threshold: float = 0.3

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_drafters import CONFIGS, TINY, make_model, make_target
+from tiny_drafters import CONFIGS, DIFFUSION, TINY, make_diffusion, make_model, make_target
 
 from outrider.drafters import registry
 from outrider.drafters.base import Drafter
@@ -26,7 +26,7 @@ def make(name: str, folder: Path, *, lookup_gamma: int = 0) -> tuple[Drafter, li
     target = dataclasses.replace(make_target(config, torch.randn(96, 32)), capture_layers=captured.extend)
     checkpoint = ""
     if registry.find(name).needs_checkpoint:
-        save_compact(make_model(CONFIGS[name]), folder)
+        save_compact(make_model(CONFIGS[name]) if name in CONFIGS else make_diffusion(DIFFUSION), folder)
         checkpoint = str(folder)
     return registry.make(name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma), captured
 
@@ -53,5 +53,5 @@ def test_lookup_stands_beside_drafters_with_a_checkpoint(tmp_path: Path) -> None
 
 def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
     for ask in (registry.find, lambda name: make(name, tmp_path)):
-        with pytest.raises(ValueError, match="a drafter is one of dspark, dflash, ngram, not 'eagle'"):
+        with pytest.raises(ValueError, match="a drafter is one of dspark, dflash, deer, specdiff, ngram, not 'eagle'"):
             ask("eagle")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
+from outrider.drafters.block.model import DraftModel
+from outrider.drafters.diffusion import DiffusionModel
 from outrider.drafters.target import Target
 
+Model = TypeVar("Model", bound=DraftModel)
 TINY = BlockConfig(
     kind="dspark",
     gamma=4,
@@ -39,6 +42,15 @@ DFLASH = dataclasses.replace(TINY, kind="dflash", markov_rank=0, confidence_head
 # What the compiled kernels take: heads of 32.
 WIDE = dataclasses.replace(TRUNCATED, hidden_size=64, intermediate_size=96, head_dim=32)
 WIDE_DFLASH = dataclasses.replace(DFLASH, hidden_size=64, intermediate_size=96, head_dim=32)
+DIFFUSION = dataclasses.replace(
+    TINY, kind="diffusion", target_layers=(), mask_token_id=0, markov_rank=0, confidence_with_markov=False
+)
+# As one that starts from a Llama, and what the compiled kernels take.
+WIDE_DIFFUSION = dataclasses.replace(
+    DIFFUSION, hidden_size=64, intermediate_size=96, head_dim=32, qk_norm=False, draft_vocab_size=40
+)
+UNSURE_DIFFUSION = dataclasses.replace(DIFFUSION, confidence_head=False)
+DIFFUSIONS = {"diffusion": DIFFUSION, "wide diffusion": WIDE_DIFFUSION, "without confidence": UNSURE_DIFFUSION}
 CONFIGS = {
     "dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "behind": BEHIND, "dflash": DFLASH,
     "wide": WIDE, "wide dflash": WIDE_DFLASH,
@@ -47,9 +59,17 @@ CONFIGS = {
 
 def make_model(config: BlockConfig, seed: int = 0) -> BlockModel:
     """A model whose every weight, norms and confidence included, is random and large enough to matter."""
+    return _random(BlockModel, config, seed)
+
+
+def make_diffusion(config: BlockConfig, seed: int = 0) -> DiffusionModel:
+    return _random(DiffusionModel, config, seed)
+
+
+def _random(network: type[Model], config: BlockConfig, seed: int) -> Model:
     torch.manual_seed(seed)
     vocab = torch.randperm(config.vocab_size)[: config.logit_size].sort().values
-    model = BlockModel(config, vocab)
+    model = network(config, vocab)
     for p in model.parameters():
         torch.nn.init.normal_(p, mean=1.0 if p.ndim == 1 else 0.0, std=0.3)
     return model.requires_grad_(False)

@@ -20,10 +20,17 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
     target = loaded_target(runner, whole_weights(config, runner))
     if registry.find(config.drafter).needs_hidden_states and target.capture_layers is None:
         raise ValueError(
-            f"SGLang gives no hidden states of {type(runner.model).__name__} to drafters; use --drafter ngram or off"
+            f"SGLang gives no hidden states of {type(runner.model).__name__} to drafters; "
+            "use --drafter deer, specdiff, ngram or off"
         )
     return registry.make(
-        config.drafter, target, gamma=config.gamma, checkpoint=config.drafter_path, lookup_gamma=config.lookup_gamma
+        config.drafter,
+        target,
+        gamma=config.gamma,
+        checkpoint=config.drafter_path,
+        lookup_gamma=config.lookup_gamma,
+        denoising_steps=config.denoising_steps,
+        denoising_order=config.denoising_order,
     )
 
 

@@ -1,0 +1,321 @@
+"""DiffusionDrafter: encoding piece by piece is encoding from scratch, and the promises of the drafter contract."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from chi_square import p_value
+from tiny_drafters import DIFFUSION, DIFFUSIONS, TINY, WIDE_DIFFUSION, make_diffusion, make_model, make_target
+
+from outrider.drafters import networks
+from outrider.drafters.base import Draft, DraftBatch, Features
+from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
+from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter, prepared
+from outrider.drafters.diffusion.denoise import SCHEDULES
+from outrider.kernels.noise import Purpose, streams
+
+LENGTHS = (9, 30, 1)
+GAMMA = DIFFUSION.gamma
+
+
+@pytest.fixture(params=sorted(DIFFUSIONS))
+def shape(request: pytest.FixtureRequest) -> BlockConfig:
+    return DIFFUSIONS[request.param]
+
+
+def make(config: BlockConfig, steps: int = 1, order: str = "left", slots: int = 4096) -> DiffusionDrafter:
+    model = make_diffusion(config)
+    embedding, head = torch.randn(2, config.vocab_size, config.hidden_size)
+    made = DiffusionDrafter(
+        model, embedding=embedding, head=0.5 * head, denoising_steps=steps, denoising_order=order
+    )  # fmt: skip
+    made.allocate(slots)
+    return made
+
+
+def text(length: int, seed: int) -> torch.Tensor:
+    return torch.randint(96, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def page_table(rows: int = 4, context: int = 48, seed: int = 5) -> torch.Tensor:
+    order = torch.randperm(4096, generator=torch.Generator().manual_seed(seed))
+    return order[: rows * context].view(rows, context).to(torch.int32)
+
+
+def observe(to: DiffusionDrafter, table: torch.Tensor, row: int, ids: torch.Tensor, start: int, stop: int) -> None:
+    positions = torch.arange(start, stop)
+    to.observe(Features(None, ids[start:stop], positions, table[row, start:stop].long()))
+
+
+def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
+    generator = torch.Generator().manual_seed(1)
+    return DraftBatch(
+        anchors=torch.tensor([3 + r for r in rows]),
+        seq_lens=torch.tensor(lengths),
+        page_table=table,
+        rows=torch.tensor(rows),
+        temperatures=torch.full((len(rows),), temperature),
+        keys=torch.randint(2**62, (len(table), GAMMA), generator=generator)[rows],
+    )
+
+
+def observed(config: BlockConfig, steps: int = 1, order: str = "left") -> tuple[DiffusionDrafter, torch.Tensor]:
+    made, table = make(config, steps, order), page_table()
+    for row, length in enumerate(LENGTHS):
+        observe(made, table, row, text(length, row), 0, length)
+    return made, table
+
+
+def same(one: Draft, other: Draft) -> None:
+    assert torch.equal(one.lens, other.lens)
+    drafted = one.lens > 0
+    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
+    torch.testing.assert_close(one.confidence, other.confidence)
+    if one.probs is not None or other.probs is not None:
+        assert one.probs is not None
+        assert other.probs is not None
+        torch.testing.assert_close(one.probs, other.probs)
+
+
+def from_scratch(
+    model: DiffusionModel, embedding: torch.Tensor, ids: torch.Tensor, block: torch.Tensor, revealed: torch.Tensor
+) -> torch.Tensor:
+    """States [gamma, d] of a block behind tokens `ids`, by the plain layers over everything at once under one mask."""
+    length = len(ids)
+    x = torch.cat([embedding[ids], model.block_inputs(embedding[block][None], revealed[None])[0]])
+    positions = torch.arange(length + GAMMA)
+    seen = torch.ones(length + GAMMA, length + GAMMA).tril().bool()
+    seen[length:, length:] = True
+
+    def attend(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        heads = [x.transpose(0, 1) for x in (q, k, v)]
+        return F.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True).transpose(0, 1)
+
+    return model(x, positions, attend)[length:]
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_drafts_are_those_of_the_whole_text_at_once(shape: BlockConfig, steps: int) -> None:
+    model = make_diffusion(shape)
+    embedding, head = torch.randn(2, shape.vocab_size, shape.hidden_size)
+    made = DiffusionDrafter(model, embedding=embedding, head=head, denoising_steps=steps)
+    made.allocate(4096)
+    table = page_table()
+    for row, length in enumerate(LENGTHS):
+        observe(made, table, row, text(length, row), 0, length)
+    draft = made.propose(batch(table, [0, 1, 2], list(LENGTHS)))
+    counts = made.schedule.counts
+    for row, length in enumerate(LENGTHS):
+        block, done = torch.zeros(GAMMA + 1, dtype=torch.int64), 0
+        block[0] = 3 + row
+        for count in counts:
+            known = torch.arange(GAMMA - 1) < done
+            logits = from_scratch(model, embedding, text(length, row), block[:-1], known) @ head[model.vocab].T
+            block[1 + done : 1 + done + count] = model.vocab[logits.argmax(-1)][done : done + count]
+            done += count
+        assert torch.equal(draft.tokens[row], block[1:])
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConfig, steps: int) -> None:
+    """Prompts in chunks, steps with and without drafts, drafts that were not taken, a prefix of another request, slots
+    that others had before, and a request that lost its place and comes back in other slots."""
+    used, slots = make(shape, steps), page_table().flatten()
+    generator = torch.Generator().manual_seed(0)
+
+    def dice(sides: int) -> int:
+        return int(torch.randint(sides, (), generator=generator))
+
+    for life in range(6):
+        texts = {row: text(44, 10 * life + row) for row in range(3)}
+        texts[3] = torch.cat([texts[0][:20], text(24, 10 * life + 3)])
+        table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, of other requests
+        lens = dict.fromkeys(range(3), 0)
+        while min(lens.values()) < 40:
+            row = dice(len(lens))
+            stop = min(40, lens[row] + 1 + dice(6))
+            observe(used, table, row, texts[row], lens[row], stop)
+            lens[row] = stop
+            if 3 not in lens and lens[0] > 20:
+                table[3, :20] = table[0, :20]
+                lens[3] = 20
+            if dice(3) == 0:
+                asked = [r for r in lens if lens[r]]
+                drafting = batch(table, asked, [lens[r] for r in asked], float(dice(2)))
+                fresh = make(shape, steps)
+                for r in asked:
+                    observe(fresh, table, r, texts[r], 0, lens[r])
+                same(used.propose(drafting), fresh.propose(drafting))
+
+
+@pytest.mark.parametrize("requests", [1, 8, 24])
+def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
+    requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
+    table = torch.randperm(requests * 1100).int().view(requests, 1100)
+    texts = torch.stack([text(1100, row) for row in range(requests)])
+    for step in range(1000):
+        slots = table[:, step].long()
+        made.observe(Features(None, texts[:, step], torch.full_like(slots, step), slots))
+    rows: list[int] = []
+    forward = prepared.PreparedLayers.forward
+
+    def counted(self: prepared.PreparedLayers, x: torch.Tensor, *spans: prepared.Spans | None) -> torch.Tensor:
+        rows.append(len(x))
+        return forward(self, x, *spans)
+
+    monkeypatch.setattr(prepared.PreparedLayers, "forward", counted)
+    bound = max(drafter.BACKLOG, drafter.BACKLOG_EACH * requests)
+    asking = batch(table, list(range(requests)), [1000] * requests)
+    drafts = [made.propose(asking) for _ in range(-(-requests * 1000 // bound))]
+    assert max(rows) <= bound + GAMMA * requests
+    assert len(rows) == len(drafts)  # no second pass to catch up
+    assert not drafts[0].lens.any()
+    assert drafts[0].asked == requests  # it took its time
+    assert drafts[-1].lens.tolist() == [GAMMA] * requests
+    whole = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
+    for row in range(requests):
+        observe(whole, table, row, texts[row], 0, 1000)
+    monkeypatch.setattr(drafter, "BACKLOG", 1000 * requests)
+    same(whole.propose(asking), drafts[-1])
+
+
+def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter, "BACKLOG", 32)
+    monkeypatch.setattr(drafter, "BACKLOG_EACH", 1)
+    made, table = observed(DIFFUSION)
+    observe(made, table, 3, text(40, 3), 0, 40)
+    asking = batch(table, [0, 1, 2, 3], [*LENGTHS, 40])
+    lens = [made.propose(asking).lens.ne(0).tolist() for _ in range(4)]
+    assert lens[0] == [True, False, True, False]  # 9, 30, 1 and 40 tokens wait, 32 of them go
+    assert lens[1:] == [[True, True, True, False], [True] * 4, [True] * 4]
+
+
+@pytest.mark.parametrize("order", SCHEDULES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_batch_equals_singles(shape: BlockConfig, temperature: float, order: str) -> None:
+    made, table = observed(shape, 2, order)
+    together = made.propose(batch(table, [2, 0, 1], [1, 9, 30], temperature))
+    for i, (row, length) in enumerate([(2, 1), (0, 9), (1, 30)]):
+        alone = made.propose(batch(table, [row], [length], temperature))
+        assert torch.equal(together.tokens[i], alone.tokens[0])
+        torch.testing.assert_close(together.confidence[i], alone.confidence[0])
+        if temperature:
+            assert together.probs is not None
+            assert alone.probs is not None
+            torch.testing.assert_close(together.probs[i], alone.probs[0])
+
+
+@pytest.mark.parametrize("order", SCHEDULES)
+def test_draft_honours_the_contract(shape: BlockConfig, order: str) -> None:
+    made, table = observed(shape, 2, order)
+    draft = made.propose(batch(table, [0, 1], [9, 30], 1.0))
+    assert draft.tokens.shape == draft.confidence.shape == (2, GAMMA)
+    assert draft.lens.tolist() == [GAMMA] * 2
+    assert draft.probs is not None
+    assert draft.probs.shape == (2, GAMMA, shape.logit_size)
+    torch.testing.assert_close(draft.probs.sum(-1), torch.ones(2, GAMMA))
+    assert ((draft.confidence > 0) & (draft.confidence < 1)).all()
+    column = draft.tokens if draft.vocab is None else torch.searchsorted(draft.vocab, draft.tokens)
+    assert (draft.probs.gather(2, column[..., None]) > 0).all()
+    assert (draft.vocab is None) == (shape.draft_vocab_size is None)
+    assert made.propose(batch(table, [0], [9])).probs is None
+    assert made.target_layers == ()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConfig, steps: int) -> None:
+    made, table = observed(shape, steps)
+    base = batch(table, [0, 1, 2], list(LENGTHS), 6.0)
+    seen = made.propose(base)
+    for k in range(GAMMA):
+        changed = base.keys.clone()
+        changed[:, k:] += 5
+        other = made.propose(dataclasses.replace(base, keys=changed))
+        assert not torch.equal(seen.tokens[:, k], other.tokens[:, k])
+        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
+        assert seen.probs is not None
+        assert other.probs is not None
+        assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_tokens_follow_q_exactly(steps: int) -> None:
+    """With many keys at position k, tokens must come in proportion to q_k, given the prefix; q follows the rules."""
+    made, table = observed(WIDE_DIFFUSION, steps)
+    n = 3000
+    for k in (0, 1, 3):
+        keys = torch.full((n, GAMMA), 37)
+        keys[:, k] = streams(torch.arange(n), torch.full((n,), k), Purpose.DRAFT)
+        many = DraftBatch(
+            anchors=torch.full((n,), 3),
+            seq_lens=torch.full((n,), 9),
+            page_table=table,
+            rows=torch.zeros(n, dtype=torch.int64),
+            keys=keys,
+            temperatures=torch.full((n,), 4.0),
+            top_ks=torch.full((n,), 12),
+        )
+        draft = made.propose(many)
+        assert draft.vocab is not None
+        assert draft.probs is not None
+        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
+        q = draft.probs[0, k]
+        assert int((q > 0).sum()) == 12
+        assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), n) > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_those_that_are_not_asked_get_no_draft(shape: BlockConfig, temperature: float) -> None:
+    made, table = observed(shape, 2)
+    asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
+    some = made.propose(dataclasses.replace(asking, ask=torch.tensor([True, False, True])))
+    everyone = made.propose(asking)
+    assert (everyone.asked, some.asked) == (3, 2)
+    assert some.lens.tolist() == [GAMMA, 0, GAMMA]
+    asked = torch.tensor([0, 2])
+    assert torch.equal(some.tokens[asked], everyone.tokens[asked])
+    torch.testing.assert_close(some.confidence[asked], everyone.confidence[asked])
+    assert not some.confidence[1].any()
+    nobody = made.propose(dataclasses.replace(asking, ask=torch.zeros(3, dtype=torch.bool)))
+    assert (nobody.asked, nobody.lens.tolist()) == (0, [0, 0, 0])
+
+
+def test_folders_round_trip_and_refuse_what_does_not_fit(tmp_path: Path, shape: BlockConfig) -> None:
+    model, folder = make_diffusion(shape), tmp_path / "compact"
+    save_compact(model, folder)
+    again = networks.load_any(folder, dtype=torch.float32)
+    assert again.config == shape
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], value, atol=0.02, rtol=0.01)
+    save_plain(model, tmp_path / "plain", dtype=torch.float32)
+    plain = networks.load_any(tmp_path / "plain", dtype=torch.float32).state_dict()
+    assert all(torch.equal(plain[name], value) for name, value in model.state_dict().items())
+    embedding = torch.randn(shape.vocab_size, shape.hidden_size)
+    target = make_target(_llama(shape), embedding)
+    assert DiffusionDrafter.load(target, folder, gamma=3, denoising_steps=3).gamma == 3
+    with pytest.raises(CheckpointError, match=r"1\.\.4.*got 5"):
+        DiffusionDrafter.load(target, folder, gamma=5)
+    with pytest.raises(ValueError, match=r"1\.\.4.*got 5"):
+        DiffusionDrafter.load(target, folder, denoising_steps=5)
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 8"):
+        DiffusionDrafter.load(make_target(_llama(shape, layers=8), embedding), folder)
+    with pytest.raises(CheckpointError, match="holds a diffusion drafter, not dspark or dflash"):
+        load(folder)
+    save_compact(make_model(TINY), tmp_path / "dspark")
+    with pytest.raises(CheckpointError, match="holds a dspark drafter, not diffusion"):
+        DiffusionDrafter.load(target, tmp_path / "dspark")
+
+
+def _llama(config: BlockConfig, layers: int = 6) -> SimpleNamespace:
+    return SimpleNamespace(
+        model_type="llama", hidden_size=config.hidden_size, num_hidden_layers=layers, vocab_size=config.vocab_size
+    )
