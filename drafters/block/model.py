@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .config import BLOCK_KINDS, BlockConfig
-from .heads import SEQUENTIAL_HEADS, ConfidenceHead
+from .heads import SEQUENTIAL_HEADS, ConfidenceHead, MarkovHead
 from .layers import DraftLayer, RMSNorm, Rotary
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -30,6 +30,7 @@ class DraftModel(nn.Module):
     layers: nn.ModuleList
     norm: RMSNorm
     rotary: Rotary
+    markov_head: MarkovHead | None
     confidence_head: ConfidenceHead | None
     vocab: torch.Tensor
 

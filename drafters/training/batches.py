@@ -36,11 +36,12 @@ class Tile:
 class Step:
     """One training step: A blocks of `size` predictions over C context rows.
 
-    features, positions: [C, m*d], [C]; anchors: [A] token ids; anchor_positions: [A].
+    context, features, positions: [C] token ids, [C, m*d], [C]; anchors: [A] token ids; anchor_positions: [A].
     tokens: [A, size + 1] anchor and true continuation (0 beyond the end); valid: [A, size].
     rows: [N] int64, the valid positions among all A * size, which the labels are of.
     """
 
+    context: torch.Tensor
     features: torch.Tensor
     positions: torch.Tensor
     anchors: torch.Tensor
@@ -80,11 +81,12 @@ class BatchMaker:
 
     def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> Step:
         """Blocks of `size` predictions behind the given anchor positions of each sequence."""
-        features, positions, ids, anchored, tokens, valid, tops, probs, tiles = ([] for _ in range(9))
+        before, features, positions, ids, anchored, tokens, valid, tops, probs, tiles = ([] for _ in range(10))
         row = first = 0
         for s, at in zip(sequences, anchors, strict=True):
             at = at.sort().values
             context = int(at[-1])
+            before.append(s.tokens[:context])
             features.append(s.features[:context])
             positions.append(torch.arange(context))
             reach = at[:, None] + torch.arange(size + 1)
@@ -115,6 +117,7 @@ class BatchMaker:
             blocks=(places == 0).nonzero()[:, 0].tolist(),
         )
         return Step(
+            context=self._move(torch.cat(before)),
             features=self._move(torch.cat(features)),
             positions=self._move(torch.cat(positions)),
             anchors=self._move(torch.cat(ids)),

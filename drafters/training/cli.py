@@ -1,126 +1,42 @@
-"""`outrider train dspark|dflash|both` and `outrider export`: arguments and the stages behind them.
+"""`outrider train dspark|dflash|both|specdiff|deer` and `outrider export`: the stages behind them.
 
 OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt and losses.csv
 belong to one; OUT/drafter is the finished checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The
 same command resumes a run that was killed or whose --minutes are over.
+
+Diffusion drafters need no features: OUT/tokens takes their place. `specdiff` trains stage I in OUT/stage-1, `deer` goes
+on with stage II in OUT/stage-2.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from .. import registry
 from ..block import checkpoint
-from ..block.config import ARCHITECTURES, BlockConfig
+from ..block.config import BLOCK_KINDS, BlockConfig
 from ..block.model import BlockModel
+from ..diffusion.denoise import make_schedule
+from ..diffusion.model import DiffusionModel
 from ..networks import load_any
+from .arguments import DIFFUSION_STAGES
 from .deadline import Deadline, OutOfTime
 from .decode import Wanted
+from .diffusion import DiffusionRun
 from .features import build_store
 from .forward import Frozen
-from .loop import Recipe, Run, checkpoint_model
+from .loop import Recipe, Run, TrainingRun, checkpoint_model
 from .prompts import Sample, read_samples
-from .start import start_from_target, start_markov
+from .start import start_diffusion, start_from_target, start_markov, start_vectors
 from .store import FeatureStore
 from .synthesise import Keep, answer, write_prompts
 from .target import TargetModel, keep_freed_memory
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `outrider train`."""
-    add = parser.add_argument
-    add(
-        "kind",
-        choices=[*ARCHITECTURES, "both"],
-        help="drafter to train; both: one after the other, on the same answers",
-    )
-    add("--target", required=True, help="Hugging Face folder or name of the target model")
-    add("--prompts", nargs="*", default=[], metavar="FILE", help="JSONL files of prompts, or of answered prompts")
-    add("--out", required=True, type=Path, help="folder of this run; an interrupted run in it is resumed")
-    add("--data", type=Path, help="folder of answers and features to share between runs (default: OUT)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
-    add("--seed", type=int, default=0)
-    add("--minutes", type=float, help="stop after so many, with everything on disk; the same command goes on")
-    data = parser.add_argument_group("answers and features")
-    data.add_argument(
-        "--pair-answers",
-        nargs="*",
-        default=[],
-        metavar="FILE",
-        help="answered prompts that only tell the sequential head which token follows which; needs no features",
-    )
-    data.add_argument("--self-prompts", type=int, default=0, help="prompts the target writes itself")
-    data.add_argument("--openings", nargs="*", default=[""], help="how those begin; '' leaves them free")
-    data.add_argument("--temperatures", nargs="*", type=float, default=[0.0, 0.0, 0.7, 1.0], help="of the answers")
-    data.add_argument("--answer-tokens", type=int, default=256)
-    data.add_argument("--batch", type=int, default=64, help="answers written at a time")
-    data.add_argument("--max-tokens", type=int, default=1024, help="longest training sequence")
-    data.add_argument("--top", type=int, default=32, help="likeliest target tokens kept per position")
-    data.add_argument("--validation", type=int, default=24, help="greedy answers held out to measure tau")
-    shape = parser.add_argument_group("drafter")
-    shape.add_argument("--gamma", type=int, default=7)
-    shape.add_argument("--draft-layers", type=int, default=2)
-    shape.add_argument("--target-layers", nargs="*", type=int, help="layers read (default: five, evenly spread)")
-    shape.add_argument("--draft-vocab", type=int, default=8192, help="tokens it can propose; 0 for all")
-    shape.add_argument("--rank", type=int, default=64, help="rank of the sequential head (dspark)")
-    shape.add_argument("--markov-head", choices=["vanilla", "gated", "rnn"], default="vanilla")
-    shape.add_argument("--mask-token", type=int, help="token id of the mask (default: unknown, else padding)")
-    shape.add_argument(
-        "--start",
-        default="target",
-        metavar="target|fresh|FOLDER",
-        help="first weights: the target's last layers, random ones, or those of a drafter, whose shape is then taken; "
-        "for both, drafters FOLDER/dspark and FOLDER/dflash (default: %(default)s)",
-    )
-    recipe = parser.add_argument_group("recipe")
-    recipe.add_argument("--steps", type=int, default=20000)
-    recipe.add_argument("--sequences", type=int, default=4, help="sequences per step")
-    recipe.add_argument("--anchors", type=int, default=64, help="most anchors per sequence and step")
-    recipe.add_argument("--lr", type=float, default=1.0e-3)
-    recipe.add_argument("--warmup", type=int, default=100)
-    recipe.add_argument("--decay-steps", type=int, default=6000, help="last steps, over which the rate falls to 0")
-    recipe.add_argument("--short-block", type=int, default=3, help="block length of the first --short-steps steps")
-    recipe.add_argument("--short-steps", type=int, default=10000)
-    recipe.add_argument("--validate-every", type=int, default=500)
-    recipe.add_argument("--save-seconds", type=float, default=120.0)
-    recipe.add_argument(
-        "--ema",
-        type=float,
-        default=0.0,
-        metavar="F",
-        help="save running means of the weights, F of them kept each step",
-    )
-    loss = parser.add_argument_group("loss")
-    loss.add_argument(
-        "--loss",
-        choices=["dspark", "authors"],
-        default="dspark",
-        help="dspark: the weights below for either drafter; authors: DFlash by cross entropy alone, as its authors do",
-    )
-    loss.add_argument("--alpha-ce", type=float, default=0.1, help="of the true token's cross entropy, after the start")
-    loss.add_argument("--alpha-ce-start", type=float, default=1.0, help="and before the first step")
-    loss.add_argument("--alpha-ce-steps", type=int, default=500, help="steps from one to the other")
-    loss.add_argument("--alpha-tv", type=float, default=0.9, help="of the total variation")
-    loss.add_argument(
-        "--alpha-kl", type=float, default=0.0, help="of the divergence from the target's stored tokens, from 0 at first"
-    )
-    loss.add_argument(
-        "--kl-falloff", type=float, default=0.0, metavar="ETA", help="times exp(-ETA x the position's acceptance)"
-    )
-    loss.add_argument("--alpha-conf", type=float, default=1.0, help="of the confidence head")
-    loss.add_argument(
-        "--position-decay", type=float, metavar="D", help="position k weighs exp(-(k - 1) / D) (default: gamma)"
-    )
-    loss.add_argument(
-        "--survival-weights",
-        action="store_true",
-        help="times the chance that verification gets there: the product of the acceptances before it",
-    )
 
 
 def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
@@ -191,7 +107,7 @@ def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers
     mask = args.mask_token
     if mask is None:
         mask = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else tokenizer.pad_token_id
-    heads, dspark = theirs.num_attention_heads, kind == "dspark"
+    heads, dspark, diffusion = theirs.num_attention_heads, kind == "dspark", kind == "diffusion"
     rope = getattr(theirs, "rope_parameters", None) or {}
     vocab = args.draft_vocab if 0 < args.draft_vocab < theirs.vocab_size else None
     return BlockConfig(
@@ -200,19 +116,21 @@ def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers
         vocab_size=theirs.vocab_size,
         hidden_size=theirs.hidden_size,
         intermediate_size=theirs.intermediate_size,
-        num_layers=args.draft_layers,
+        num_layers=args.draft_layers or (3 if diffusion else 2),
         num_heads=heads,
         num_kv_heads=theirs.num_key_value_heads,
         head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // heads,
         num_target_layers=theirs.num_hidden_layers,
         target_layers=layers,
-        mask_token_id=int(mask or 0),
+        mask_token_id=0 if diffusion else int(mask or 0),
         rms_norm_eps=theirs.rms_norm_eps,
         rope_theta=float(rope.get("rope_theta", getattr(theirs, "rope_theta", 1e4))),
         max_positions=theirs.max_position_embeddings,
         markov_rank=args.rank if dspark else 0,
         markov_head=args.markov_head,
-        confidence_head=dspark,
+        confidence_head=dspark or diffusion,
+        confidence_with_markov=dspark,
+        qk_norm=not diffusion or hasattr(target.model.model.layers[0].self_attn, "q_norm"),
         draft_vocab_size=vocab,
         target=checkpoint.target_identity(theirs, target.embedding),
     )
@@ -225,7 +143,9 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     deadline = Deadline(args.minutes)
     target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
-    kinds = list(ARCHITECTURES) if args.kind == "both" else [args.kind]
+    if args.kind in DIFFUSION_STAGES:
+        return run_diffusion(args, target, deadline)
+    kinds = list(BLOCK_KINDS) if args.kind == "both" else [args.kind]
     formers = [former_drafter(args, kind, target) for kind in kinds]
     layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
     read = {former.config.target_layers for former in formers if former} or {layers}
@@ -246,11 +166,16 @@ def run(args: argparse.Namespace) -> int:
 def gather_features(
     args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], deadline: Deadline
 ) -> FeatureStore:
-    """Stages 1 and 2: all answers and their features; raises OutOfTime."""
+    """All answers, and their features where `layers` are wanted; raises OutOfTime."""
     data = args.data or args.out
     data.mkdir(parents=True, exist_ok=True)
     meta = {"layers": list(layers), "target": checkpoint.target_identity(target.config, target.embedding)["embedding"]}
-    store = FeatureStore(data / "features", width=len(layers) * target.config.hidden_size, top=args.top, meta=meta)
+    store = FeatureStore(
+        data / ("features" if layers else "tokens"),
+        width=len(layers) * target.config.hidden_size,
+        top=args.top,
+        meta=meta,
+    )
     keep = Keep(store, Wanted(layers, args.top), args.max_tokens)
     samples = gather_samples(args, target, data, keep, deadline)
     build_store(
@@ -300,14 +225,75 @@ def train(
         training.train(store, held_out, deadline=deadline)
     except OutOfTime:
         print(f"the minutes are over at step {training.step} of {args.steps}; the same command goes on")
+    finish(folder, store, held_out, training)
+
+
+def finish(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
+    """Write what the run has come to as `folder`/drafter, with facts about it."""
     with training.optimiser.averaged():
-        checkpoint.save_compact(model, folder / "drafter")
+        checkpoint.save_compact(training.model, folder / "drafter")
     facts = {
         "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
         "anchors": training.anchors, "seconds": round(training.seconds),
     }  # fmt: skip
     (folder / "drafter" / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     print(f"drafter written to {folder / 'drafter'}")
+
+
+def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadline) -> int:
+    """Every stage of `outrider train deer` or `specdiff`, as far as the deadline lets it; returns the exit status."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        store = gather_features(args, target, (), deadline)
+    except OutOfTime:
+        print("the minutes are over before all answers were there; the same command goes on")
+        return 0
+    held_out = held_out_numbers(store, args.validation)
+    model = diffusion_model(args, target, store).to(device=args.device, dtype=target.embedding.dtype)
+    frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
+    schedule = make_schedule("left", model.config.gamma, min(registry.find(args.kind).denoising_steps, args.gamma))
+    for stage in DIFFUSION_STAGES[args.kind]:
+        refines = stage == "stage-2"
+        recipe = make_recipe(args, args.kind)
+        if refines:
+            recipe = replace(recipe, steps=args.refine_steps, short_steps=0, alpha_ce_start=args.alpha_ce)
+        training = DiffusionRun(
+            args.out / stage, model, frozen, recipe, schedule=schedule, alpha=args.refine_alpha if refines else None
+        )
+        if training.resume():
+            print(f"resuming {training.folder} at step {training.step}")
+        try:
+            training.train(store, held_out, deadline=deadline)
+        except OutOfTime:
+            print(
+                f"the minutes are over at step {training.step} of {recipe.steps} of {stage}; the same command goes on"
+            )
+            break
+        if stage != DIFFUSION_STAGES[args.kind][-1]:
+            training.optimiser.adopt_means()  # the next stage goes on from what was measured
+    finish(args.out, store, held_out, training)
+    return 0
+
+
+def diffusion_model(args: argparse.Namespace, target: TargetModel, store: FeatureStore) -> DiffusionModel:
+    """The network before its first step, in float32."""
+    if args.start not in ("target", "fresh"):
+        model = checkpoint.load_as(DiffusionModel, args.start, dtype=torch.float32).requires_grad_(True).train()
+        checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
+        return model
+    config = make_config(args, "diffusion", target, ())
+    vocab = draft_vocabulary(store, config, args.out / "vocab.json")
+    torch.manual_seed(args.seed)
+    model = DiffusionModel(config, vocab)
+    if args.start == "fresh":
+        start_vectors(model, target)
+        return model
+    last = target.config.num_hidden_layers - 1
+    layers = args.start_layers or [*range(config.num_layers - 1), last]
+    if len(layers) != config.num_layers or not all(0 <= i <= last for i in layers):
+        raise ValueError(f"--start-layers {layers}: expected {config.num_layers} numbers in 0..{last}")
+    start_diffusion(model, target, layers)
+    return model
 
 
 def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> torch.Tensor | None:
@@ -321,18 +307,6 @@ def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> to
         counts = torch.from_numpy(store.token_counts(config.vocab_size))
         path.write_text(json.dumps(counts.topk(config.draft_vocab_size).indices.sort().values.tolist()))
     return torch.tensor(json.loads(path.read_text()))
-
-
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `outrider export`."""
-    parser.add_argument("drafter", type=Path, help="drafter folder, in any storage, or a run's checkpoint.pt")
-    parser.add_argument("--out", required=True, type=Path, help="folder to write")
-    parser.add_argument(
-        "--storage",
-        choices=["bf16", "int8"],
-        default="bf16",
-        help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters",
-    )
 
 
 def export(args: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ def sequence_features(
     padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
     with target.layer_outputs(layers) as out:
         final = target.model.model(input_ids=padded, use_cache=False).last_hidden_state
-    features = torch.cat([out[i] for i in layers], -1)
+    features = torch.cat([out[i] for i in layers], -1) if layers else final[..., :0]
     sequences = []
     for row, (ids, prompt) in enumerate(batch):
         logits = final[row, prompt - 1 : len(ids) - 1] @ target.head.T

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import os
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from tqdm import tqdm
 
+from ..acceptance import Acceptance
 from ..block.config import BlockConfig
 from ..block.model import BlockModel, DraftModel
 from ..networks import network_of
@@ -20,7 +23,7 @@ from .deadline import NEVER, Deadline
 from .forward import Frozen, hidden_states
 from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
-from .store import FeatureStore
+from .store import FeatureStore, Sequence
 from .validate import acceptance
 
 COLUMNS = (
@@ -101,7 +104,13 @@ def train_step(
     Returns scalars that are still on the device, so that a step waits for nothing.
     """
     size = step.valid.shape[1]
-    hidden = hidden_states(model, frozen, step, size)
+    return learn_from(model, frozen, step, hidden_states(model, frozen, step, size), how, alpha_conf=alpha_conf)
+
+
+def learn_from(
+    model: DraftModel, frozen: Frozen, step: Step, hidden: torch.Tensor, how: LossWeights, *, alpha_conf: float
+) -> dict[str, torch.Tensor]:
+    """The same from the hidden states [A, size, d] of the step's blocks."""
     head = model.markov_head
     latent = head.latents(step.tokens[:, :-1], hidden).flatten(0, 1)[step.rows] if head else None
     kept = hidden.flatten(0, 1)[step.rows]
@@ -120,7 +129,7 @@ def train_step(
         "kl": parts[2] / total,
         "confidence": conf.detach() / total,
         "accept": accept.mean(),
-        "first": (accept * (labels.place == 0)).sum() / len(labels.blocks),
+        "first": (accept * (labels.place == 0)).sum() / (labels.place == 0).sum().clamp_min(1),
     }
 
 
@@ -136,15 +145,30 @@ def checkpoint_model(path: Path) -> DraftModel:
     return model
 
 
-class Run:
+Model = TypeVar("Model", bound=DraftModel)
+
+
+class TrainingRun(ABC, Generic[Model]):
     """State of a training run in `folder`: checkpoint.pt, losses.csv."""
 
-    def __init__(self, folder: Path, model: BlockModel, frozen: Frozen, recipe: Recipe) -> None:
+    def __init__(self, folder: Path, model: Model, frozen: Frozen, recipe: Recipe) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self.frozen, self.recipe = folder, model, frozen, recipe
         self.optimiser = Optimiser(model, lr=recipe.lr, weight_decay=recipe.weight_decay, ema=recipe.ema)
         self.step, self.anchors, self.seconds = 0, 0, 0.0
         self.checkpoint, self.csv = folder / "checkpoint.pt", folder / "losses.csv"
+
+    @abstractmethod
+    def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Any]:
+        """Steps from the present one on, of blocks of `size` predictions; each has `anchors`."""
+
+    @abstractmethod
+    def learn(self, batch: Any) -> dict[str, torch.Tensor]:
+        """Gradients of one step, and what is logged of it: scalars that are still on the device."""
+
+    @abstractmethod
+    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
+        """Of greedy drafting along answers."""
 
     def save(self, path: Path | None = None) -> None:
         """Write the checkpoint, replacing the old one only when complete."""
@@ -194,7 +218,6 @@ class Run:
         Raises OutOfTime, with the checkpoint written, where the deadline comes first.
         """
         recipe, config = self.recipe, self.model.config
-        maker = BatchMaker(config, self.model.vocab, device=self.frozen.head.device, decay=recipe.position_decay)
         numbers = [i for i in range(len(store)) if i not in set(held_out)]
         if not numbers:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
@@ -207,13 +230,10 @@ class Run:
             began = time.monotonic()
             if batches is None or size != recipe.block(self.step, config.gamma):
                 size = recipe.block(self.step, config.gamma)
-                batches = random_steps(
-                    store, numbers, maker, sequences=recipe.sequences, anchors=recipe.anchors, size=size,
-                    seed=recipe.seed, step=self.step,
-                )  # fmt: skip
-                batches = ahead(batches) if maker.device.type == "cuda" else batches
+                batches = self.batches(store, numbers, size)
+                batches = ahead(batches) if self.frozen.head.device.type == "cuda" else batches
             batch = next(batches)
-            row = train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
+            row = self.learn(batch)
             rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
             row["norm"] = self.optimiser.step(rate)
             self.step += 1
@@ -245,9 +265,28 @@ class Run:
 
     def validate(self, store: FeatureStore, held_out: list[int]) -> float:
         """tau on held-out greedy answers, of the weights that would be saved."""
-        maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
         with self.optimiser.averaged():
-            found = acceptance(self.model, self.frozen, maker, (store[i] for i in held_out))
+            found = self.acceptance(store[i] for i in held_out)
         shown = " ".join("-" if c is None else f"{c:.2f}" for c in found.conditional)
         tqdm.write(f"step {self.step}: tau {found.accepted_length:.3f}, by position {shown}")
         return found.accepted_length
+
+
+class Run(TrainingRun[BlockModel]):
+    """Training of a block drafter."""
+
+    def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Step]:
+        recipe, device = self.recipe, self.frozen.head.device
+        maker = BatchMaker(self.model.config, self.model.vocab, device=device, decay=recipe.position_decay)
+        return random_steps(
+            store, numbers, maker, sequences=recipe.sequences, anchors=recipe.anchors, size=size, seed=recipe.seed,
+            step=self.step,
+        )  # fmt: skip
+
+    def learn(self, batch: Step) -> dict[str, torch.Tensor]:
+        recipe = self.recipe
+        return train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
+
+    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
+        maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
+        return acceptance(self.model, self.frozen, maker, sequences)

@@ -59,6 +59,10 @@ class Optimiser:
         finally:
             self._fill(own)
 
+    def adopt_means(self) -> None:
+        """Take the running means, if there are any, as the model's weights for good."""
+        self._fill(self.means)
+
     @torch.no_grad()
     def _fill(self, weights: list[torch.Tensor]) -> None:
         for p, weight in zip(self.parameters, weights, strict=bool(weights)):

@@ -3,12 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from ..block.config import BlockConfig
+from ..block.layers import DraftLayer
 from ..block.model import BlockModel
+from ..diffusion.model import DiffusionModel
 from .store import FeatureStore
 from .target import TargetModel
+
+
+def check_shape(config: BlockConfig, layer: Any) -> None:
+    """Raise ValueError where a layer of the target is shaped otherwise than the drafter's."""
+    attention, mlp = layer.self_attn, layer.mlp
+    shapes = {
+        "hidden size": (mlp.down_proj.out_features, config.hidden_size),
+        "intermediate size": (mlp.down_proj.in_features, config.intermediate_size),
+        "query width": (attention.q_proj.out_features, config.num_heads * config.head_dim),
+        "key width": (attention.k_proj.out_features, config.num_kv_heads * config.head_dim),
+    }
+    differ = [f"{name} {there} against {here}" for name, (there, here) in shapes.items() if there != here]
+    if differ:
+        raise ValueError(f"draft layers cannot start from the target's: {', '.join(differ)}; use --start fresh")
+
+
+def copy_layer(ours: DraftLayer, theirs: Any) -> None:
+    """The weights of a target's layer, without norms of queries and keys."""
+    ours.input_layernorm.weight.copy_(theirs.input_layernorm.weight)
+    ours.post_attention_layernorm.weight.copy_(theirs.post_attention_layernorm.weight)
+    ours.qkv.weight.copy_(torch.cat([getattr(theirs.self_attn, f"{p}_proj").weight for p in "qkv"]))
+    ours.o_proj.weight.copy_(theirs.self_attn.o_proj.weight)
+    ours.gate_up.weight.copy_(torch.cat([theirs.mlp.gate_proj.weight, theirs.mlp.up_proj.weight]))
+    ours.down_proj.weight.copy_(theirs.mlp.down_proj.weight)
+
+
+@torch.no_grad()
+def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable[int]) -> None:
+    """Copy these layers of the target, in order, and its last norm."""
+    for ours, number in zip(model.draft_layers, layers, strict=True):
+        theirs = target.model.model.layers[number]
+        check_shape(model.config, theirs)
+        copy_layer(ours, theirs)
+        if model.config.qk_norm:
+            ours.q_norm.weight.copy_(theirs.self_attn.q_norm.weight)
+            ours.k_norm.weight.copy_(theirs.self_attn.k_norm.weight)
+    model.norm.weight.copy_(target.model.model.norm.weight)
+    start_vectors(model, target)
+
+
+@torch.no_grad()
+def start_vectors(model: DiffusionModel, target: TargetModel) -> None:
+    """A mask begins as the mean of all embeddings, the separator as nothing."""
+    model.mask.copy_(target.embedding.float().mean(0))
+    model.separator.zero_()
 
 
 @torch.no_grad()
@@ -21,16 +70,7 @@ def start_from_target(model: BlockModel, target: TargetModel, tokens: torch.Tens
     """
     config, size = model.config, model.config.hidden_size
     theirs = list(target.model.model.layers)[-config.num_layers :]
-    attention = theirs[0].self_attn
-    shapes = {
-        "hidden size": (theirs[0].mlp.down_proj.out_features, size),
-        "intermediate size": (theirs[0].mlp.down_proj.in_features, config.intermediate_size),
-        "query width": (attention.q_proj.out_features, config.num_heads * config.head_dim),
-        "key width": (attention.k_proj.out_features, config.num_kv_heads * config.head_dim),
-    }
-    differ = [f"{name} {there} against {here}" for name, (there, here) in shapes.items() if there != here]
-    if differ:
-        raise ValueError(f"draft layers cannot start from the target's: {', '.join(differ)}; use --start fresh")
+    check_shape(config, theirs[0])
     sizes: dict[tuple[int, str], float] = {}
     hooks = []
     for i, layer in enumerate(theirs):
@@ -46,12 +86,7 @@ def start_from_target(model: BlockModel, target: TargetModel, tokens: torch.Tens
     for hook in hooks:
         hook.remove()
     for i, (ours, layer) in enumerate(zip(model.draft_layers, theirs, strict=True)):
-        ours.input_layernorm.weight.copy_(layer.input_layernorm.weight)
-        ours.post_attention_layernorm.weight.copy_(layer.post_attention_layernorm.weight)
-        ours.qkv.weight.copy_(torch.cat([getattr(layer.self_attn, f"{p}_proj").weight for p in "qkv"]))
-        ours.o_proj.weight.copy_(layer.self_attn.o_proj.weight)
-        ours.gate_up.weight.copy_(torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]))
-        ours.down_proj.weight.copy_(layer.mlp.down_proj.weight)
+        copy_layer(ours, layer)
         ours.q_norm.weight.fill_(sizes[i, "q"])
         ours.k_norm.weight.fill_(sizes[i, "k"])
     model.norm.weight.copy_(target.model.model.norm.weight)

@@ -1,7 +1,8 @@
 """Training sequences on disk: tokens, target features and the target's likeliest tokens, memory-mapped.
 
-Four flat binary files grow together; `index.jsonl` has one line per finished sequence, written last, so a killed
-run leaves at most bytes that the next run cuts off. Reading touches only the sequences of a step.
+Flat binary files, one for each column, grow together; a drafter that needs no features has no file of them.
+`index.jsonl` has one line per finished sequence, written last, so a killed run leaves at most bytes that the next run
+cuts off. Reading touches only the sequences of a step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Entry:
 class Sequence:
     """One sequence of S tokens whose first `prompt` are the prompt.
 
-    tokens: [S] int64; features: [S, m*d] bfloat16. No block ever looks at those of the last token.
+    tokens: [S] int64; features: [S, m*d] bfloat16, m*d being 0 where none are kept. No block ever looks at those of the
+        last token.
     top_ids, top_probs: [S - prompt, K]; row i is the target's distribution of token prompt + i given those before it.
     """
 
@@ -61,14 +63,14 @@ def digest(tokens: Iterable[int]) -> str:
 
 
 class FeatureStore:
-    """Append-only store of sequences; `width` = m*d feature columns, `top` = K likeliest tokens kept."""
+    """Append-only store of sequences; `width` = m*d feature columns, 0 for none, `top` = K likeliest tokens kept."""
 
     def __init__(self, folder: str | Path, *, width: int, top: int, meta: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.columns: dict[str, tuple[np.dtype[Any], int]] = {
             "tokens": (np.dtype(np.int32), 1),
-            "features": (np.dtype(np.int16), width),
+            **({"features": (np.dtype(np.int16), width)} if width else {}),
             "top_ids": (np.dtype(np.int32), top),
             "top_probs": (np.dtype(np.float16), top),
         }
@@ -124,9 +126,9 @@ class FeatureStore:
             "top_ids": sequence.top_ids.to(torch.int32).cpu().numpy(),
             "top_probs": sequence.top_probs.to(torch.float16).cpu().numpy(),
         }
-        for column, array in arrays.items():
+        for column in self.columns:
             with (self.folder / f"{column}.bin").open("ab") as file:
-                file.write(np.ascontiguousarray(array).tobytes())
+                file.write(np.ascontiguousarray(arrays[column]).tobytes())
         entry = Entry(rows, len(sequence.tokens), sequence.prompt, top, temperature, source, name)
         with self.index.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(entry)) + "\n")
@@ -146,10 +148,13 @@ class FeatureStore:
     def __getitem__(self, number: int) -> Sequence:
         e = self.entries[number]
         stop, top_stop = e.start + e.length, e.top + e.length - e.prompt
+        features = torch.empty(e.length, 0, dtype=torch.bfloat16)
+        if "features" in self.columns:
+            features = self._read("features", e.start, stop).view(torch.bfloat16)
         return Sequence(
             tokens=self._read("tokens", e.start, stop)[:, 0].long(),
             prompt=e.prompt,
-            features=self._read("features", e.start, stop).view(torch.bfloat16),
+            features=features,
             top_ids=self._read("top_ids", e.top, top_stop).long(),
             top_probs=self._read("top_probs", e.top, top_stop).float(),
         )

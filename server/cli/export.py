@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from outrider.drafters.training import cli
+from outrider.drafters.training import arguments, cli
 from outrider.server.errors import UserError
 
-add_arguments = cli.add_export_arguments
+add_arguments = arguments.add_export_arguments
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,7 +41,7 @@ COMMANDS = {
     "tune": ("outrider.server.tune.cli", "measure step costs and calibrate the drafter"),
     "bench": ("outrider.server.bench.cli", "measure on this machine"),
     "simulate": ("outrider.server.bench.simulate", "compare planners on a simulated server"),
-    "train": ("outrider.server.cli.train", "train a DSpark or DFlash drafter for a model"),
+    "train": ("outrider.server.cli.train", "train a drafter for a model"),
     "export": ("outrider.server.cli.export", "write a drafter in another storage"),
     "key": ("outrider.server.cli.key", "make an API key for `outrider serve --api-keys`"),
     "doctor": ("outrider.server.cli.doctor", "say what is wrong with this installation, and what to do"),

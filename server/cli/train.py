@@ -3,6 +3,7 @@
   outrider train dspark --target ./model --prompts prompts.jsonl --out runs/dspark
   outrider train dflash --target ./model --self-prompts 2000 --out runs/dflash
   outrider train both --target ./model --prompts prompts.jsonl --out runs --loss authors --minutes 9
+  outrider train deer --target ./model --prompts prompts.jsonl --out runs/deer
 
 Without prompts of your own the target writes some itself. The same command resumes a run that was interrupted.
 The result, OUT/drafter, is what `outrider serve --drafter dspark --drafter-path` takes.
@@ -13,13 +14,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from outrider.drafters.training import cli
+from outrider.drafters.block.config import BLOCK_KINDS
+from outrider.drafters.training import arguments, cli
 from outrider.drafters.training.plot import plot_losses
 from outrider.server import pictures
 from outrider.server.engine import target
 from outrider.server.errors import UserError
 
-add_arguments = cli.add_arguments
+add_arguments = arguments.add_arguments
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
         cli.run(args)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from None
-    folders = [args.out / kind for kind in cli.ARCHITECTURES] if args.kind == "both" else [args.out]
+    parts = BLOCK_KINDS if args.kind == "both" else arguments.DIFFUSION_STAGES.get(args.kind, ("",))
+    folders = [args.out / part for part in parts]
     for losses in [folder / "losses.csv" for folder in folders]:  # a run of very few steps writes none
         if losses.exists() and not pictures.available():
             print("matplotlib is not installed: no losses.png, the numbers are in losses.csv")

@@ -79,7 +79,7 @@ def test_public_folders_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3.*not a block drafter"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3.*is unknown"),
         ({"target_layer_ids": [1, 3, 6]}, r"\[1, 3, 6\] must lie in 0\.\.5"),
         ({"block_size": None}, "no 'block_size'"),
         ({"mask_token_id": 96}, "mask_token_id 96 is outside"),

@@ -15,6 +15,7 @@ from tiny_drafters import TINY, make_target
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.training import cli, measure
+from outrider.drafters.training.arguments import add_arguments, add_export_arguments
 from outrider.drafters.training.batches import BatchMaker, random_steps
 from outrider.drafters.training.features import answer_chances, sequence_features
 from outrider.drafters.training.forward import Frozen, hidden_states
@@ -29,7 +30,7 @@ from outrider.drafters.training.validate import Chances, sampled_hits, walk
 
 def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    add_arguments(parser)
     fixed = ["dspark", "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
     small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--rank", "8"]
     recipe = ["--steps", "60", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
@@ -84,7 +85,7 @@ def test_train_learns_survives_a_kill_and_drafts(
         torch.testing.assert_close(left[name], right[name], atol=1e-4, rtol=1e-3)
 
     parser = argparse.ArgumentParser()
-    cli.add_export_arguments(parser)
+    add_export_arguments(parser)
     unfinished = [str(tmp_path / "again" / "checkpoint.pt"), "--out", str(tmp_path / "plain")]
     assert cli.export(parser.parse_args(unfinished)) == 0
     assert load(tmp_path / "plain").config.draft_vocab_size is None

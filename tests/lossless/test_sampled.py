@@ -73,9 +73,12 @@ def filtered(probs: np.ndarray, top_k: int | None, top_p: float) -> np.ndarray:
         ("exact_server", 0.8, {"top_k": 20, "top_p": 0.9}),
         ("planned_server", 1.0, {}),
         ("dspark_server", 1.0, {}),
+        ("denoising_server", 1.0, {}),
         ("dflash_server", 1.0, {}),
+        ("deer_server", 1.0, {}),
+        ("specdiff_server", 1.0, {}),
     ],
-    ids=["plain", "top-k and top-p", "planned", "dspark", "dflash"],
+    ids=["plain", "top-k and top-p", "planned", "dspark", "denoising", "dflash", "deer", "specdiff"],
     indirect=["served"],
 )
 def test_first_two_tokens_against_the_exact_distribution(target, served, temperature, rules):
@@ -151,8 +154,11 @@ def seeded(exact_server, prompts):
         ("planned_server", 0),
         ("planned_server", 16),
         ("planned_server", 32),
+        ("denoising_server", 16),
         ("dspark_server", 16),
         ("dflash_server", 16),
+        ("deer_server", 16),
+        ("specdiff_server", 16),
     ],
     indirect=["served"],
 )

@@ -1,0 +1,93 @@
+"""Training runs of diffusion drafters, in either stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from outrider.kernels.sampling import Rules
+
+from ..acceptance import Acceptance
+from ..diffusion.denoise import Schedule, denoise
+from ..diffusion.model import DiffusionModel
+from .batches import BatchMaker, Step, anchor_range, random_steps
+from .forward import Frozen
+from .loop import Recipe, TrainingRun, learn_from
+from .masked import MaskedStep, block_states, hide, masked_anywhere, masked_at_the_end
+from .store import FeatureStore, Sequence
+from .validate import walk
+
+
+class DiffusionRun(TrainingRun[DiffusionModel]):
+    """Stage I, or stage II where there is an `alpha`.
+
+    schedule: of the greedy drafting that is measured.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: DiffusionModel,
+        frozen: Frozen,
+        recipe: Recipe,
+        *,
+        schedule: Schedule,
+        alpha: float | None = None,
+    ) -> None:
+        super().__init__(folder, model, frozen, recipe)
+        self.schedule, self.alpha = schedule, alpha
+
+    def _maker(self) -> BatchMaker:
+        decay = self.recipe.position_decay or float("inf")  # else masks alone decide how positions weigh
+        return BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device, decay=decay)
+
+    def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[MaskedStep]:
+        recipe = self.recipe
+        steps = random_steps(
+            store, numbers, self._maker(), sequences=recipe.sequences, anchors=recipe.anchors, size=size,
+            seed=recipe.seed, step=self.step,
+        )  # fmt: skip
+        for number, step in enumerate(steps, self.step):
+            generator = torch.Generator().manual_seed(recipe.seed * 1_000_033 + number)
+            count = len(step.anchors)
+            if self.alpha is None:
+                masks = masked_anywhere(count, size, generator)
+            else:
+                masks = masked_at_the_end(count, size, self.alpha, generator)
+            yield hide(step, *masks)
+
+    def learn(self, batch: MaskedStep) -> dict[str, torch.Tensor]:
+        step, recipe = batch.step, self.recipe
+        hidden = block_states(self.model, self.frozen, step, step.tokens[:, :-1], batch.revealed)
+        how = recipe.losses(self.step)
+        return learn_from(self.model, self.frozen, step, hidden, how, alpha_conf=recipe.alpha_conf)
+
+    @torch.inference_mode()
+    def acceptance(self, sequences: Iterable[Sequence], *, chunk: int = 256) -> Acceptance:
+        gamma, maker = self.model.config.gamma, self._maker()
+        total = Acceptance.empty(gamma)
+        for s in sequences:
+            low, high = anchor_range(s)
+            runs: list[int] = []
+            for part in torch.arange(low, high).split(chunk):
+                step = maker.cut([s], [part], gamma)
+                right = (self._draft(step) == step.tokens[:, 1:]) & step.valid
+                runs += right.long().cumprod(-1).sum(-1).tolist()
+            total = total + walk(runs, high - low, gamma)
+        return total
+
+    def _draft(self, step: Step) -> torch.Tensor:
+        """Blocks [A, gamma] drafted at temperature 0 behind the step's anchors."""
+
+        def predict(tokens: torch.Tensor, revealed: torch.Tensor, columns: slice) -> tuple[torch.Tensor, None]:
+            ids = torch.cat([step.anchors[:, None], tokens[:, :-1]], 1)
+            hidden = block_states(self.model, self.frozen, step, ids, revealed[:, :-1])
+            return hidden[:, columns] @ self.frozen.head.T, None
+
+        count = len(step.anchors)
+        greedy = Rules(torch.zeros(count, device=step.anchors.device))
+        keys = step.anchors.new_zeros(count, self.model.config.gamma)
+        vocab = self.model.vocab.to(step.anchors.device)
+        return denoise(predict, self.schedule, greedy, keys, vocab=vocab, wants_probs=False)[0]

@@ -1,0 +1,116 @@
+"""Masked blocks: what a diffusion drafter is trained on, and its training forward.
+
+An answer is cut at many anchors at once instead of being truncated at one place, since its context rows never see the
+blocks and serve all of them. Of the tokens behind an anchor, those that are masked are to be predicted; the row before
+each predicts it (`diffusion/model.py`).
+
+Stage I masks each token with probability t, weighing 1/t (masked diffusion; DEER, continuation distillation). Stage II
+masks the last R tokens, of which the one nearest to what is known weighs most (DEER, refinement).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from ..diffusion.model import DiffusionModel
+from .batches import Step
+from .forward import Frozen, tile_attention
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedStep:
+    """A step of A blocks of which parts are masked; `step.rows` and its labels are of these alone.
+
+    revealed: [A, size - 1] bool, tokens x_1 .. x_{size - 1} that the blocks see.
+    """
+
+    step: Step
+    revealed: torch.Tensor
+
+    @property
+    def anchors(self) -> torch.Tensor:
+        return self.step.anchors
+
+
+def masked_anywhere(blocks: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """[blocks, size] bool, tokens masked with a probability t of each block's own, and their weights 1/t.
+
+    The t are spread evenly over 1/size .. 1: below it most blocks would have no mask, and few would weigh very much.
+    """
+    place = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / blocks
+    t = (1 + (size - 1) * place) / size
+    masked = torch.rand(blocks, size, generator=generator) < t[:, None]
+    return masked, (1 / t)[:, None].expand(-1, size)
+
+
+def masked_at_the_end(
+    blocks: int, size: int, alpha: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[blocks, size] bool, the last R tokens, and weights alpha ** (R - i) of the i-th of them, which add up to 1.
+
+    R is `size`, with which every draft begins, in every other block, else any number up to it.
+    """
+    count = torch.randint(1, size + 1, (blocks,), generator=generator)
+    count[::2] = size
+    left = torch.arange(size, 0, -1).expand(blocks, -1)  # R - i + 1
+    masked = left <= count[:, None]
+    weights = alpha ** (left - 1.0) * masked
+    return masked, weights / weights.sum(1, keepdim=True)
+
+
+def hide(step: Step, masked: torch.Tensor, weights: torch.Tensor) -> MaskedStep:
+    """The step with these [A, size] tokens masked, and nothing but them to be learnt."""
+    labels, size = step.labels, masked.shape[1]
+    masked, weights = masked.to(step.rows.device), weights.to(step.rows.device)
+    kept = masked.flatten()[step.rows]
+    rows = step.rows[kept]
+    block = rows // size
+    starts = torch.cat([torch.ones_like(block[:1], dtype=torch.bool), block.diff() != 0]).nonzero()[:, 0]
+    labels = replace(
+        labels,
+        token=labels.token[kept],
+        top=labels.top[kept],
+        probs=labels.probs[kept],
+        weight=labels.weight[kept] * weights.flatten()[rows],
+        place=labels.place[kept],
+        blocks=starts.tolist(),
+    )
+    return MaskedStep(replace(step, rows=rows, labels=labels), ~masked[:, :-1])
+
+
+def block_states(
+    model: DiffusionModel, frozen: Frozen, step: Step, ids: torch.Tensor, revealed: torch.Tensor
+) -> torch.Tensor:
+    """Normed states [A, size, d] of blocks behind the step's contexts.
+
+    ids: [A, size], x_0 .. x_{size - 1}; revealed: [A, size - 1] bool, those of them beyond the anchor that are seen.
+    """
+    blocks, size = ids.shape
+    behind = len(step.context)
+    positions = step.anchor_positions[:, None] + torch.arange(size, device=ids.device)
+    rope = model.rotary.rows(torch.cat([step.positions, positions.flatten()]))
+    inputs = model.block_inputs(frozen.embedding[ids], revealed)
+    x = torch.cat([frozen.embedding[step.context], inputs.flatten(0, 1)])
+    spans = {tile.start: tile.length for tile in step.tiles}  # the last tile of a sequence reaches its context's end
+    layers = model.draft_layers
+    for i, layer in enumerate(layers):
+        q, k, v = layer.block_qkv(x, rope)
+        out = []
+        if i < len(layers) - 1:
+            for start, length in spans.items():
+                one, two, three = (y[start : start + length].transpose(0, 1)[None] for y in (q, k, v))
+                seen = F.scaled_dot_product_attention(one, two, three, is_causal=True, enable_gqa=True)
+                out.append(seen[0].transpose(0, 1))
+        else:  # of the context only its keys and values are wanted
+            x = x[behind:]
+        own = [y[behind:].view(blocks, size, *y.shape[1:]) for y in (q, k, v)]
+        for tile in step.tiles:
+            past = slice(tile.start, tile.start + tile.length)
+            rows = [y[tile.first : tile.last] for y in own]
+            out.append(tile_attention(rows[0], rows[1], rows[2], (k[past], v[past]), tile).flatten(0, 1))
+        x = layer.finish(x, torch.cat(out))
+    states: torch.Tensor = model.norm(x)
+    return states.view(blocks, size, -1)

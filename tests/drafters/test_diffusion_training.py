@@ -1,0 +1,151 @@
+"""`outrider train specdiff|deer` at tiny size: masks and weights, both stages, stops, and a tau that is that of drafts."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_drafters import DIFFUSION, make_diffusion
+
+from outrider.drafters.base import DraftBatch, Features
+from outrider.drafters.block.checkpoint import load_as
+from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
+from outrider.drafters.diffusion.denoise import make_schedule
+from outrider.drafters.training import cli
+from outrider.drafters.training.arguments import add_arguments
+from outrider.drafters.training.batches import BatchMaker
+from outrider.drafters.training.diffusion import DiffusionRun
+from outrider.drafters.training.forward import Frozen
+from outrider.drafters.training.loop import Recipe, checkpoint_model
+from outrider.drafters.training.masked import hide, masked_anywhere, masked_at_the_end
+from outrider.drafters.training.store import Sequence
+from outrider.drafters.training.target import TargetModel
+
+SIZE = 7
+
+
+def arguments(kind: str, target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    fixed = [kind, "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
+    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--draft-layers", "2"]
+    recipe = ["--steps", "40", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
+    recipe += ["--decay-steps", "0", "--short-steps", "0", "--threads", "1", "--refine-steps", "20", "--ema", "0.9"]
+    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "20", "--device", "cpu", *more])
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
+    return path
+
+
+def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    whole = arguments("deer", target_folder, prompts, tmp_path / "whole")
+    assert cli.run(whole) == 0
+    rows = list(csv.DictReader((tmp_path / "whole" / "stage-1" / "losses.csv").open()))
+    assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
+    assert rows[-1]["tau"]
+    files = {file.name for file in (tmp_path / "whole" / "tokens").iterdir()}
+    assert files == {"meta.json", "index.jsonl", "tokens.bin", "top_ids.bin", "top_probs.bin"}  # no features
+
+    more = ["--data", str(tmp_path / "whole"), "--save-seconds", "0"]
+    for kind, steps, refine_steps in (("specdiff", 13, 0), ("deer", 40, 9), ("deer", 40, 20)):
+        pieces = arguments(kind, target_folder, prompts, tmp_path / "pieces", *more)
+        pieces.steps, pieces.refine_steps = steps, refine_steps
+        assert cli.run(pieces) == 0
+    left, right = (
+        load_as(DiffusionModel, tmp_path / name / "drafter", dtype=torch.float32).state_dict()
+        for name in ("whole", "pieces")
+    )
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=1e-4, rtol=1e-3)
+    unfinished = checkpoint_model(tmp_path / "whole" / "stage-2" / "checkpoint.pt").state_dict()
+    for name in left:
+        torch.testing.assert_close(left[name], unfinished[name], atol=0.05, rtol=0.02)
+    first = checkpoint_model(tmp_path / "whole" / "stage-1" / "checkpoint.pt").state_dict()
+    assert not torch.allclose(first["mask"], unfinished["mask"], atol=1e-3)
+
+
+def test_layers_it_starts_from(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    more = ["--steps", "1", "--lr", "1e-12", "--start-layers", "3", "1"]
+    assert cli.run(arguments("specdiff", target_folder, prompts, tmp_path / "out", *more)) == 0
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    started = load_as(DiffusionModel, tmp_path / "out" / "drafter", dtype=torch.float32)
+    for ours, number in zip(started.draft_layers, (3, 1), strict=True):
+        theirs = target.model.model.layers[number].mlp.down_proj.weight
+        torch.testing.assert_close(ours.down_proj.weight, theirs, atol=float(theirs.abs().max()) / 127, rtol=0)
+    wrong = arguments("specdiff", target_folder, prompts, tmp_path / "wrong", "--start-layers", "1")
+    wrong.data = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"--start-layers \[1\]: expected 2 numbers in 0\.\.5"):
+        cli.run(wrong)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_is_measured_is_what_is_drafted(tmp_path: Path, steps: int) -> None:
+    config = dataclasses.replace(DIFFUSION, draft_vocab_size=60)
+    model = make_diffusion(config)
+    embedding, head = torch.randn(2, 96, config.hidden_size, generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(96, (30,), generator=torch.Generator().manual_seed(3))
+    none = torch.zeros(20, 4)
+    sequence = Sequence(ids, 10, torch.empty(30, 0), none.long(), none)
+    schedule = make_schedule("left", config.gamma, steps)
+    run = DiffusionRun(tmp_path, model, Frozen(embedding, head[model.vocab]), Recipe(steps=1), schedule=schedule)
+    anchors = torch.arange(10, 29)
+    maker = BatchMaker(config, model.vocab, device=torch.device("cpu"))
+    measured = run._draft(maker.cut([sequence], [anchors], config.gamma))
+
+    served = DiffusionDrafter(model, embedding=embedding, head=head, denoising_steps=steps)
+    served.allocate(64)
+    table = torch.arange(64).int()[None]
+    served.observe(Features(None, ids, torch.arange(30), torch.arange(30)))
+    count = len(anchors)
+    batch = DraftBatch(
+        anchors=ids[anchors], seq_lens=anchors, page_table=table.repeat(count, 1), rows=torch.arange(count),
+        temperatures=torch.zeros(count), keys=torch.zeros(count, config.gamma, dtype=torch.int64),
+    )  # fmt: skip
+    for i in range(count):  # one by one: their blocks would share slots
+        served.observe(Features(None, ids, torch.arange(30), torch.arange(30)))
+        assert torch.equal(served.propose(batch.select(torch.tensor([i]))).tokens[0], measured[i])
+
+
+def test_masks_of_stage_one_weigh_what_they_are_rare() -> None:
+    masked, weights = masked_anywhere(4000, SIZE, torch.Generator().manual_seed(0))
+    assert float((masked * weights).mean()) == pytest.approx(1.0, abs=0.02)
+    assert ((weights >= 1) & (weights <= SIZE)).all()
+    assert set(masked.sum(1).tolist()) == set(range(SIZE + 1))
+    assert float(masked.all(1).float().mean()) > 1 / (SIZE + 1) - 0.03
+
+
+def test_masks_of_stage_two_are_the_end_and_weigh_one() -> None:
+    masked, weights = masked_at_the_end(4000, SIZE, 1.15, torch.Generator().manual_seed(0))
+    assert (masked.long().diff(dim=1) >= 0).all()
+    assert set(masked.sum(1).tolist()) == set(range(1, SIZE + 1))
+    torch.testing.assert_close(weights.sum(1), torch.ones(4000))
+    assert not weights[~masked].any()
+    both = masked[:, :-1] & masked[:, 1:]
+    torch.testing.assert_close((weights[:, :-1] / weights[:, 1:])[both], torch.full((int(both.sum()),), 1.15))
+    assert masked[::2].all()
+
+
+def test_only_masked_tokens_are_learnt() -> None:
+    ids = torch.arange(20)
+    tops = torch.arange(10, 20)[:, None].expand(-1, 4)
+    sequence = Sequence(ids, 10, torch.empty(20, 0), tops, torch.rand(10, 4))
+    maker = BatchMaker(DIFFUSION, torch.arange(96), device=torch.device("cpu"), decay=float("inf"))
+    step = maker.cut([sequence], [torch.tensor([11, 17])], 4)
+    masked = torch.tensor([[True, False, True, True], [False, True, True, True]])
+    weights = torch.tensor([[2.0, 9, 3, 4], [9, 5, 9, 9]])
+    hidden = hide(step, masked, weights)
+    assert hidden.step.labels.token.tolist() == [12, 14, 15, 19]  # the second block ends with the answer
+    assert hidden.step.labels.weight.tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert hidden.step.labels.top[:, 0].tolist() == [12, 14, 15, 19]
+    assert hidden.step.labels.blocks == [0, 3]
+    assert hidden.step.rows.tolist() == [0, 2, 3, 5]
+    assert hidden.revealed.tolist() == [[False, True, False], [True, False, False]]
