@@ -1,4 +1,4 @@
-"""`outrider train specdiff|deer` at tiny size: masks and weights, both stages, stops, and a tau that is that of drafts."""
+"""`outrider train specdiff|deer` at tiny size: masks, weights, both stages, stops, and a tau that is that of drafts."""
 
 from __future__ import annotations
 
