@@ -24,6 +24,7 @@ class Entry:
         checkpoint (a folder), denoising_steps and denoising_order.
     help: one line.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
+    kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
     denoising_steps: unless told otherwise; 0: it does not denoise.
     """
 
@@ -31,6 +32,7 @@ class Entry:
     takes: tuple[str, ...]
     help: str
     needs_hidden_states: bool = False
+    kind: str = ""
     denoising_steps: int = 0
 
     @property
@@ -51,8 +53,12 @@ DENOISING_ORDERS = ("left", "even", "certain")
 DRAFTERS = {
     "dspark": Entry(*BLOCK, "a block in one pass, drawn token by token", needs_hidden_states=True),
     "dflash": Entry(*BLOCK, "a block in one pass, each token drawn by itself", needs_hidden_states=True),
-    "deer": Entry(*DIFFUSION, "a block in one denoising step, from the tokens alone", denoising_steps=1),
-    "specdiff": Entry(*DIFFUSION, "a block in several denoising steps, from the tokens alone", denoising_steps=2),
+    "deer": Entry(
+        *DIFFUSION, "a block in one denoising step, from the tokens alone", kind="diffusion", denoising_steps=1
+    ),
+    "specdiff": Entry(
+        *DIFFUSION, "a block in several denoising steps, from the tokens alone", kind="diffusion", denoising_steps=2
+    ),
     "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "what followed the last words before"),
     MEASURING: Entry("outrider.drafters.dummy:FixedDrafter", ("gamma",), "the last token, over and over"),
 }
@@ -68,6 +74,11 @@ def find(name: str) -> Entry:
     if name not in DRAFTERS:
         raise ValueError(f"a drafter is one of {', '.join(names())}, not {name!r}")
     return DRAFTERS[name]
+
+
+def serving(kind: str) -> tuple[str, ...]:
+    """Drafters whose checkpoints are of that kind."""
+    return tuple(name for name in names() if (DRAFTERS[name].kind or name) == kind)
 
 
 def make(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import outrider.drafters
+from outrider.drafters import registry
 from outrider.drafters.block.config import BlockConfig, CheckpointError
 from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, Settings
 from outrider.server.engine.target import Model
@@ -37,8 +38,8 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
         kind = BlockConfig.read(folder).kind
     except CheckpointError as error:
         raise UserError(f"the drafter {folder} cannot be used: {error}") from None
-    if kind != settings.drafter:
-        raise UserError(f"{folder} holds a {kind} drafter; serve it with --drafter {kind}")
+    if settings.drafter not in (fitting := registry.serving(kind)):
+        raise UserError(f"{folder} holds a {kind} drafter; serve it with --drafter {' or '.join(fitting)}")
     return replace(settings, drafter_path=str(folder))
 
 

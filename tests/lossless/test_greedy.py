@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asking import accepted_tokens, complete, complete_all, tokens
+from asking import accepted_tokens, complete, complete_all, counter, tokens
 from metrics_page import MetricsPage
 
 TOKENS = 128

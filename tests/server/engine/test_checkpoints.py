@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from tiny_drafters import DIFFUSION
 
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
@@ -34,8 +36,17 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     for folder, message in (
         (dspark, "holds a dspark drafter; serve it with --drafter dspark"),
-        (tmp_path, "is not a block drafter"),
+        (tmp_path, "is unknown"),
         (tmp_path / "none", "has no config.json"),
     ):
         with pytest.raises(UserError, match=message):
             checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))
+
+
+@pytest.mark.parametrize("drafter", ["deer", "specdiff"])
+def test_diffusion_drafters_take_each_others_checkpoints(tmp_path: Path, drafter: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DIFFUSION.to_json()))
+    found = checkpoints.with_drafter_path(Settings(drafter=drafter, drafter_path=str(tmp_path)), target.find(None))
+    assert found.drafter_path == str(tmp_path)
+    with pytest.raises(UserError, match="holds a diffusion drafter; serve it with --drafter deer or specdiff"):
+        checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=str(tmp_path)), target.find(None))
