@@ -61,13 +61,13 @@ def said(server_args: Any, config: PluginConfig) -> dict[str, Any]:
     """What must be the same on every node, by what a user calls it."""
     found: dict[str, Any] = {f"{package}'s version": version(package) for package in PACKAGES}
     found |= {name: getattr(server_args, field) for field, name in FLAGS.items()}
-    found |= {"--" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
+    found |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
     found |= {
         "the model": digest(server_args.model_path),
         "--drafter": config.drafter,
         "--gamma": config.gamma,
         "--lookup-gamma": config.lookup_gamma,
-        "--quantization of Outrider": config.quantization,
+        "--quantization": config.quantization,
     }
     return found
 

@@ -9,6 +9,9 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.target import Rows, Target
 from outrider.server.plugin.config import PluginConfig
 
+CAPTURE = "set_dflash_layers_to_capture"
+"""Method of SGLang's models that show hidden states."""
+
 
 def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
     """The drafter for this server, or None where speculation is off.
@@ -17,15 +20,14 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
     """
     if config.drafter == "off":
         return None
-    target = loaded_target(runner, whole_weights(config, runner))
-    if registry.find(config.drafter).needs_hidden_states and target.capture_layers is None:
+    if registry.find(config.drafter).needs_hidden_states and not hasattr(runner.model, CAPTURE):
         raise ValueError(
             f"SGLang gives no hidden states of {type(runner.model).__name__} to drafters; "
             "use --drafter deer, specdiff, ngram or off"
         )
     return registry.make(
         config.drafter,
-        target,
+        loaded_target(runner, whole_weights(config, runner)),
         gamma=config.gamma,
         checkpoint=config.drafter_path,
         lookup_gamma=config.lookup_gamma,
@@ -42,7 +44,7 @@ def loaded_target(runner: Any, whole: tuple[Rows, Rows] | None) -> Target:
         weights=lambda: whole or _weights(runner),
         dtype=runner.dtype,
         device=runner.device,
-        capture_layers=getattr(model, "set_dflash_layers_to_capture", None),
+        capture_layers=getattr(model, CAPTURE, None),
     )
 
 
