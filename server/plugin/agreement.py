@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from outrider.profiles.fingerprint import folder_digest
 from outrider.server.plugin.config import PluginConfig
 
@@ -46,8 +48,6 @@ def _meet(original: Any, *, server_args: Any, **others: Any) -> None:
     from sglang.srt.runtime_context import get_parallel
 
     if get_parallel().nnodes > 1:
-        import torch
-
         parallel = get_parallel()
         nodes: list[Any] = [None] * parallel.world_group.world_size
         torch.distributed.all_gather_object(

@@ -22,6 +22,7 @@ from transformers import LlamaForCausalLM
 from outrider.drafters.block import save_compact
 from outrider.server.engine.run_folder import PREFIX
 
+pytestmark = pytest.mark.server
 NAME = "tiny"
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 9, 9], [40, 41, 42, 43, 40, 41], list(range(30, 60))]
 TOKENS = 64
