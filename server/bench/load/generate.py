@@ -17,6 +17,9 @@ from outrider.server.bench.remote import CHAT, Remote, Reply
 
 SECONDS_BEFORE = 0.1
 """The first request is due so long after the start, so that all are ready by then."""
+PAUSE_SECONDS = 1.0
+"""After which a closed loop's client comes back whose request has failed: one that was refused at once would otherwise
+ask a thousand times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +56,19 @@ async def at_load(
     records: list[Record] = []
     start = time.perf_counter() + SECONDS_BEFORE
 
-    async def one(ask: Ask, due: float) -> None:
+    async def one(ask: Ask, due: float) -> Reply:
         late = max(0.0, time.perf_counter() - start - due)
-        records.append(Record(ask.name, due, late, await remote.ask(CHAT, ask.body, timeout=scenario.timeout)))
+        reply = await remote.ask(CHAT, ask.body, timeout=scenario.timeout)
+        records.append(Record(ask.name, due, late, reply))
+        return reply
 
     if isinstance(scenario.arrivals, Closed):
         asks = workload.mixed(rng)
 
         async def user() -> None:
             while (now := max(0.0, time.perf_counter() - start)) < until:
-                await one(next(asks), now)
+                if (await one(next(asks), now)).failure:
+                    await asyncio.sleep(PAUSE_SECONDS)
 
         await asyncio.gather(*(user() for _ in range(int(load))))
         return records

@@ -120,6 +120,16 @@ def test_a_closed_loop_keeps_so_many_in_flight(capsys: pytest.CaptureFixture[str
     assert len(server.asked) > 12
 
 
+def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFixture[str]) -> None:
+    async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "busy"}}, status=429)
+
+    with SmallServer(refusing) as server:
+        code, shown = load(capsys, "--url", server.url, "--concurrency", "3", "--seconds", "0.6", "--warm-up", "0")
+    assert code == 1
+    assert "429: 3" in shown
+
+
 def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal, a stream that breaks off, one with an error and one that hangs: none is in the times."""
 
