@@ -1,10 +1,12 @@
-"""What is known of a step's drafts before any is verified: calibrated confidences, and where one ends its answer."""
+"""What is known of a step's drafts before any is verified: calibrated confidences, where one ends its answer, and how
+many of each are verified."""
 
 from __future__ import annotations
 
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cuda import native as cuda
 
 SURE = 1 - 2.0**-24
 """The largest float32 below 1, to which confidences are bounded: float32's sigmoid rounds to 1, which no temperature
@@ -51,3 +53,45 @@ def torch_weigh_drafts(
     inverse, shifts = parameters
     calibrated = torch.addcmul(shifts[cases], confidence.clamp(max=SURE).logit_(), inverse[cases]).sigmoid_()
     return calibrated, until
+
+
+def admit(
+    confidence: torch.Tensor,
+    draft_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    bounds: torch.Tensor | None = None,
+    first: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """verify_lens [R] int64 in 0..draft_lens and survival [R, gamma] float32, without waiting for the device.
+
+    The K drafted tokens of largest survival c_1 ... c_k that are above 0, ties going to the smaller request, then the
+    smaller position, are admitted (DSpark, section 3.2.2). Whether x_{r,k} is depends on c_{r,1..k} and on other
+    requests.
+
+    confidence: [R, gamma] float32, calibrated; NaN counts as 0. draft_lens: [R] int64. tokens: [1] int64, K.
+    bounds: [gamma] float32, survival below its position's bound ends what is admitted of a request; None: no bounds.
+    first: [R] bool, requests whose tokens come before all others; None: nobody's.
+    """
+    if cuda.fits(confidence):
+        return torch.ops.outrider_cuda.admit(confidence, draft_lens, tokens, bounds, first)
+    return torch_admit(confidence, draft_lens, tokens, bounds=bounds, first=first)
+
+
+def torch_admit(
+    confidence: torch.Tensor,
+    draft_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    bounds: torch.Tensor | None = None,
+    first: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`admit` without Triton, on any device: a stable sort."""
+    survival = torch.nan_to_num(confidence, nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
+    survival *= torch.arange(confidence.shape[1], device=confidence.device) < draft_lens[:, None]
+    worth = survival if bounds is None else survival * (survival >= bounds).cumprod(1)
+    if first is not None:
+        worth = torch.where(first[:, None], worth * 2.0**64, worth)
+    order = worth.flatten().sort(descending=True, stable=True).indices
+    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return ((ranks.view_as(worth) < tokens) & (worth > 0)).sum(1), survival

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cuda import native as cuda
 
 Flattened = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -49,6 +50,85 @@ def torch_flatten_verify(
     positions = seq_lens[request] + step
     slots = page_table[rows[request], positions].long()
     return block[request, step], positions, slots, torch.cat([ends.new_zeros(1), ends]), request, step
+
+
+def flatten_tier(
+    anchors: torch.Tensor,
+    drafts: torch.Tensor,
+    verify_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: int,
+) -> Flattened:
+    """`flatten_verify` as a batch of `tokens` tokens, a graph's tier: its shape does not depend on the lengths.
+
+    sum(1 + verify_lens) <= tokens. What is left over is padding: token 0 at position 0 and slot 0, which belongs to
+    nobody. A padding token names the last request, so that it may index arrays [R], and step gamma + 1, which no
+    request accepts.
+    """
+    if cuda.fits(anchors):
+        return torch.ops.outrider_cuda.flatten(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
+    return torch_flatten_tier(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
+
+
+def torch_flatten_tier(
+    anchors: torch.Tensor,
+    drafts: torch.Tensor,
+    verify_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: int,
+) -> Flattened:
+    """`flatten_tier` without Triton, on any device and without waiting for it."""
+    requests, gamma = drafts.shape
+    indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
+    place = torch.arange(tokens, device=rows.device)
+    request = torch.searchsorted(indptr[1:].contiguous(), place, right=True)
+    padding = request == requests
+    request = request.clamp(max=requests - 1)
+    step = (place - indptr[request]).masked_fill(padding, gamma + 1)
+    block = torch.cat([anchors[:, None], drafts], 1)
+    ids = block[request, step.clamp(max=gamma)].masked_fill(padding, 0)
+    positions = (seq_lens[request] + step).masked_fill(padding, 0)
+    slots = page_table[rows[request], positions].long().masked_fill(padding, 0)
+    return ids, positions, slots, indptr, request, step
+
+
+Committed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def commit(
+    accept_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    request: torch.Tensor,
+    step: torch.Tensor,
+    slots: torch.Tensor,
+) -> Committed:
+    """What a step leaves behind: cached tokens [R], next anchors [R], and the slots [T] of verified tokens that stay.
+
+    accept_lens: [R] int64 in 1..gamma+1, tokens: [R, gamma+1] int64, as from `acceptance.accept`. seq_lens: [R] int64.
+    request, step, slots: [T] int64, as from `flatten_tier`. Rejected tokens and padding get slot 0, so that whoever
+    keeps state by slot can write all T rows.
+    """
+    if cuda.fits(accept_lens):
+        return torch.ops.outrider_cuda.commit(accept_lens, tokens, seq_lens, request, step, slots)
+    return torch_commit(accept_lens, tokens, seq_lens, request, step, slots)
+
+
+def torch_commit(
+    accept_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    request: torch.Tensor,
+    step: torch.Tensor,
+    slots: torch.Tensor,
+) -> Committed:
+    """`commit` without Triton, on any device and without waiting for it."""
+    bonus = tokens.gather(1, accept_lens[:, None] - 1).squeeze(1)
+    return seq_lens + accept_lens, bonus, slots.where(step < accept_lens[request], 0)
 
 
 def write_page_table(

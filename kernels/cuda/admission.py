@@ -1,0 +1,110 @@
+"""Survival and top-K on the device: from confidences to verification lengths. See `outrider.kernels.drafts.admit`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MOST_ENTRIES = 65536
+"""R * gamma of one program, in powers of two: 64 numbers in each of 1024 threads."""
+
+
+@triton.jit(do_not_specialize=["requests", "gamma", "request_stride", "token_stride"])
+def admit_kernel(
+    confidence,
+    draft_lens,
+    tokens,
+    bounds,
+    first,
+    verify_lens,
+    survival,
+    requests,
+    gamma,
+    request_stride,
+    token_stride,
+    HAS_BOUNDS: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """One program holds all survivals in registers: K is found by halving the bits of float32 (31 counts), not by a
+    sort, since a sort of 8192 numbers has 91 exchanges through shared memory. Reads 4 * R * gamma bytes (gamma times,
+    from L1: each entry multiplies its own prefix, in order), writes as many."""
+    i = tl.arange(0, REQUESTS * WIDTH)
+    r, k = i // WIDTH, i % WIDTH
+    inside = (r < requests) & (k < gamma)
+    exact = tl.full([REQUESTS * WIDTH], 1.0, tl.float64)  # rounded once, as torch's product on the CPU
+    for j in range(0, gamma):
+        c = tl.load(confidence + r * request_stride + j * token_stride, mask=inside & (j <= k), other=1.0)
+        c = tl.where(c > 0.0, tl.where(c < 1.0, c, 1.0), 0.0)  # NaN is not above 0
+        exact = exact * c
+    drafted = tl.load(draft_lens + r, mask=inside, other=0)
+    product = tl.where(k < drafted, exact.to(tl.float32), 0.0)
+    tl.store(survival + r * gamma + k, product, mask=inside)
+    if HAS_BOUNDS:
+        prefix, fits = tl.full([REQUESTS * WIDTH], 1.0, tl.float64), i >= 0
+        for j in range(0, gamma):
+            c = tl.load(confidence + r * request_stride + j * token_stride, mask=inside & (j <= k), other=1.0)
+            prefix = prefix * tl.where(c > 0.0, tl.where(c < 1.0, c, 1.0), 0.0)
+            fits = fits & ((j > k) | (prefix.to(tl.float32) >= tl.load(bounds + j)))
+        product = tl.where(fits, product, 0.0)
+    if HAS_FIRST:
+        product = product * tl.where(tl.load(first + r, mask=inside, other=0) != 0, 18446744073709551616.0, 1.0)
+    key = tl.where(inside, product.to(tl.int32, bitcast=True), -1)
+    room = tl.load(tokens).to(tl.int32)
+    low, high = tl.sum(i * 0), tl.sum(i * 0) + 0x7F800000
+    for _ in range(31):
+        middle = low + (high - low) // 2
+        enough = tl.sum((key >= middle).to(tl.int32)) >= room
+        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
+    room -= tl.sum((key > low).to(tl.int32))
+    tied = key == low
+    admitted = (key > 0) & ((key > low) | (tied & (tl.cumsum(tied.to(tl.int32), 0) <= room)))
+    counts = tl.sum(tl.reshape(admitted.to(tl.int32), (REQUESTS, WIDTH)), 1)
+    owner = tl.arange(0, REQUESTS)
+    tl.store(verify_lens + owner, counts.to(tl.int64), mask=owner < requests)
+
+
+@torch.library.custom_op("outrider_cuda::admit", mutates_args=())
+def admit(
+    confidence: torch.Tensor,
+    draft_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    bounds: torch.Tensor | None,
+    first: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    requests, gamma = confidence.shape
+    padded, width = max(2, triton.next_power_of_2(requests)), triton.next_power_of_2(gamma)
+    if padded * width > MOST_ENTRIES:
+        raise ValueError(f"expected at most {MOST_ENTRIES // width} requests of {gamma} draft tokens, got {requests}")
+    found = torch.empty_like(draft_lens), confidence.new_empty(requests, gamma)
+    admit_kernel[(1,)](
+        confidence,
+        draft_lens,
+        tokens,
+        confidence if bounds is None else bounds,
+        draft_lens if first is None else first,
+        *found,
+        requests,
+        gamma,
+        confidence.stride(0),
+        confidence.stride(1),
+        HAS_BOUNDS=bounds is not None,
+        HAS_FIRST=first is not None,
+        REQUESTS=padded,
+        WIDTH=width,
+        num_warps=min(32, max(4, padded * width // 512)),
+    )
+    return found
+
+
+@admit.register_fake
+def _(
+    confidence: torch.Tensor,
+    draft_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    bounds: torch.Tensor | None,
+    first: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(draft_lens), confidence.new_empty(confidence.shape)

@@ -1,0 +1,26 @@
+"""The Triton kernels, where Triton is; imported when the first CUDA tensor comes, since a CPU has no use for them."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def available() -> bool:
+    """Import the kernels, which registers their operators; False, said once in the log, where Triton is missing."""
+    try:
+        from outrider.kernels.cuda import admission, ragged  # noqa: F401
+    except ImportError as error:
+        logger.warning("Triton kernels are not available, plain torch is used, which is slower: %s", error)
+        return False
+    return True
+
+
+def fits(*tensors: torch.Tensor) -> bool:
+    """Whether the kernels take these: all on CUDA, Triton present."""
+    return all(x.device.type == "cuda" for x in tensors) and available()

@@ -1,0 +1,49 @@
+"""Survival and top-K against the planner's own, ties and broken confidences included."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.kernels.cuda import admission
+from outrider.kernels.drafts import torch_admit
+from outrider.scheduler.planners.admission import at_least, survival_of, top_k
+
+
+@given(
+    requests=st.sampled_from([1, 3, 16, 300]),
+    gamma=st.sampled_from([1, 4, 7, 15]),
+    share=st.sampled_from([0.0, 0.1, 0.5, 2.0]),
+    bounded=st.booleans(),
+    hurried=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_admits_what_the_planner_admits(requests, gamma, share, bounded, hurried, seed):
+    generator = torch.Generator().manual_seed(seed)
+    confidence = torch.tensor([0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.5, -1.0, torch.nan])  # many ties
+    confidence = confidence[torch.randint(9, (gamma, requests), generator=generator)].T
+    confidence = torch.where(torch.rand(confidence.shape, generator=generator) < 0.5, 0.8, confidence)
+    draft_lens = torch.randint(gamma + 1, (requests,), generator=generator)
+    tokens = int(share * requests * gamma)
+    first = torch.rand(requests, generator=generator) < 0.3 if hurried else None
+    factors = torch.linspace(1.0, 0.5, gamma).numpy()
+    bounds = torch.from_numpy(0.3 / factors) if bounded else None
+    arguments = confidence, draft_lens, torch.tensor([tokens])
+    lens, survival = admission.admit(*arguments, bounds, first)
+    planned = survival_of(confidence, draft_lens)
+    assert torch.equal(survival, planned)
+    worth = at_least(planned, 0.3, factors) if bounded else planned
+    assert torch.equal(lens, top_k(worth, tokens, None if first is None else first.numpy()))
+    for one, other in zip(torch_admit(*arguments, bounds=bounds, first=first), (lens, survival), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_whether_a_token_is_admitted_does_not_depend_on_what_comes_later():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        confidence = torch.rand(6, 5, generator=generator)
+        draft_lens, tokens = torch.full((6,), 5), torch.tensor([9])
+        before, _ = admission.admit(confidence, draft_lens, tokens, None, None)
+        later = confidence.clone()
+        later[2, 3:] = torch.rand(2, generator=generator)
+        after, _ = admission.admit(later, draft_lens, tokens, None, None)
+        assert min(int(before[2]), 3) == min(int(after[2]), 3)
