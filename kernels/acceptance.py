@@ -13,7 +13,9 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import gumbel_argmax, torch_gumbel_argmax
+from outrider.kernels.sampling import Rules, target_probs
 
 
 def accept(
@@ -134,6 +136,50 @@ def _token_probs(draft_probs: torch.Tensor, vocab: torch.Tensor | None, tokens: 
         return draft_probs.gather(2, tokens[:, :, None])[:, :, 0]
     column = torch.searchsorted(vocab, tokens).clamp_(max=vocab.shape[0] - 1)
     return draft_probs.gather(2, column[:, :, None])[:, :, 0] * (vocab[column] == tokens)
+
+
+def accept_logits(
+    tokens: torch.Tensor,
+    verify_lens: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    request: torch.Tensor,
+    logits: torch.Tensor,
+    rules: Rules,
+    *,
+    uniforms: torch.Tensor,
+    final_keys: torch.Tensor,
+    decided: torch.Tensor,
+    row_keys: torch.Tensor | None = None,
+    draft_probs: torch.Tensor | None = None,
+    vocab: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`accept` from the target's logits [T, V], whose rows at and beyond `qo_indptr[R]` are padding.
+
+    On CUDA p is never stored, nothing waits for the device, and what is drawn from a row does not depend on the others.
+
+    request : [T] int64, the request of each row. rules : of the requests, [R] each.
+    decided : [R] bool, what is wanted is drawn with the row's own of `row_keys` [T] int64; required if there are any
+    that are not greedy. Greedy requests are decided in any case.
+    The other arguments and what is returned are those of `accept`; with gamma 0 every request's one token is drawn.
+    """
+    if cuda.fits(logits):
+        types = (torch.float32, torch.int64, torch.float32, torch.float32)
+        given = (None if rule is None else rule.to(dtype) for rule, dtype in zip(rules, types, strict=True))
+        arrays = tokens, verify_lens, qo_indptr, request, logits, *given, uniforms, final_keys, row_keys, decided
+        return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab)
+    probs = target_probs(logits, *rules.of(request))
+    return accept(
+        tokens,
+        verify_lens,
+        qo_indptr,
+        uniforms=uniforms,
+        final_keys=final_keys,
+        wanted=gumbel_argmax(probs, final_keys[request] if row_keys is None else row_keys),
+        probs=probs,
+        decided=decided | (rules.temperatures <= 0),
+        draft_probs=draft_probs,
+        vocab=vocab,
+    )
 
 
 def reference_accept(

@@ -17,6 +17,7 @@ from enum import IntEnum
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cuda import native as cuda
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -45,6 +46,8 @@ def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose) -> t
     """int64 keys for int64 seeds at positions, all of one shape."""
     if _compiled(seeds):
         return torch.ops.outrider.streams(seeds.contiguous(), positions.contiguous(), int(purpose))
+    if cuda.fits(seeds):
+        return torch.ops.outrider_cuda.streams(seeds, positions, int(purpose))
     return torch_streams(seeds, positions, purpose)
 
 
@@ -56,11 +59,15 @@ def torch_streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose
 
 def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
     """[N, count] int64 keys, independent of each other, from keys [N]."""
+    if cuda.fits(keys):
+        return torch.ops.outrider_cuda.substreams(keys, count)
     return torch.ops.outrider.substreams(keys, count) if _compiled(keys) else _numbers(keys, count)
 
 
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     """[N, count] float64 in (0, 1), the middles of 2**52 equal parts, for keys [N] int64."""
+    if cuda.fits(keys):
+        return torch.ops.outrider_cuda.uniforms(keys, count)
     return torch.ops.outrider.uniforms(keys, count) if _compiled(keys) else _uniform(_numbers(keys, count))
 
 
@@ -74,6 +81,8 @@ def gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tenso
         raise ValueError(f"expected weights [N, V'] and keys [N], got {weights.shape} and {keys.shape}")
     if weights.dtype == torch.float32 and native.fits(weights):
         return torch.ops.outrider.gumbel_argmax(weights.contiguous(), keys.contiguous(), tokens)
+    if weights.dtype == torch.float32 and cuda.fits(weights):
+        return torch.ops.outrider_cuda.gumbel_argmax(weights, keys, tokens)
     return torch_gumbel_argmax(weights, keys, tokens)
 
 

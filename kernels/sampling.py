@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import gumbel_argmax
 
 HEAD = 1024
@@ -163,7 +164,17 @@ def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, rules: Rules, keys: to
     """
     if logits.stride(1) == 1 and native.fits(logits):
         return torch.ops.outrider.draw_tokens(logits, rows, *_native(rules), keys.contiguous())
+    if cuda.fits(logits):
+        return _draw_on_cuda(logits.index_select(0, rows), rules, keys)
     return gumbel_argmax(target_probs(logits[rows], *rules), keys)
+
+
+def _draw_on_cuda(logits: torch.Tensor, rules: Rules, keys: torch.Tensor) -> torch.Tensor:
+    """Every row is verified without a draft, so that its one token is drawn."""
+    none, each = keys.new_empty(len(keys), 0), torch.arange(len(keys) + 1, device=keys.device)
+    lens, request, decided = torch.zeros_like(keys), each.narrow(0, 0, len(keys)), rules.temperatures <= 0
+    arrays = none, lens, each, request, logits, *_native(rules), none.double(), keys.contiguous(), None, decided
+    return torch.ops.outrider_cuda.accept(*arrays, None, None)[1].squeeze(1)
 
 
 def _native(rules: Rules) -> list[torch.Tensor | None]:

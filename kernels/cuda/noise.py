@@ -1,0 +1,196 @@
+"""The seeded draw: noise with the bits of `outrider.kernels.noise`, and tokens drawn with it (Gumbel-max).
+
+Launched with `enable_fp_fusion=False` (`BITS`): a product and a sum that become one instruction round once instead of
+twice, and the noise would no longer have the bits that it has on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+BITS: dict[str, Any] = {"enable_fp_fusion": False}
+CHUNK = 8192
+"""Columns of one program: 32 KB of float32, eight loads of 16 bytes in each of 128 threads twice over. Fixed, so that
+sums over a row have one order whatever else is in the batch; 19 programs for a row of 152 k keep few rows busy too."""
+BLOCK = 1024
+SMALL = 128
+GOLDEN = tl.constexpr(-7046029254386353131)
+MIX_1 = tl.constexpr(-4658895280553007687)
+MIX_2 = tl.constexpr(-7723592293110705685)
+NOBODY = tl.constexpr(2**31 - 1)
+
+
+def chunks(width: int) -> int:
+    """Programs that share a row of `width` columns."""
+    return max(1, triton.cdiv(width, CHUNK))
+
+
+@triton.jit
+def mix(x):
+    """SplitMix64's finaliser of int64."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def uniform(bits):
+    """float64 in (0, 1) of int64."""
+    return (((bits >> 11) & 0x1FFFFFFFFFFFFF) | 1).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def exponential(key, token):
+    """float64 noise E = -log(1 - U) of int64 tokens: some 40 operations in double precision, all rounded."""
+    bits = (1.0 - uniform(mix(key + GOLDEN * (token + 1)))).to(tl.int64, bitcast=True)
+    exponent = ((bits >> 52) & 0x7FF) - 1022
+    x = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)
+    small = x < 0.7071067811865476
+    x = tl.where(small, 2 * x, x)
+    exponent = tl.where(small, exponent - 1, exponent)
+    s = (x - 1.0) / (x + 1.0)
+    square = s * s
+    series = square * 0.0 + 2 / 21
+    for i in tl.static_range(10):
+        series = series * square + 2 / (19 - 2 * i)
+    return -(exponent.to(tl.float64) * 0.6931471805599453 + s * series)
+
+
+@triton.jit
+def least(scores, tokens):
+    """The smallest of [N] float64 scores and the first of its int32 tokens; (inf, NOBODY) where there is none."""
+    score = tl.min(scores, 0)
+    token = tl.min(tl.where(scores == score, tokens, NOBODY), 0)
+    token = tl.where(score < float("inf"), token, NOBODY)
+    return score, token
+
+
+@triton.jit(do_not_specialize=["count", "purpose"])
+def streams_kernel(seeds, positions, keys, count, purpose, BLOCK: tl.constexpr):
+    """Reads 16 bytes a key and writes 8."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seed = tl.load(seeds + i, mask=i < count, other=0)
+    position = tl.load(positions + i, mask=i < count, other=0)
+    tl.store(keys + i, mix(mix(seed + (position * 0 + purpose) * GOLDEN) + position * GOLDEN), mask=i < count)
+
+
+@torch.library.custom_op("outrider_cuda::streams", mutates_args=())
+def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch.Tensor:
+    keys = torch.empty(seeds.shape, dtype=torch.int64, device=seeds.device)
+    count = seeds.numel()
+    if count:
+        arguments = seeds.contiguous(), positions.contiguous(), keys, count, purpose
+        streams_kernel[(triton.cdiv(count, SMALL),)](*arguments, BLOCK=SMALL)
+    return keys
+
+
+@streams.register_fake
+def _(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch.Tensor:
+    return torch.empty(seeds.shape, dtype=torch.int64, device=seeds.device)
+
+
+@triton.jit(do_not_specialize=["total", "count"])
+def numbers_kernel(keys, out, total, count, UNIFORM: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes 8 bytes a number."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + i // count, mask=i < total, other=0)
+    number = mix(key + GOLDEN * (i % count + 1).to(tl.int64))
+    tl.store(out + i, uniform(number) if UNIFORM else number, mask=i < total)
+
+
+def _numbers(keys: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty((len(keys), count), dtype=dtype, device=keys.device)
+    if out.numel():
+        arguments = keys.contiguous(), out, out.numel(), count
+        numbers_kernel[(triton.cdiv(out.numel(), SMALL),)](
+            *arguments, UNIFORM=dtype == torch.float64, BLOCK=SMALL, **BITS
+        )
+    return out
+
+
+@torch.library.custom_op("outrider_cuda::substreams", mutates_args=())
+def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
+    return _numbers(keys, count, torch.int64)
+
+
+@substreams.register_fake
+def _(keys: torch.Tensor, count: int) -> torch.Tensor:
+    return keys.new_empty(len(keys), count)
+
+
+@torch.library.custom_op("outrider_cuda::uniforms", mutates_args=())
+def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
+    return _numbers(keys, count, torch.float64)
+
+
+@uniforms.register_fake
+def _(keys: torch.Tensor, count: int) -> torch.Tensor:
+    return keys.new_empty(len(keys), count, dtype=torch.float64)
+
+
+@triton.jit(do_not_specialize=["width", "row_stride", "chunks"])
+def draw_kernel(
+    weights, keys, tokens, scores, columns, width, row_stride, chunks, NAMED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, chunk): the smallest E / w of its columns. Reads 4 bytes a column (12 with names), writes 12."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    key = tl.load(keys + row)
+    best = tl.full([BLOCK], float("inf"), tl.float64)
+    place = tl.full([BLOCK], 2**31 - 1, tl.int32)
+    for start in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, width), BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        weight = tl.load(weights + row.to(tl.int64) * row_stride + column, mask=column < width, other=0.0)
+        token = column.to(tl.int64)
+        if NAMED:
+            token = tl.load(tokens + column, mask=column < width, other=0)
+        score = tl.where(weight > 0, exponential(key, token) / weight.to(tl.float64), float("inf"))
+        better = score < best
+        best, place = tl.where(better, score, best), tl.where(better, column, place)
+    score, column = least(best, place)
+    tl.store(scores + row * chunks + chunk, score)
+    tl.store(columns + row * chunks + chunk, column)
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def drawn_kernel(scores, columns, drawn, chunks, CHUNKS: tl.constexpr):
+    """Program r: row r's best of its chunks; column 0 where every weight is 0. Reads 12 bytes a chunk."""
+    row, i = tl.program_id(0), tl.arange(0, CHUNKS)
+    found = tl.load(scores + row * chunks + i, mask=i < chunks, other=float("inf"))
+    _, column = least(found, tl.load(columns + row * chunks + i, mask=i < chunks, other=0))
+    tl.store(drawn + row, tl.where(column == NOBODY, 0, column).to(tl.int64))
+
+
+@torch.library.custom_op("outrider_cuda::gumbel_argmax", mutates_args=())
+def gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    rows, width = weights.shape
+    parts = chunks(width)
+    scores = torch.empty((rows, parts), dtype=torch.float64, device=weights.device)
+    columns = torch.empty((rows, parts), dtype=torch.int32, device=weights.device)
+    drawn = torch.empty_like(keys)
+    if rows:
+        weights = weights if weights.stride(1) == 1 else weights.contiguous()
+        sizes = width, weights.stride(0), parts
+        draw_kernel[(rows, parts)](
+            weights,
+            keys.contiguous(),
+            keys if tokens is None else tokens,
+            scores,
+            columns,
+            *sizes,
+            NAMED=tokens is not None,
+            CHUNK=CHUNK,
+            BLOCK=BLOCK,
+            **BITS,
+        )
+        drawn_kernel[(rows,)](scores, columns, drawn, parts, CHUNKS=max(2, triton.next_power_of_2(parts)), num_warps=1)
+    return drawn
+
+
+@gumbel_argmax.register_fake
+def _(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    return torch.empty_like(keys)

@@ -1,0 +1,214 @@
+"""Acceptance from logits: against torch on ragged batches, and the output's distribution enumerated on a small one."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.kernels.acceptance import accept_logits
+from outrider.kernels.cuda import acceptance, rules
+from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
+from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
+
+
+def some_rules(rows, width, generator):
+    """Requests of every kind: greedy, unfiltered, each filter alone, all of them, and filters that keep all or one."""
+
+    def choose(values):
+        return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
+
+    return Rules(
+        choose([0.0, 0.7, 1.0, 1.0, 1.3]),
+        choose([2**30, 2**30, 1, 2, 7, width]),
+        choose([1.0, 1.0, 0.9, 0.5, 0.0, 0.99]),
+        choose([0.0, 0.0, 0.05, 0.3, 1.0]),
+    )
+
+
+@triton.jit
+def probability_kernel(logits, temperatures, most, norm, cut, last, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    temperature, _ = rules.heat(temperatures, row)
+    for start in range(0, width, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        logit = tl.load(logits + row * width + token, mask=token < width, other=0.0).to(tl.float32)
+        w = rules.weight(logit, tl.load(most + row), temperature)
+        p = rules.kept(w, token, tl.load(cut + row), tl.load(last + row)) / tl.load(norm + row)
+        tl.store(out + row * width + token, p, mask=token < width)
+
+
+@given(
+    rows=st.sampled_from([1, 6]),
+    width=st.sampled_from([2, 33, 1025, 9000]),
+    ties=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+    seed=st.integers(0, 2**31),
+)
+def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, width, generator=generator) * 3
+    logits = (logits.round() if ties else logits).to(dtype)
+    logits[torch.rand(rows, width, generator=generator) < 0.2] = -torch.inf
+    logits[:, 1] = 2.0
+    given = some_rules(rows, width, generator)
+    found = rules.statistics(logits, *given)
+    expected = reference_target_probs(logits, *given)
+    said, random = torch.empty(rows, width), given.temperatures > 0
+    probability_kernel[(rows,)](logits, given.temperatures, *found[:4], said, width, BLOCK=1024)
+    torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
+    assert torch.equal(found.best.long(), logits.float().argmax(1))
+
+
+def verify_batch(requests, gamma, width, q_kind, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    verify_lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
+    qo_indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
+    total = int(qo_indptr[-1]) + 3  # padding
+    logits = (torch.randn(total, width, generator=generator) * 2).to(dtype)
+    logits[int(qo_indptr[-1]) :] = torch.nan
+    request = torch.searchsorted(qo_indptr[1:].contiguous(), torch.arange(total), right=True).clamp(max=requests - 1)
+    given = some_rules(requests, width, generator)
+    decided = torch.rand(requests, generator=generator) < 0.4
+    vocab = torch.arange(0, width, 2) if q_kind == "truncated" else None
+    q = (torch.randn(requests, gamma, width if vocab is None else len(vocab), generator=generator) * 2).softmax(-1)
+
+    def keys(count):
+        return torch.randint(2**62, (count,), generator=generator)
+
+    tokens = torch_gumbel_argmax(q.flatten(0, 1), keys(requests * gamma)).view(requests, gamma)
+    tokens = tokens if vocab is None else vocab[tokens]
+    row_keys, probs = keys(total), reference_target_probs(logits, *given.of(request))
+    # Of requests that are decided, most drafts are what will be wanted.
+    wanted = torch_gumbel_argmax(probs.nan_to_num(1.0), row_keys)
+    agree = wanted[qo_indptr[:-1, None] + torch.arange(gamma).clamp(max=verify_lens[:, None])]
+    lucky = torch.rand(tokens.shape, generator=generator) < 0.7
+    tokens = agree.where(lucky & (decided | (given.temperatures <= 0))[:, None], tokens)
+    tokens = tokens.where(torch.arange(gamma) < verify_lens[:, None], 10**9)
+    keywords = {
+        "uniforms": torch.rand(requests, gamma, generator=generator, dtype=torch.float64),
+        "final_keys": keys(requests),
+        "decided": decided,
+        "row_keys": row_keys,
+        "draft_probs": None if q_kind == "point mass" else q,
+        "vocab": vocab,
+    }
+    return (tokens, verify_lens, qo_indptr, request, logits, given), keywords
+
+
+def accept(arrays, keywords):
+    """The operator, as `accept_logits` calls it."""
+    order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
+    return acceptance.accept(*arrays[:-1], *arrays[-1], *(keywords[name] for name in order))
+
+
+@settings(max_examples=8)
+@given(
+    requests=st.sampled_from([1, 3, 6]),
+    gamma=st.sampled_from([1, 4]),
+    width=st.sampled_from([24, 1500]),
+    q_kind=st.sampled_from(["full", "truncated", "point mass"]),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+    seed=st.integers(0, 2**31),
+)
+def test_accepts_as_torch(requests, gamma, width, q_kind, dtype, seed):
+    arrays, keywords = verify_batch(requests, gamma, width, q_kind, dtype, seed)
+    lens, out = accept(arrays, keywords)
+    expected_lens, expected = accept_logits(*arrays, **keywords)
+    assert torch.equal(lens, expected_lens)
+    assert torch.equal(out, expected)
+
+
+def test_fifteen_draft_tokens():
+    arrays, keywords = verify_batch(2, 15, 24, "full", torch.float32, 1)
+    for found, expected in zip(accept(arrays, keywords), accept_logits(*arrays, **keywords), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_three_hundred_requests_without_a_draft():
+    generator = torch.Generator().manual_seed(0)
+    logits, keys = torch.randn(300, 24, generator=generator), torch.randint(2**62, (300,), generator=generator)
+    given = Rules(torch.tensor([0.0, 0.7, 1.3]).repeat(100))
+    found = acceptance.accept(
+        keys.new_empty(300, 0), torch.zeros_like(keys), torch.arange(301), torch.arange(300), logits, *given,
+        torch.empty(300, 0).double(), keys, None, given.temperatures <= 0, None, None,
+    )  # fmt: skip
+    assert bool((found[0] == 1).all())
+    assert torch.equal(found[1][:, 0], draw_tokens(logits, torch.arange(300), given, keys))
+
+
+# Enumeration. p and q have sixteenths, uniform numbers lie in the middle of each eighth, so that counting them gives
+# the chance of acceptance as a fraction. The law of the last token is that of argmin E / w: for each of some keys the
+# token must be the one of the true weights.
+
+P = [Fraction(n, 16) for n in (8, 4, 2, 2)]
+Q = [Fraction(n, 16) for n in (4, 8, 4, 0)]
+STEPS, KEYS = 8, 6
+
+
+def outcomes(fault=None):
+    """(chance that each drafted token is kept, final tokens after its rejection [KEYS], bonus tokens [KEYS])."""
+    p, q = (torch.tensor([float(x) for x in law]) for law in (P, Q))
+    keys = torch.arange(KEYS) * 7919
+    chances, finals, bonus = [], [], None
+    for x in range(3):  # the fourth is never drafted
+        count = STEPS + KEYS
+        u = torch.cat([(torch.arange(STEPS) + 0.5) / STEPS, torch.full((KEYS,), 1 - 1e-12)]).double()[:, None]
+        if fault == "too willing":
+            u -= 1 / STEPS
+        logits = p.log().repeat(2 * count, 1)
+        given = Rules(torch.ones(count))
+        arrays = (
+            torch.full((count, 1), x),
+            torch.ones(count).long(),
+            2 * torch.arange(count + 1),
+            torch.arange(count).repeat_interleave(2),
+            logits,
+            given,
+        )
+        keywords = {
+            "uniforms": u,
+            "final_keys": torch.cat([torch.arange(STEPS), keys]),
+            "decided": torch.zeros(count, dtype=torch.bool),
+            "row_keys": None,
+            "draft_probs": (p if fault == "residual of another q" else q).expand(count, 1, 4).contiguous(),
+            "vocab": None,
+        }
+        if fault == "residual of another q":  # the tests see q, the residual a point mass
+            keywords["draft_probs"] = None
+            keywords["uniforms"] = u * q[x]
+        lens, out = accept(arrays, keywords)
+        chances.append(Fraction(int((lens[:STEPS] == 2).sum()), STEPS))
+        finals.append(out[STEPS:, 0])
+        bonus = out[:STEPS, 1].where(lens[:STEPS] == 2, -1) if bonus is None else bonus
+    return chances, finals, bonus
+
+
+def law_of_output(fault=None):
+    """Chance of each token to come out first, or None where a replacement is not drawn from max(0, p - q)."""
+    chances, finals, bonus = outcomes(fault)
+    noise = torch_exponentials(torch.arange(KEYS) * 7919, torch.arange(4))
+    rest = [max(Fraction(0), p - q) for p, q in zip(P, Q, strict=True)]
+    for x in range(3):
+        if chances[x] < 1:
+            weights = torch.tensor([float(w) for w in rest]).double()
+            if not torch.equal(finals[x], (noise / weights).argmin(1)):
+                return None
+    drawn = (torch_exponentials(torch.arange(STEPS), torch.arange(4)) / torch.tensor([float(w) for w in P])).argmin(1)
+    assert torch.equal(bonus, drawn)  # token 0 is always kept, what follows it is drawn from p
+    chances.append(Fraction(0))
+    lost = sum(q * (1 - chance) for q, chance in zip(Q, chances, strict=True))
+    whole = sum(rest)
+    return [q * c + lost * w / whole for q, c, w in zip(Q, chances, rest, strict=True)]
+
+
+def test_the_output_is_distributed_as_the_target():
+    assert law_of_output() == P
+
+
+@pytest.mark.parametrize("fault", ["too willing", "residual of another q"])
+def test_a_fault_changes_the_law(fault):
+    assert law_of_output(fault) != P

@@ -1,0 +1,54 @@
+"""Noise with the bits of the CPU's, and tokens drawn with it."""
+
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.kernels.cuda import noise
+from outrider.kernels.noise import Purpose, torch_exponentials, torch_gumbel_argmax, torch_streams
+
+
+@triton.jit
+def noise_kernel(keys, out, BLOCK: tl.constexpr):
+    row, token = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(out + row * BLOCK + token, noise.exponential(tl.load(keys + row), token.to(tl.int64)))
+
+
+def some_keys(*shape, seed=0):
+    return torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_bits_of_the_noise():
+    keys = some_keys(64)
+    out = torch.empty(64, 1024, dtype=torch.float64)
+    noise_kernel[(64,)](keys, out, BLOCK=1024)
+    assert torch.equal(out, torch_exponentials(keys, torch.arange(1024)))
+
+
+def test_bits_of_keys_and_numbers():
+    seeds, positions = some_keys(3, 50), some_keys(3, 50, seed=1).abs() % 1000
+    for purpose in Purpose:
+        keys = noise.streams(seeds, positions, int(purpose))
+        assert torch.equal(keys, torch_streams(seeds, positions, purpose))
+    from outrider.kernels.noise import _numbers, _uniform  # what the compiled kernels are compared with
+
+    assert torch.equal(noise.substreams(keys[0], 7), _numbers(keys[0], 7))
+    assert torch.equal(noise.uniforms(keys[0], 7), _uniform(_numbers(keys[0], 7)))
+
+
+@given(
+    rows=st.sampled_from([1, 3, 20]),
+    width=st.sampled_from([1, 5, 1024, 1025, 9000, 20000]),
+    named=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_draws_the_same_columns(rows, width, named, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(rows, width + 3, generator=generator)[:, :width] ** 8
+    weights[torch.rand(rows, width, generator=generator) < 0.3] = 0
+    weights[0] = 0  # nothing to draw from: column 0, as by torch
+    tokens = torch.randperm(200_000, generator=generator)[:width].sort().values if named else None
+    keys = some_keys(rows, seed=seed)
+    assert torch.equal(noise.gumbel_argmax(weights, keys, tokens), torch_gumbel_argmax(weights, keys, tokens))
