@@ -18,6 +18,7 @@ from functools import cached_property, partial
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cuda import native as cuda
 from outrider.kernels.invariance import usable_places
 
 QUERY_TILE = 4
@@ -26,6 +27,8 @@ KV_CHUNK = 128
 """Positions of one reduction step; fixed, since the order of the sums depends on it."""
 LONG_EXTEND = 64
 """From this many queries on, the torch version gives a request its own scaled-dot-product call."""
+CUDA_HEADS = (64, 128)
+"""Head sizes that the Triton kernel takes."""
 MASKED = -1e30
 """Score of an unseen position: finite, so that a row that has seen nothing yet yields no NaN."""
 
@@ -64,12 +67,14 @@ class FlatBatch:
     rows: [R] int64, each request's row of `page_table`.
     page_table: [rows, context] int32, the KV slot of every position; entries at or beyond `kv_lens` are not
     read.
+    most_queries: what no request has more queries than, so that a GPU need not be asked; None: read from it.
     """
 
     qo_indptr: torch.Tensor
     kv_lens: torch.Tensor
     rows: torch.Tensor
     page_table: torch.Tensor
+    most_queries: int | None = None
 
     @property
     def requests(self) -> int:
@@ -209,6 +214,10 @@ def flat_attention(
     if q.shape[2] % 16 == 0 and v_pool.shape[2] % 16 == 0 and native.fits(q, k_pool, v_pool):
         arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
         return torch.ops.outrider.flat_attention(q, k_pool, v_pool, *arrays, scale, causal, window, logit_cap)
+    if q.shape[2] == v_pool.shape[2] in CUDA_HEADS and q.dtype == k_pool.dtype and cuda.fits(q, k_pool, v_pool):
+        arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
+        most = batch.max_q_len if batch.most_queries is None else batch.most_queries
+        return torch.ops.outrider_cuda.attention(q, k_pool, v_pool, *arrays, most, scale, causal, window, logit_cap)
     return torch_attention(q, k_pool, v_pool, batch, scale=scale, causal=causal, window=window, logit_cap=logit_cap)
 
 

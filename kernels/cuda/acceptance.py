@@ -1,9 +1,10 @@
 """Acceptance, residual and bonus from the target's logits; p is never stored. See `outrider.kernels.acceptance`.
 
-Four launches: what `rules` finds of each row, which is one pass over the T * V logits; the noise over the one row of
-each request that its last token comes from (over all rows of seeded requests), with the acceptance tests worked out again
-by every program, since a test reads one logit; and what came of it. Read are T * V logits, then R * V logits and R * V
-numbers of q; written are 24 bytes for 8192 of the second. A stored p would be written once and read once more.
+Four launches. `rules` says in two what each row's p is, which is the one pass over the T * V logits. The third draws
+from the row of each request that its last token comes from (from all rows of seeded requests); every program works the
+acceptance tests out again, since a test reads one logit. The fourth says what came of it. So T * V logits are read,
+then R * V logits and R * V numbers of q, and 24 bytes are written for 8192 of these. Storing p would write T * V
+numbers, and filter them in place.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from outrider.kernels.cuda.rules import heat, kept, statistics, weight
 
 @triton.jit
 def tests(
-    logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab, r, gamma,
-    width, draft_width, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr,
+    logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab, r,
+    gamma, draft_width, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """How many of request r's first `length` draft tokens are kept: x while u * q(x) < p(x)."""
     k = tl.arange(0, WIDTH)
@@ -75,7 +76,7 @@ def final_kernel(
     else:
         accepted = tests(
             logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab,
-            r, gamma, width, draft_width, HAS_Q, HAS_VOCAB, WIDTH,
+            r, gamma, draft_width, HAS_Q, HAS_VOCAB, WIDTH,
         )  # fmt: skip
         rejected = (accepted == step) & (step < length)
         if accepted != step:
@@ -143,7 +144,7 @@ def outcome_kernel(
     else:
         kept_drafts = tests(
             logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab,
-            r, gamma, width, draft_width, HAS_Q, HAS_VOCAB, WIDTH,
+            r, gamma, draft_width, HAS_Q, HAS_VOCAB, WIDTH,
         )  # fmt: skip
         cells = ((start + kept_drafts) * chunks + i) * 2
         none = float("inf")

@@ -1,0 +1,245 @@
+"""Flat attention: ragged queries over a paged cache, whose lengths the host need not know; see `kernels/attention.py`.
+
+The rows of a tile are queries of one request times the heads that share a KV head, so that a key is read once for all
+of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads its KV head's keys
+and values of its share of the positions once: 4 * D bytes a position in half precision, beside 4 bytes of page table;
+rows of D numbers lie together, so every load is 16 bytes wide though slots are scattered.
+
+Splits: a request's blocks of positions are cut into `splits` shares of at least LEAST positions, so that
+R * Hkv * splits programs fill the processor; each writes its rows' sums (4 * (D + 2) bytes a row), which a second
+kernel merges. The number depends on shapes alone. In float32, which is there for exactness, nothing is split: every query then adds up the
+same blocks in the same order whatever else is in its request or batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+PROGRAMS = 528
+"""Programs wanted at least: four for each of an H100's 132 multiprocessors, so that their loads overlap."""
+LEAST = 512
+"""Positions of a split at least: 512 KB / 4 of keys and values at D = 128, beside which the partial sums of 64 rows
+(33 KB, written and read) are a quarter."""
+MOST_SPLITS = 32
+MOST_ROWS = 64
+"""Rows of a tile at most, as many as keep their sums in registers; further queries take another tile, keys from L2."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+NONE = tl.constexpr(-1.0e30)  # score of what a row does not see: finite, so that an empty block yields no NaN
+
+
+@triton.jit
+def share(kv_len, q_len, first, last, window, splits, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
+    """(first block, end of all that is seen, blocks of a split) for queries first..last of a request.
+
+    Blocks begin at multiples of BLOCK_N, whatever the window.
+    """
+    end = kv_len
+    if CAUSAL:
+        end = kv_len - q_len + last + 1
+    begin = end * 0
+    if window >= 0:
+        begin = tl.maximum(kv_len - q_len + first - window, 0)
+    block = begin // BLOCK_N
+    count = (end + BLOCK_N - 1) // BLOCK_N - block
+    return block, end, tl.maximum((count + splits - 1) // splits, LEAST // BLOCK_N)
+
+
+@triton.jit(do_not_specialize=["window", "splits"])
+def attention_kernel(
+    q,
+    k_pool,
+    v_pool,
+    qo_indptr,
+    kv_lens,
+    rows,
+    page_table,
+    out,
+    sums,
+    scales,
+    scale,
+    cap,
+    window,
+    splits,
+    q_stride,
+    k_stride,
+    v_stride,
+    page_stride,
+    out_stride,
+    q_head,
+    k_head,
+    v_head,
+    tiles,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """Program (request * tiles + tile, KV head, split)."""
+    r, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    head, split = tl.program_id(1), tl.program_id(2)
+    start = tl.load(qo_indptr + r).to(tl.int64)
+    q_len = (tl.load(qo_indptr + r + 1) - start).to(tl.int32)
+    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    if tile * BLOCK_M >= q_len * GROUP:
+        return
+    kv_len = tl.load(kv_lens + r).to(tl.int32)
+    query, there = m // GROUP, m < q_len * GROUP
+    last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
+    block, end, blocks = share(kv_len, q_len, tile * BLOCK_M // GROUP, last, window, splits, CAUSAL, BLOCK_N, LEAST)
+    low = (block + split * blocks) * BLOCK_N
+    high = tl.minimum(low + blocks * BLOCK_N, end)
+    if low >= high:
+        if split > 0:
+            return
+    d = tl.arange(0, DIM)
+    at = (start + query).to(tl.int64)
+    heads = head * GROUP + m % GROUP
+    queries = tl.load(q + (at * q_stride + heads * q_head)[:, None] + d[None, :], mask=there[:, None], other=0.0)
+    position = kv_len - q_len + query
+    pages = page_table + tl.load(rows + r).to(tl.int64) * page_stride
+    largest = tl.full([BLOCK_M], NONE, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    for begin in range(low, high, BLOCK_N):
+        n = begin + tl.arange(0, BLOCK_N)
+        inside = n < end
+        slot = tl.load(pages + n, mask=inside, other=0).to(tl.int64)
+        keys = tl.load(
+            k_pool + (slot * k_stride + head * k_head)[None, :] + d[:, None], mask=inside[None, :], other=0.0
+        )
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale
+        if cap > 0:
+            scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))  # cap * tanh(scores / cap)
+        seen = inside[None, :] & there[:, None]
+        if CAUSAL:
+            seen = seen & (n[None, :] <= position[:, None])
+        if window >= 0:
+            seen = seen & (n[None, :] >= position[:, None] - window)
+        scores = tl.where(seen, scores * LOG2_E, NONE)
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.where(seen, tl.exp2(scores - larger[:, None]), 0.0)
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.sum(weights, 1)
+        values = tl.load(
+            v_pool + (slot * v_stride + head * v_head)[:, None] + d[None, :], mask=inside[:, None], other=0.0
+        )
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
+        largest = larger
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLIT:
+        place = (at * HEADS + heads) * splits + split
+        tl.store(sums + place[:, None] * DIM + d[None, :], acc, mask=there[:, None])
+        tl.store(scales + place * 2, largest, mask=there)
+        tl.store(scales + place * 2 + 1, total, mask=there)
+    else:
+        to = out + (at * out_stride + heads * DIM)[:, None] + d[None, :]
+        tl.store(to, acc.to(out.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit(do_not_specialize=["window", "splits"])
+def merge_kernel(
+    qo_indptr,
+    kv_lens,
+    out,
+    sums,
+    scales,
+    window,
+    splits,
+    out_stride,
+    queries,
+    tiles,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Program (request * queries + query, head): puts the splits of one row together, in their order."""
+    r, query = tl.program_id(0) // queries, tl.program_id(0) % queries
+    head = tl.program_id(1)
+    start = tl.load(qo_indptr + r).to(tl.int64)
+    q_len = (tl.load(qo_indptr + r + 1) - start).to(tl.int32)
+    if query >= q_len:
+        return
+    kv_len = tl.load(kv_lens + r).to(tl.int32)
+    tile = (query * GROUP + head % GROUP) // BLOCK_M
+    last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
+    block, end, blocks = share(kv_len, q_len, tile * BLOCK_M // GROUP, last, window, splits, CAUSAL, BLOCK_N, LEAST)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    used = (split < splits) & ((split == 0) | ((block + split * blocks) * BLOCK_N < end))
+    place = ((start + query) * HEADS + head) * splits + split
+    largest = tl.load(scales + place * 2, mask=used, other=NONE)
+    total = tl.load(scales + place * 2 + 1, mask=used, other=0.0)
+    weights = total * tl.exp2(largest - tl.max(largest, 0))
+    parts = tl.load(sums + place[:, None] * DIM + d[None, :], mask=used[:, None], other=0.0)
+    mean = tl.sum(parts * weights[:, None], 0) / tl.maximum(tl.sum(weights, 0), 1e-30)
+    tl.store(out + (start + query) * out_stride + head * DIM + d, mean.to(out.dtype.element_ty))
+
+
+def splits_for(requests: int, tiles: int, kv_heads: int, context: int, dtype: torch.dtype) -> int:
+    """A power of two, by shapes alone."""
+    if dtype == torch.float32:
+        return 1
+    wanted = triton.cdiv(PROGRAMS, max(1, requests * tiles * kv_heads))
+    return min(MOST_SPLITS, triton.next_power_of_2(min(wanted, max(1, context // LEAST))))
+
+
+@torch.library.custom_op("outrider_cuda::attention", mutates_args=())
+def attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_lens: torch.Tensor,
+    rows: torch.Tensor,
+    page_table: torch.Tensor,
+    most_queries: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    logit_cap: float,
+) -> torch.Tensor:
+    tokens, heads, dim = q.shape
+    requests, kv_heads = len(kv_lens), k_pool.shape[1]
+    group, exact = heads // kv_heads, q.dtype == torch.float32
+    # In float32 one size for all, so that a query is added up alike alone and beside others.
+    block_m = 16 if exact else min(MOST_ROWS, max(16, triton.next_power_of_2(most_queries * group)))
+    block_n = 32 if exact else 64
+    tiles = triton.cdiv(most_queries * group, block_m)
+    splits = splits_for(requests, tiles, kv_heads, page_table.shape[1], q.dtype)
+    out = q.new_zeros(tokens, heads, dim)  # rows that no request owns stay 0
+    if not tokens or not requests:
+        return out
+    sums, scales = out, out
+    if splits > 1:
+        sums = torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
+        scales = torch.empty((tokens, heads, splits, 2), dtype=torch.float32, device=q.device)
+    q = q if q.stride(2) == 1 else q.contiguous()
+    shapes = {"HEADS": heads, "GROUP": group, "DIM": dim, "CAUSAL": causal, "BLOCK_M": block_m, "BLOCK_N": block_n}
+    attention_kernel[(requests * tiles, kv_heads, splits)](
+        q, k_pool, v_pool, qo_indptr, kv_lens, rows, page_table, out, sums, scales, scale, logit_cap, window, splits,
+        q.stride(0), k_pool.stride(0), v_pool.stride(0), page_table.stride(0), out.stride(0), q.stride(1),
+        k_pool.stride(1), v_pool.stride(1), tiles, **shapes, SPLIT=splits > 1, LEAST=LEAST, num_warps=4,
+        num_stages=2 if exact else 3,
+    )  # fmt: skip
+    if splits > 1:
+        merge_kernel[(requests * most_queries, heads)](
+            qo_indptr, kv_lens, out, sums, scales, window, splits, out.stride(0), most_queries, tiles, **shapes,
+            LEAST=LEAST, SPLITS=splits, num_warps=1 if splits <= 4 else 4,
+        )  # fmt: skip
+    return out
+
+
+@attention.register_fake
+def _(q: torch.Tensor, *others: object) -> torch.Tensor:
+    return q.new_empty(q.shape)
