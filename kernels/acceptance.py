@@ -163,9 +163,8 @@ def accept_logits(
     The other arguments and what is returned are those of `accept`; with gamma 0 every request's one token is drawn.
     """
     if cuda.fits(logits):
-        types = (torch.float32, torch.int64, torch.float32, torch.float32)
-        given = (None if rule is None else rule.to(dtype) for rule, dtype in zip(rules, types, strict=True))
-        arrays = tokens, verify_lens, qo_indptr, request, logits, *given, uniforms, final_keys, row_keys, decided
+        given = uniforms, final_keys, row_keys, decided
+        arrays = tokens, verify_lens, qo_indptr, request, logits, *rules.typed(), *given
         return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab)
     probs = target_probs(logits, *rules.of(request))
     return accept(

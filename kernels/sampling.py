@@ -34,6 +34,11 @@ class Rules(NamedTuple):
         others = (None if rule is None else rule[rows] for rule in self[1:])
         return Rules(self.temperatures[rows], *others)
 
+    def typed(self) -> Rules:
+        """In the types of the kernels."""
+        types = (torch.float32, torch.int64, torch.float32, torch.float32)
+        return Rules(*(None if rule is None else rule.to(t).contiguous() for rule, t in zip(self, types, strict=True)))
+
 
 def target_probs(
     logits: torch.Tensor,
@@ -58,7 +63,7 @@ def target_probs(
     """
     _check_rules(logits, temperatures, top_ks, top_ps, min_ps)
     if logits.stride(1) == 1 and native.fits(logits):
-        return torch.ops.outrider.target_probs(logits, *_native(Rules(temperatures, top_ks, top_ps, min_ps)))
+        return torch.ops.outrider.target_probs(logits, *Rules(temperatures, top_ks, top_ps, min_ps).typed())
     return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
 
 
@@ -163,7 +168,7 @@ def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, rules: Rules, keys: to
     rules, keys: N of each; see `gumbel_argmax`. At temperature 0 it is the best token, whatever the key.
     """
     if logits.stride(1) == 1 and native.fits(logits):
-        return torch.ops.outrider.draw_tokens(logits, rows, *_native(rules), keys.contiguous())
+        return torch.ops.outrider.draw_tokens(logits, rows, *rules.typed(), keys.contiguous())
     if cuda.fits(logits):
         return _draw_on_cuda(logits.index_select(0, rows), rules, keys)
     return gumbel_argmax(target_probs(logits[rows], *rules), keys)
@@ -173,14 +178,8 @@ def _draw_on_cuda(logits: torch.Tensor, rules: Rules, keys: torch.Tensor) -> tor
     """Every row is verified without a draft, so that its one token is drawn."""
     none, each = keys.new_empty(len(keys), 0), torch.arange(len(keys) + 1, device=keys.device)
     lens, request, decided = torch.zeros_like(keys), each.narrow(0, 0, len(keys)), rules.temperatures <= 0
-    arrays = none, lens, each, request, logits, *_native(rules), none.double(), keys.contiguous(), None, decided
+    arrays = none, lens, each, request, logits, *rules.typed(), none.double(), keys.contiguous(), None, decided
     return torch.ops.outrider_cuda.accept(*arrays, None, None)[1].squeeze(1)
-
-
-def _native(rules: Rules) -> list[torch.Tensor | None]:
-    """The rules in the types of the compiled kernels."""
-    types = (torch.float32, torch.int64, torch.float32, torch.float32)
-    return [None if rule is None else rule.to(dtype).contiguous() for rule, dtype in zip(rules, types, strict=True)]
 
 
 def _check_rules(logits: torch.Tensor, *rules: torch.Tensor | None) -> None:

@@ -123,6 +123,7 @@ class BlockDrafter(Drafter):
             kv_lens=(batch.seq_lens + queries).to(torch.int32),
             rows=batch.rows,
             page_table=batch.page_table,
+            most_queries=queries,
         )
         scale = config.head_dim**-0.5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import gumbel_argmax
 from outrider.kernels.sampling import Rules, target_probs
 
@@ -45,6 +46,8 @@ def sample_block(
     Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or nobody asks) and confidence
     [R, gamma]. Without a confidence head that is max_v q_k(v): like the head's, it does not depend on the token drawn.
     """
+    if cuda.fits(logits):
+        return _sample_on_cuda(logits, hidden, batch, vocab, markov, confidence)
     all_greedy = bool((batch.temperatures <= 0).all())
     wants_probs = batch.wants_probs and not all_greedy
     state, previous = markov.start(hidden), batch.anchors
@@ -70,6 +73,35 @@ def sample_block(
     return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, chances
 
 
+def _sample_on_cuda(
+    logits: torch.Tensor,
+    hidden: torch.Tensor,
+    batch: DraftBatch,
+    vocab: torch.Tensor | None,
+    markov: MarkovHead,
+    confidence: ConfidenceHead | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """`sample_block` by Triton, without waiting for the device; q is written where it stays, also greedy requests'."""
+    requests, gamma, width = logits.shape
+    state, previous, rules = markov.start(hidden), batch.anchors, batch.rules.typed()
+    q = torch.empty((requests, gamma if batch.wants_probs else 1, width), dtype=torch.float32, device=logits.device)
+    tokens, embedded, sure = [], [], []
+    for k in range(gamma):
+        before = markov.w1(previous)
+        state, latent = markov.step(state, before, hidden[:, k])
+        row = q[:, k if batch.wants_probs else 0]
+        given = markov.w2.weight, *rules, batch.keys[:, k], vocab, batch.wants_probs
+        previous, largest = torch.ops.outrider_cuda.draft_step(row, logits[:, k], latent, *given)
+        tokens.append(previous)
+        embedded.append(before)
+        sure.append(largest)
+    if confidence is not None:
+        chances = torch.sigmoid(confidence(hidden, torch.stack(embedded, 1)).float())
+    else:
+        chances = torch.stack(sure, 1)
+    return torch.stack(tokens, 1), q if batch.wants_probs else None, chances
+
+
 def sample_parallel(
     logits: torch.Tensor, batch: DraftBatch, *, vocab: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -77,6 +109,13 @@ def sample_parallel(
     requests, gamma, width = logits.shape
     each = torch.arange(requests, device=logits.device).repeat_interleave(gamma)
     keys = batch.keys[:, :gamma].flatten()
+    if cuda.fits(logits):
+        rules = batch.rules.of(each).typed()
+        q = torch.empty((requests * gamma, width), dtype=torch.float32, device=logits.device)
+        given = None, None, *rules, keys, vocab, batch.wants_probs
+        tokens, sure = torch.ops.outrider_cuda.draft_step(q, logits.reshape(-1, width), *given)
+        probs = q.view(requests, gamma, width) if batch.wants_probs else None
+        return tokens.view(requests, gamma), probs, sure.view(requests, gamma)
     column, q = choose(logits.reshape(-1, width).float(), batch.rules.of(each), keys, vocab)
     tokens = column if vocab is None else vocab[column]
     all_greedy = bool((batch.temperatures <= 0).all())

@@ -1,14 +1,14 @@
 """Flat attention: ragged queries over a paged cache, whose lengths the host need not know; see `kernels/attention.py`.
 
 The rows of a tile are queries of one request times the heads that share a KV head, so that a key is read once for all
-of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads its KV head's keys
-and values of its share of the positions once: 4 * D bytes a position in half precision, beside 4 bytes of page table;
-rows of D numbers lie together, so every load is 16 bytes wide though slots are scattered.
+of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads its KV head's
+keys and values of its share of the positions once: 4 * D bytes a position in half precision, beside 4 bytes of page
+table. Rows of D numbers lie together, so every load is 16 bytes wide though slots are scattered.
 
 Splits: a request's blocks of positions are cut into `splits` shares of at least LEAST positions, so that
 R * Hkv * splits programs fill the processor; each writes its rows' sums (4 * (D + 2) bytes a row), which a second
-kernel merges. The number depends on shapes alone. In float32, which is there for exactness, nothing is split: every query then adds up the
-same blocks in the same order whatever else is in its request or batch.
+kernel merges. The number depends on shapes alone. In float32, which is there for exactness, nothing is split: every
+query then adds up the same blocks in the same order whatever else is in its request or batch.
 """
 
 from __future__ import annotations

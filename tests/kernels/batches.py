@@ -8,6 +8,7 @@ import torch
 
 from outrider.kernels.attention import FlatBatch
 from outrider.kernels.layer import DecoderLayer, decoder_layer, reference_decoder_layer
+from outrider.kernels.sampling import Rules
 
 
 def ragged_attention(
@@ -67,3 +68,17 @@ def assert_same_layer(
     assert (found[0][2] != k_pool.to(dtype))[slots].any()  # keys were written
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)  # slots nobody owns hold NaN
+
+
+def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
+    """Requests of every kind: greedy, unfiltered, each filter alone, all of them, and filters that keep all or one."""
+
+    def choose(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
+
+    return Rules(
+        choose([0.0, 0.7, 1.0, 1.0, 1.3]),
+        choose([2**30, 2**30, 1, 2, 7, width]),
+        choose([1.0, 1.0, 0.9, 0.5, 0.0, 0.99]),
+        choose([0.0, 0.0, 0.05, 0.3, 1.0]),
+    )

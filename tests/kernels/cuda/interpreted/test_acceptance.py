@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from batches import some_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,20 +14,6 @@ from outrider.kernels.acceptance import accept_logits
 from outrider.kernels.cuda import acceptance, rules
 from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
 from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
-
-
-def some_rules(rows, width, generator):
-    """Requests of every kind: greedy, unfiltered, each filter alone, all of them, and filters that keep all or one."""
-
-    def choose(values):
-        return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
-
-    return Rules(
-        choose([0.0, 0.7, 1.0, 1.0, 1.3]),
-        choose([2**30, 2**30, 1, 2, 7, width]),
-        choose([1.0, 1.0, 0.9, 0.5, 0.0, 0.99]),
-        choose([0.0, 0.0, 0.05, 0.3, 1.0]),
-    )
 
 
 @triton.jit
