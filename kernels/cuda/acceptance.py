@@ -51,7 +51,7 @@ def tests(
     return tl.min(tl.where(verified & (keep == 0), k, length), 0)
 
 
-@triton.jit(do_not_specialize=["gamma", "width", "draft_width", "row_stride", "chunks"])
+@triton.jit(do_not_specialize=["requests", "gamma", "width", "chunks"])
 def final_kernel(
     logits, request, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, tokens, uniforms, final_keys,
     row_keys, draft_probs, vocab, columns, scores, found, requests, gamma, width, draft_width, row_stride, chunks,
@@ -119,7 +119,7 @@ def final_kernel(
     tl.store(found + at_chunk + 1, token)
 
 
-@triton.jit(do_not_specialize=["gamma", "width", "draft_width", "row_stride", "chunks"])
+@triton.jit(do_not_specialize=["gamma", "width", "chunks"])
 def outcome_kernel(
     logits, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, best, tokens, uniforms, draft_probs,
     vocab, scores, found, accept_lens, out, gamma, width, draft_width, row_stride, chunks, HAS_Q: tl.constexpr,

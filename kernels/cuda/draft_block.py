@@ -48,7 +48,7 @@ def bias_kernel(
     tl.store(out + r.to(tl.int64)[:, None] * out_stride + column[None, :], sums, mask=mask)
 
 
-@triton.jit(do_not_specialize=["width", "stride", "chunks"])
+@triton.jit(do_not_specialize=["width", "chunks"])
 def sample_kernel(
     q, temperatures, keys, tokens, most, norm, cut, last, scores, columns, width, stride, chunks, NAMED: tl.constexpr,
     WRITE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,

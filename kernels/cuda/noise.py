@@ -132,7 +132,7 @@ def _(keys: torch.Tensor, count: int) -> torch.Tensor:
     return keys.new_empty(len(keys), count, dtype=torch.float64)
 
 
-@triton.jit(do_not_specialize=["width", "row_stride", "chunks"])
+@triton.jit(do_not_specialize=["width", "chunks"])
 def draw_kernel(
     weights, keys, tokens, scores, columns, width, row_stride, chunks, NAMED: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,

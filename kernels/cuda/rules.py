@@ -50,7 +50,7 @@ def heat(temperatures, request):
     return tl.where(temperature > 0, temperature, 1.0), temperature <= 0
 
 
-@triton.jit(do_not_specialize=["width", "row_stride", "chunks"])
+@triton.jit(do_not_specialize=["width", "chunks"])
 def chunk_kernel(
     logits,
     request,
@@ -172,7 +172,7 @@ def search(at, width, most, temperature, total, top_k, top_p, min_p, PIVOTS: tl.
     return cut, last, norm
 
 
-@triton.jit(do_not_specialize=["width", "row_stride", "chunks"])
+@triton.jit(do_not_specialize=["width", "chunks"])
 def rules_kernel(
     logits,
     request,

@@ -1,0 +1,156 @@
+"""Compile every Triton kernel without a GPU: python -m outrider.kernels.cuda.compile [--arch 90]
+
+Prints registers of a thread, spilled words (local loads and stores in the machine code) and bytes of shared memory of a
+program, by kernel and architecture. The shapes are those of Qwen3-8B: 32 heads on 8 of 128, 152 k tokens, gamma 7.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from outrider.kernels.cuda import acceptance, admission, attention, draft_block, noise, ragged, rules
+
+ARCHITECTURES = (80, 90, 100)
+ALIGNED = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel with the types of its arguments, in order, and its constants.
+
+    types: i: *i64, j: *i32, f: *fp32, d: *fp64, h: *bf16, b: *i1; n: i32, x: fp32. Pointers and, in capitals (N), sizes
+    are multiples of 16, as the launcher finds them to be.
+    """
+
+    name: str
+    kernel: Any
+    types: str
+    constants: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+TYPES = {"i": "*i64", "j": "*i32", "f": "*fp32", "d": "*fp64", "h": "*bf16", "b": "*i1", "n": "i32", "x": "fp32"}
+ROW = {"CHUNK": noise.CHUNK, "BLOCK": noise.BLOCK}
+GIVEN = {"HAS_REQUEST": True, "HAS_TOTAL": True}
+DRAFTED = {"HAS_Q": True, "HAS_VOCAB": False, "WIDTH": 8}
+EXACT = {"num_warps": 8} | noise.BITS
+LAST = {"num_warps": 1} | noise.BITS
+
+
+def attention_case(kind: str, dim: int, rows: int, split: bool) -> Case:
+    exact = kind == "f"
+    shape = {"HEADS": 32, "GROUP": 4, "DIM": dim, "CAUSAL": True, "BLOCK_M": rows, "BLOCK_N": 32 if exact else 64}
+    return Case(
+        f"attention {'float32' if exact else 'bfloat16'} {dim}, {rows} rows{', split' if split else ''}",
+        attention.attention_kernel,
+        f"{kind * 3}jjij{kind}{'ff' if split else kind * 2}xxnn" + "N" * 8 + "n",
+        shape | {"SPLIT": split, "LEAST": attention.LEAST},
+        {"num_warps": 4, "num_stages": 2 if exact else 3},
+    )
+
+
+CASES = [
+    Case(
+        "flatten", ragged.flatten_kernel, "iiiijiiiiiiinnnnnn",
+        {"REQUESTS": 256, "WIDTH": 8, "PADDING": ragged.PADDING_BLOCK}, {"num_warps": 1},
+    ),
+    Case("commit", ragged.commit_kernel, "iiiiiiiiinnn", {"BLOCK": ragged.COMMIT_BLOCK}),
+    Case(
+        "survival and top-K, 256 x 7", admission.admit_kernel, "fiifbifnnnn",
+        {"HAS_BOUNDS": True, "HAS_FIRST": True, "REQUESTS": 256, "WIDTH": 8},
+    ),
+    Case("streams", noise.streams_kernel, "iiinn", {"BLOCK": noise.SMALL}),
+    Case("uniforms", noise.numbers_kernel, "idnn", {"UNIFORM": True, "BLOCK": noise.SMALL}, noise.BITS),
+    Case("seeded draw", noise.draw_kernel, "fiidjnNn", {"NAMED": False} | ROW, EXACT),
+    Case("seeded draw, chunks", noise.drawn_kernel, "djin", {"CHUNKS": 32}, {"num_warps": 1}),
+    Case("logits of a chunk", rules.chunk_kernel, "fiifffjnNn", GIVEN | ROW),
+    Case(
+        "rules of a row", rules.rules_kernel, "fiififfffjffjjjnNn",
+        GIVEN | {"HAS_K": True, "HAS_P": True, "HAS_MIN": True, "CHUNKS": 32, "PIVOTS": 8, "BLOCK": noise.BLOCK},
+        {"num_warps": 8},
+    ),
+    Case(
+        "acceptance, last token", acceptance.final_kernel, "fiiifbffjjidiifijdjnnnNNn",
+        {"HAS_ROW_KEYS": True} | DRAFTED | ROW, EXACT,
+    ),
+    Case(
+        "acceptance, outcome", acceptance.outcome_kernel, "fiifbffjjjidfidjiinnNNn", DRAFTED | {"CHUNKS": 32}, LAST
+    ),
+    *(attention_case("h", dim, rows, True) for dim in (64, 128) for rows in (16, 64)),
+    attention_case("h", 128, 64, False),
+    *(attention_case("f", dim, 16, False) for dim in (64, 128)),
+    Case(
+        "attention, merge", attention.merge_kernel, "jjhffnnNnn",
+        {"HEADS": 32, "GROUP": 4, "DIM": 128, "CAUSAL": True, "BLOCK_M": 64, "BLOCK_N": 64, "LEAST": attention.LEAST}
+        | {"SPLITS": 16},
+    ),
+    Case(
+        "draft block, bias", draft_block.bias_kernel, "hhhfnnNNNNN",
+        {"ROWS": 32, "COLUMNS": draft_block.COLUMNS, "DEPTH": draft_block.DEPTH, "HAS_BIAS": True}, {"num_stages": 3},
+    ),
+    Case(
+        "draft block, draw and q", draft_block.sample_kernel, "ffiiffjjdjnNn", {"NAMED": False, "WRITE": True} | ROW,
+        EXACT,
+    ),
+    Case("draft block, token", draft_block.chosen_kernel, "fifjdjifn", {"NAMED": False, "CHUNKS": 32}, LAST),
+]  # fmt: skip
+
+
+def compiled(case: Case, architecture: int) -> Any:
+    """Triton's compiled kernel, its cubin and PTX in `asm`."""
+    signature: dict[str, str] = {}
+    names = [name for name in case.kernel.arg_names if name not in case.constants]
+    if len(names) != len(case.types):
+        raise ValueError(f"{case.name}: {len(names)} arguments ({', '.join(names)}), {len(case.types)} types")
+    aligned = {}
+    kinds = iter(case.types)
+    for place, name in enumerate(case.kernel.arg_names):
+        kind = "constexpr" if name in case.constants else next(kinds)
+        signature[name] = TYPES.get(kind.lower(), kind)
+        if signature[name].startswith("*") or kind == "N":
+            aligned[(place,)] = ALIGNED
+    source = ASTSource(case.kernel, signature, case.constants, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=case.options)
+
+
+def resources(kernel: Any) -> tuple[int, int, int]:
+    """Registers of a thread, local loads and stores, and bytes of shared memory of a program."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        run: Callable[..., str] = lambda flag: subprocess.check_output(  # noqa: E731
+            [tool, flag, file.name], text=True, stderr=subprocess.DEVNULL
+        )
+        registers = re.search(r"REG:(\d+)", run("--dump-resource-usage"))
+        spills = re.findall(r"\b(?:LDL|STL)\b", run("--dump-sass"))
+    if registers is None:
+        raise RuntimeError(f"{tool} names no registers")
+    return int(registers[1]), len(spills), kernel.metadata.shared
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m outrider.kernels.cuda.compile", description=__doc__)
+    parser.add_argument("--arch", type=int, choices=ARCHITECTURES, help="one compute capability; default: all of them")
+    chosen = parser.parse_args().arch
+    architectures = ARCHITECTURES if chosen is None else (chosen,)
+    print(f"| Triton {triton.__version__}: registers / spills / shared |", *(f"sm_{a} |" for a in architectures))
+    print("|---" * (len(architectures) + 1) + "|")
+    for case in CASES:
+        cells = [" / ".join(map(str, resources(compiled(case, each)))) for each in architectures]
+        print(f"| {case.name} |", *(f"{cell} |" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
