@@ -36,8 +36,9 @@ class Rules(NamedTuple):
 
     def typed(self) -> Rules:
         """In the types of the kernels."""
-        types = (torch.float32, torch.int64, torch.float32, torch.float32)
-        return Rules(*(None if rule is None else rule.to(t).contiguous() for rule, t in zip(self, types, strict=True)))
+        types = (torch.int64, torch.float32, torch.float32)
+        others = (None if rule is None else rule.to(t).contiguous() for rule, t in zip(self[1:], types, strict=True))
+        return Rules(self.temperatures.to(torch.float32).contiguous(), *others)
 
 
 def target_probs(
