@@ -133,7 +133,7 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConf
     def dice(sides: int) -> int:
         return int(torch.randint(sides, (), generator=generator))
 
-    for life in range(6):
+    for life in range(3):
         texts = {row: text(44, 10 * life + row) for row in range(3)}
         texts[3] = torch.cat([texts[0][:20], text(24, 10 * life + 3)])
         table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, of other requests
@@ -155,7 +155,7 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConf
                 same(used.propose(drafting), fresh.propose(drafting))
 
 
-@pytest.mark.parametrize("requests", [1, 8, 24])
+@pytest.mark.parametrize("requests", [1, 24])
 def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +251,7 @@ def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConf
 def test_tokens_follow_q_exactly(steps: int) -> None:
     """With many keys at position k, tokens must come in proportion to q_k, given the prefix; q follows the rules."""
     made, table = observed(WIDE_DIFFUSION, steps)
-    n = 3000
+    n = 2000
     for k in (0, 1, 3):
         keys = torch.full((n, GAMMA), 37)
         keys[:, k] = streams(torch.arange(n), torch.full((n,), k), Purpose.DRAFT)

@@ -35,14 +35,14 @@ def arguments(kind: str, target: Path, prompts: Path, out: Path, *more: str) -> 
     fixed = [kind, "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
     small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--draft-layers", "2"]
     recipe = ["--steps", "40", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
-    recipe += ["--decay-steps", "0", "--short-steps", "0", "--threads", "1", "--refine-steps", "20", "--ema", "0.9"]
-    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "20", "--device", "cpu", *more])
+    recipe += ["--decay-steps", "0", "--short-steps", "0", "--threads", "1", "--refine-steps", "10", "--ema", "0.9"]
+    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "40", "--device", "cpu", *more])
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
+    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(12)))
     return path
 
 
@@ -56,7 +56,7 @@ def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, pro
     assert files == {"meta.json", "index.jsonl", "tokens.bin", "top_ids.bin", "top_probs.bin"}  # no features
 
     more = ["--data", str(tmp_path / "whole"), "--save-seconds", "0"]
-    for kind, steps, refine_steps in (("specdiff", 13, 0), ("deer", 40, 9), ("deer", 40, 20)):
+    for kind, steps, refine_steps in (("specdiff", 13, 0), ("deer", 40, 4), ("deer", 40, 10)):
         pieces = arguments(kind, target_folder, prompts, tmp_path / "pieces", *more)
         pieces.steps, pieces.refine_steps = steps, refine_steps
         assert cli.run(pieces) == 0
