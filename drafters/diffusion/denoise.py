@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.sampling import Rules
+from outrider.kernels.sampling import Rules, argmax
 
 from ..block.sampling import choose
 
@@ -130,7 +130,7 @@ def denoise(
         flat = logits.reshape(requests * width, -1)
         certainty, q = chances, None
         if all_greedy and certainty is not None and schedule.pick is None:
-            drawn = flat.argmax(-1)
+            drawn = argmax(flat)
         else:
             each = torch.arange(requests, device=keys.device).repeat_interleave(width)
             drawn, q = choose(flat.float(), rules.of(each), keys[:, columns].flatten(), vocab)
