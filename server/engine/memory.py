@@ -15,7 +15,7 @@ from outrider.server.errors import UserError
 # Python with torch and SGLang loaded, in three processes, and activations of a prefill chunk.
 PROCESS_BYTES = int(1.8 * 2**30)
 # Of each further rank of an engine.
-RANK_BYTES = PROCESS_BYTES // 3
+RANK_BYTES = int(0.7 * 2**30)
 # The KV cache a CPU server gives itself unless told: enough for many conversations, quick to allocate.
 DEFAULT_KV_BYTES = 2 * 2**30
 # Of what is free, the share that a KV cache nobody asked for may take.
