@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from asking import accepted_tokens, complete, complete_all, counter, tokens
-from metrics_page import MetricsPage
+from asking import accepted_tokens, complete, complete_all, tokens
+from metrics_page import MetricsPage, metric
 
 TOKENS = 128
 PLAIN = {"max_tokens": TOKENS, "temperature": 0}
@@ -41,7 +41,7 @@ def test_several_denoising_steps_planned(denoising_server, prompts, plain):
     before = accepted_tokens(denoising_server)
     drafted = [tokens(a) for a in complete_all(denoising_server, prompts[:16], 8, speculate=True, **PLAIN)]
     assert accepted_tokens(denoising_server) - before > 50
-    assert counter(denoising_server, "outrider_verified_position_total", source="model") > 200
+    assert metric(denoising_server.url, "outrider_verified_position_total", source="model") > 200
     assert drafted == plain[:16]
 
 
