@@ -163,6 +163,8 @@ def accept_logits(
     The other arguments and what is returned are those of `accept`; with gamma 0 every request's one token is drawn.
     """
     if cuda.fits(logits):
+        shapes = uniforms, final_keys, final_keys, logits, decided, draft_probs, vocab  # logits have those of probs
+        _check(tokens, verify_lens, qo_indptr, *shapes)
         given = uniforms, final_keys, row_keys, decided
         arrays = tokens, verify_lens, qo_indptr, request, logits, *rules.typed(), *given
         return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab)

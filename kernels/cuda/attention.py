@@ -194,6 +194,11 @@ def splits_for(requests: int, tiles: int, kv_heads: int, context: int, dtype: to
     return min(MOST_SPLITS, triton.next_power_of_2(min(wanted, max(1, context // LEAST))))
 
 
+def warps_for(rows: int, dim: int) -> int:
+    """As many as keep a tile's sums in registers (`python -m outrider.kernels.cuda.compile` tells)."""
+    return 8 if rows * dim >= MOST_ROWS * 128 else 4
+
+
 @torch.library.custom_op("outrider_cuda::attention", mutates_args=())
 def attention(
     q: torch.Tensor,
@@ -229,8 +234,8 @@ def attention(
     attention_kernel[(requests * tiles, kv_heads, splits)](
         q, k_pool, v_pool, qo_indptr, kv_lens, rows, page_table, out, sums, scales, scale, logit_cap, window, splits,
         q.stride(0), k_pool.stride(0), v_pool.stride(0), page_table.stride(0), out.stride(0), q.stride(1),
-        k_pool.stride(1), v_pool.stride(1), tiles, **shapes, SPLIT=splits > 1, LEAST=LEAST, num_warps=4,
-        num_stages=2 if exact else 3,
+        k_pool.stride(1), v_pool.stride(1), tiles, **shapes, SPLIT=splits > 1, LEAST=LEAST,
+        num_warps=warps_for(block_m, dim), num_stages=2 if exact else 3,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(requests * most_queries, heads)](

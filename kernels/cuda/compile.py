@@ -10,7 +10,6 @@ import argparse
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def attention_case(kind: str, dim: int, rows: int, split: bool) -> Case:
         attention.attention_kernel,
         f"{kind * 3}jjij{kind}{'ff' if split else kind * 2}xxnn" + "N" * 8 + "n",
         shape | {"SPLIT": split, "LEAST": attention.LEAST},
-        {"num_warps": 4, "num_stages": 2 if exact else 3},
+        {"num_warps": attention.warps_for(rows, dim), "num_stages": 2 if exact else 3},
     )
 
 
@@ -77,8 +76,9 @@ CASES = [
     Case("logits of a chunk", rules.chunk_kernel, "fiifffjnNn", GIVEN | ROW),
     Case(
         "rules of a row", rules.rules_kernel, "fiififfffjffjjjnNn",
-        GIVEN | {"HAS_K": True, "HAS_P": True, "HAS_MIN": True, "CHUNKS": 32, "PIVOTS": 8, "BLOCK": noise.BLOCK},
-        {"num_warps": 8},
+        GIVEN | {"HAS_K": True, "HAS_P": True, "HAS_MIN": True}
+        | {"CHUNKS": 32, "PIVOTS": rules.PIVOTS, "BLOCK": noise.BLOCK},
+        {"num_warps": rules.WARPS},
     ),
     Case(
         "acceptance, last token", acceptance.final_kernel, "fiiifbffjjidiifijdjnnnNNn",
@@ -130,11 +130,11 @@ def resources(kernel: Any) -> tuple[int, int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        run: Callable[..., str] = lambda flag: subprocess.check_output(  # noqa: E731
-            [tool, flag, file.name], text=True, stderr=subprocess.DEVNULL
+        usage, code = (
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
+            for flag in ("--dump-resource-usage", "--dump-sass")
         )
-        registers = re.search(r"REG:(\d+)", run("--dump-resource-usage"))
-        spills = re.findall(r"\b(?:LDL|STL)\b", run("--dump-sass"))
+    registers, spills = re.search(r"REG:(\d+)", usage), re.findall(r"\b(?:LDL|STL)\b", code)
     if registers is None:
         raise RuntimeError(f"{tool} names no registers")
     return int(registers[1]), len(spills), kernel.metadata.shared

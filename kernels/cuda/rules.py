@@ -16,7 +16,9 @@ import triton.language as tl
 from outrider.kernels.cuda.noise import BLOCK, CHUNK, chunks
 
 PIVOTS = 8
-"""Cuts tried in one pass over a row: three bits of 30, and three registers' worth of counts a number."""
+"""Cuts tried in one pass over a row: three bits of 30."""
+WARPS = 16
+"""Of one row's search: two numbers of a block to a thread, whose sixteen counts and sums then stay in registers."""
 ONE = tl.constexpr(0x3F800000)  # the bits of 1.0, the largest w
 
 
@@ -288,6 +290,6 @@ def statistics(
         CHUNKS=max(2, triton.next_power_of_2(parts)),
         PIVOTS=PIVOTS,
         BLOCK=BLOCK,
-        num_warps=8,
+        num_warps=WARPS,
     )
     return Rows(most, norm, cut, last, best)
