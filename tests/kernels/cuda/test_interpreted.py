@@ -9,7 +9,7 @@ from pathlib import Path
 def test_every_kernel_through_the_interpreter():
     folder = Path(__file__).parent / "interpreted"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", str(folder), "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", str(folder), "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

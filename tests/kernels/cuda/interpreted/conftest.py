@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["*"]
 settings.register_profile(
     "interpreted",
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     database=None,

@@ -19,7 +19,7 @@ def attend(q, k_pool, v_pool, batch, *, most=None, scale=0.11, causal=True, wind
     return attention.attention(q, k_pool, v_pool, *arrays, most, scale, causal, window, logit_cap)
 
 
-@settings(max_examples=14)
+@settings(max_examples=24)
 @given(
     lens=st.sampled_from([[(1, 1)], [(1, 70), (0, 9), (5, 5)], [(16, 40), (1, 130)], [(2, 300)], [(0, 3), (0, 0)]]),
     group=st.integers(1, 8),

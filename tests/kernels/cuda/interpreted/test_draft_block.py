@@ -14,7 +14,7 @@ from outrider.drafters.block.heads import SEQUENTIAL_HEADS
 from outrider.kernels.cuda import draft_block  # noqa: F401 - registers the operator
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     requests=st.sampled_from([1, 5]),
     gamma=st.sampled_from([1, 3]),
