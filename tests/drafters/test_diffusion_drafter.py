@@ -18,7 +18,8 @@ from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter, prepared
 from outrider.drafters.diffusion.denoise import SCHEDULES
-from outrider.kernels.noise import Purpose, streams
+from outrider.kernels.acceptance import accept
+from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
 
 LENGTHS = (9, 30, 1)
 GAMMA = DIFFUSION.gamma
@@ -271,6 +272,46 @@ def test_tokens_follow_q_exactly(steps: int) -> None:
         q = draft.probs[0, k]
         assert int((q > 0).sum()) == 12
         assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), n) > 1e-3
+
+
+@pytest.mark.parametrize(("steps", "order"), [(2, "left"), (3, "certain")])
+def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str) -> None:
+    """Many requests behind one prefix, and a target whose tokens depend on the token before: pairs that come out."""
+    n, config = 6_000, dataclasses.replace(WIDE_DIFFUSION, draft_vocab_size=12)
+    made = make(config, steps, order, slots=9 + n * GAMMA)
+    table = torch.cat([torch.arange(9).repeat(n, 1), 9 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()
+    observe(made, table, 0, text(9, 0), 0, 9)
+    each = torch.arange(n)
+    draft = made.propose(
+        DraftBatch(
+            anchors=torch.full((n,), 3),
+            seq_lens=torch.full((n,), 9),
+            page_table=table,
+            rows=each,
+            keys=streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(n, 1), Purpose.DRAFT),
+            temperatures=torch.full((n,), 3.0),
+        )
+    )
+    assert draft.vocab is not None
+    generator = torch.Generator().manual_seed(8)
+    target = torch.zeros(96, 96)
+    target[:, draft.vocab] = (2 * torch.randn(96, 12, generator=generator)).softmax(-1)
+    before = torch.cat([torch.full((n, 1), 3), draft.tokens], 1)
+    lens, out = accept(
+        draft.tokens,
+        draft.lens,
+        torch.arange(n + 1) * (GAMMA + 1),
+        uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
+        final_keys=streams(each, each * 0, Purpose.FINAL),
+        probs=target[before].flatten(0, 1),
+        draft_probs=draft.probs,
+        vocab=draft.vocab,
+    )
+    assert lens.unique().tolist() == list(range(1, GAMMA + 2))
+    second = out[:, 1].where(lens > 1, gumbel_argmax(target[out[:, 0]], streams(each, each * 0, Purpose.TOKEN)))
+    known = draft.vocab.tolist()
+    pairs = {(a, b): float(target[3, a] * target[a, b]) for a in known for b in known}
+    assert p_value(Counter(zip(out[:, 0].tolist(), second.tolist(), strict=True)), pairs, n) > 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
