@@ -44,10 +44,21 @@ def add_flags(flags: Flags) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure at each load in turn; 1 where not one request was answered."""
+    """Measure at each load in turn; 1 where not one request was answered. Interrupted, what is measured is kept."""
     harness.check_outputs(args)
     test = scenario.read(args.scenario, _changes(args))
-    records = asyncio.run(_measure(test, args))
+    records: dict[float, list[Record]] = {}
+    answered = False
+    try:
+        asyncio.run(_measure(test, args, records))
+    finally:
+        if records:
+            answered = _write(test, args, records)
+    return 0 if answered else 1
+
+
+def _write(test: Scenario, args: argparse.Namespace, records: dict[float, list[Record]]) -> bool:
+    """Print and write the loads measured; whether any request was answered."""
     summaries = _summaries(test, records)
     unit = UNITS[test.arrivals.kind]
     print(report.table(summaries, unit))
@@ -59,18 +70,17 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         with pictures.figure(args.plot) as figure:
             report.plot(summaries, unit, figure)
-    return 0 if any(summary.whole for summary in summaries) else 1
+    return any(summary.whole for summary in summaries)
 
 
-async def _measure(test: Scenario, args: argparse.Namespace) -> dict[float, list[Record]]:
+async def _measure(test: Scenario, args: argparse.Namespace, records: dict[float, list[Record]]) -> None:
+    """Fill `records`, load by load."""
     trace = arrivals.read_trace(test.arrivals.file) if isinstance(test.arrivals, Trace) else []
-    records: dict[float, list[Record]] = {}
     async with remote.connect(args.url or URL, args.api_key, args.model) as server:
         counting = await Counting.of(server, test.timeout) if workload.needs_counting(test, trace) else None
         for load in test.arrivals.loads:
             print(f"{server.model} at {load:g} {UNITS[test.arrivals.kind]}", file=sys.stderr, flush=True)
             records[load] = await generate.at_load(server, test, Workload(test, counting), trace, load)
-    return records
 
 
 def _summaries(test: Scenario, records: dict[float, list[Record]]) -> list[Summary]:

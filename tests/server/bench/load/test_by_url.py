@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import os
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -128,6 +130,30 @@ def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFix
         code, shown = load(capsys, "--url", server.url, "--concurrency", "3", "--seconds", "0.6", "--warm-up", "0")
     assert code == 1
     assert "429: 3" in shown
+
+
+def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = 0
+
+    async def interrupting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal running
+        running += 1
+        try:
+            if running == 2:  # the second load has begun
+                os.kill(os.getpid(), signal.SIGINT)
+            return await answer(request, body, ttft=0.05)
+        finally:
+            running -= 1
+
+    written = tmp_path / "load.json"
+    with SmallServer(interrupting) as server:
+        flags = ("--concurrency", "1,2", "--seconds", "0.5", "--warm-up", "0", "--json", str(written))
+        code, shown = load(capsys, "--url", server.url, *flags)
+    assert code == 130
+    (measured,) = json.loads(written.read_text())["loads"]
+    assert (measured["load"], measured["failures"]) == (1, {})
+    assert measured["whole"] > 3
+    assert "tok/s" in shown
 
 
 def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
