@@ -71,7 +71,7 @@ def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
 
 def test_models_without_hidden_states_are_left_to_lookup(tmp_path: Path) -> None:
     other = runner(OtherModel())
-    with pytest.raises(ValueError, match="no hidden states of OtherModel to drafters; use --drafter ngram or off"):
+    with pytest.raises(ValueError, match="no hidden states of OtherModel to drafters; use --drafter deer, specdiff"):
         load_drafter(PluginConfig(drafter="dspark", drafter_path=str(tmp_path)), other)
     assert isinstance(load_drafter(PluginConfig(drafter="ngram"), other), NgramDrafter)
     assert load_drafter(PluginConfig(drafter="off"), other) is None
