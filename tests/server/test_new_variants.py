@@ -102,8 +102,14 @@ def run(folder: Path, code: str) -> str:
 @pytest.mark.parametrize(
     ("command", "choices"),
     [
-        ("serve", ["{auto,dspark,dflash,ngram,sevens,off}", "{asynchronous,synchronous,threshold,verify-all,halves}"]),
-        ("tune", ["{auto,dspark,dflash,ngram,sevens}"]),
+        (
+            "serve",
+            [
+                "{auto,dspark,dflash,deer,specdiff,ngram,sevens,off}",
+                "{asynchronous,synchronous,threshold,verify-all,halves}",
+            ],
+        ),
+        ("tune", ["{auto,dspark,dflash,deer,specdiff,ngram,sevens}"]),
         ("simulate", ["off,halves,verify-all,threshold"]),
     ],
 )
