@@ -1,18 +1,21 @@
 """The block drafter's network in two calls of the compiled kernels, beside its plain torch version (`BlockModel`).
 
-Weights of a bfloat16 model are kept in blocks of 8 bits: a draft's time is mostly reading them. Its q is what the
-rounded model says, and tokens are drawn from just that, so answers keep their distribution. A float32 model's are kept
-as they are, and so is W2: it is read gamma times, by then from a cache, and expanding it would take longer.
+Weights of a bfloat16 model are kept in 8 bits: a draft's time is mostly reading and multiplying them. Where the
+processor multiplies bytes, activations are rounded to 8 bits as well (`kernels.int8`), elsewhere weights alone, in
+blocks. Its q is what the rounded model says, and tokens are drawn from just that, so answers keep their distribution. A
+float32 model's are kept as they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from outrider.kernels.blocks import BLOCK, BlockWeight, pack_blocks, quantise_q8_0
 from outrider.kernels.cpu import native
+from outrider.kernels.int8 import Int8Weight, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 
 from ..base import DraftBatch, Features
@@ -24,30 +27,36 @@ from .model import BlockModel
 Pools = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class Weights:
-    """Weights as the compiled calls take them: packed, the kind of each (-1: panels), its outputs."""
-
-    def __init__(self, *prepared: BlockWeight | PackedWeight) -> None:
-        self.packed = [w.blocks if isinstance(w, BlockWeight) else w.panels for w in prepared]
-        self.kinds = [w.kind if isinstance(w, BlockWeight) else -1 for w in prepared]
-        self.outputs = [w.outputs for w in prepared]
+Prepared = PackedWeight | BlockWeight | Int8Weight
+MULTIPLIES_BYTES = ("avx512bf16", "amx")
+"""Instruction sets, of `native.instruction_set`, that have sums of products of bytes (VNNI)."""
 
 
-def prepare(weight: torch.Tensor) -> BlockWeight | PackedWeight:
-    """A weight [outputs, depth] in blocks of 8 bits where it is bfloat16 and its depth allows, otherwise in panels."""
-    if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
+def prepare(weight: torch.Tensor) -> Prepared:
+    """A weight [outputs, depth] in 8 bits where it is bfloat16 and its depth allows, otherwise in panels."""
+    if weight.dtype != torch.bfloat16:
         return pack(weight)
-    return pack_blocks(quantise_q8_0(weight), "Q8_0", *weight.shape)
+    if native.instruction_set() in MULTIPLIES_BYTES:
+        return pack_int8(weight)
+    return pack(weight) if weight.shape[1] % BLOCK else pack_blocks(quantise_q8_0(weight), "Q8_0", *weight.shape)
 
 
-@dataclass(frozen=True, slots=True)
+def as_the_kernels_take_it(weight: Prepared) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """A prepared weight, the kind of its blocks (-1: not in blocks) and its scales (no numbers: they are not apart)."""
+    if isinstance(weight, Int8Weight):
+        return weight.codes, -1, weight.scales
+    packed, kind = (weight.blocks, weight.kind) if isinstance(weight, BlockWeight) else (weight.panels, -1)
+    assert packed is not None
+    return packed, kind, torch.empty(0)
+
+
+@dataclass(slots=True)
 class CompiledBlock:
     """What the calls need of a model and its target.
 
     embedding: [V, d]. mask: [1, d], its row of the mask token.
-    draft: weights of each layer (q|k|v, out, gate|up, down), the head, W2. observed: fc, keys|values of all layers.
-    draft_norms: of each layer (before attention, of queries, of keys, before the MLP), and the last.
-    observed_norms: of the context, and of each layer's keys.
+    weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2.
+    norms: of each layer (before attention, of queries, of keys, before the MLP), the last, the context's.
     sure: the confidence head's weight of a hidden state [d], and what it adds for each token before [V]; or nothing.
     """
 
@@ -55,35 +64,35 @@ class CompiledBlock:
     embedding: Rows
     mask: torch.Tensor
     cos_sin: torch.Tensor
-    draft: Weights
-    observed: Weights
-    draft_norms: list[torch.Tensor]
-    observed_norms: list[torch.Tensor]
+    weights: list[Prepared]
+    norms: list[torch.Tensor]
     w1: torch.Tensor | None
     sure: list[torch.Tensor]
     vocab: torch.Tensor | None
+    _native: Any = field(init=False, default=None)
 
-    def observe(self, pools: Pools, features: Features) -> None:
-        """Write the state of N > 0 tokens, whose `hidden` is given, into the pools [S, Hkv, D] of every layer."""
-        assert features.hidden is not None
-        hidden = features.hidden.to(self.mask.dtype).contiguous()
-        weights, eps = self.observed, self.model.config.rms_norm_eps
-        torch.ops.outrider.observe_block(
-            hidden, features.positions, features.slots, self.cos_sin, *zip(*pools, strict=True),
-            weights.packed, weights.kinds, weights.outputs, self.observed_norms, eps,
+    def allocate(self, pools: Pools) -> None:
+        """Work on these pools [S, Hkv, D] of every layer from now on."""
+        packed, kinds, scales = zip(*map(as_the_kernels_take_it, self.weights), strict=True)
+        config = self.model.config
+        self._native = torch.classes.outrider.BlockDrafter(
+            packed, kinds, scales, [w.outputs for w in self.weights], [w.depth for w in self.weights], self.norms,
+            *zip(*pools, strict=True), self.cos_sin, self.mask, self.w1, self.sure, self.vocab,
+            config.first_row, config.rms_norm_eps,
         )  # fmt: skip
 
-    def propose(
-        self, pools: Pools, batch: DraftBatch, gamma: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def observe(self, features: Features) -> None:
+        """Write the state of N > 0 tokens, whose `hidden` is given, into the pools."""
+        assert features.hidden is not None
+        hidden = features.hidden.to(self.mask.dtype).contiguous()
+        self._native.observe(hidden, features.positions, features.slots)
+
+    def propose(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for), confidence [R, gamma]."""
-        config, weights = self.model.config, self.draft
-        embedded = torch.cat([self.embedding[batch.anchors].to(self.mask.dtype), self.mask])
-        return torch.ops.outrider.propose_block(
-            batch.anchors, batch.seq_lens, batch.rows, batch.page_table, *batch.rules,
-            batch.keys[:, :gamma].contiguous(), embedded, self.cos_sin, *zip(*pools, strict=True),
-            weights.packed, weights.kinds, weights.outputs, self.draft_norms, self.w1, self.sure, self.vocab,
-            gamma, config.first_row, config.rms_norm_eps, batch.wants_probs,
+        embedded = self.embedding[batch.anchors].to(self.mask.dtype)
+        return self._native.propose(
+            batch.anchors, embedded, batch.seq_lens, batch.rows, batch.page_table, *batch.rules,
+            batch.keys[:, :gamma].contiguous(), gamma, batch.wants_probs,
         )  # fmt: skip
 
 
@@ -97,25 +106,22 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
     if not (known and even and native.fits(model.fc.weight, head)):
         return None
-    layers, w1 = model.draft_layers, None
+    layers = model.draft_layers
     products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
-    draft = [prepare(weight) for weight in (*products, head)]
-    if markov is not None:
-        w1 = markov.w1.weight
-        draft.append(pack(markov.w2.weight))
     half, table = config.head_dim // 2, Rotary(config.head_dim, config.rope_theta, config.max_positions).table
     norms = [n.weight for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
     keys_values = torch.cat([layer.qkv.weight[layer.heads * layer.dim :] for layer in layers])
+    weights = [prepare(weight) for weight in (*products, head, model.fc.weight, keys_values)]
+    if markov is not None:
+        weights.append(prepare(markov.w2.weight))
     return CompiledBlock(
         model=model,
         embedding=embedding,
         mask=embedding[torch.tensor([config.mask_token_id])].to(model.fc.weight.dtype),
         cos_sin=torch.cat([table[:, :half], table[:, -half:]], 1),
-        draft=Weights(*draft),
-        observed=Weights(prepare(model.fc.weight), prepare(keys_values)),
-        draft_norms=[*norms, model.norm.weight],
-        observed_norms=[model.hidden_norm.weight, *(layer.k_norm.weight for layer in layers)],
-        w1=w1,
+        weights=weights,
+        norms=[*norms, model.norm.weight, model.hidden_norm.weight],
+        w1=None if markov is None else markov.w1.weight,
         sure=confidence_weights(model),
         vocab=model.vocab if config.draft_vocab_size else None,
     )

@@ -71,6 +71,8 @@ class BlockDrafter(Drafter):
             )
             for _ in range(config.num_layers)
         ]
+        if self.compiled is not None:
+            self.compiled.allocate(self.pools)
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:
@@ -79,7 +81,7 @@ class BlockDrafter(Drafter):
         if len(features.slots) == 0:
             return
         if self.compiled is not None:
-            self.compiled.observe(self.pools, features)
+            self.compiled.observe(features)
             return
         states = self.model.context_kv(features.hidden.to(self.dtype), features.positions)
         for (keys, values), (k, v) in zip(self.pools, states, strict=True):
@@ -91,7 +93,7 @@ class BlockDrafter(Drafter):
         if batch.ask is not None and not bool(batch.ask.all()):
             return self._propose_some(batch, batch.ask.nonzero()[:, 0])
         if self.compiled is not None:
-            tokens, probs, confidence = self.compiled.propose(self.pools, batch, self.gamma)
+            tokens, probs, confidence = self.compiled.propose(batch, self.gamma)
         else:
             tokens, probs, confidence = self._propose(batch)
         return Draft(

@@ -87,7 +87,7 @@ def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(config: BlockCon
     (ours, plain), states = drafts(config, torch.bfloat16, [0.0, 0.7, 1.0, 1.3])
     error = (states[0] - states[1]).float().norm() / states[1].float().norm()
     assert error < 0.02
-    assert (ours.confidence[:, 0] - plain.confidence[:, 0]).abs().max() < 0.05
+    assert (ours.confidence[:, 0] - plain.confidence[:, 0]).abs().max() < 0.08
     distance = (ours.probs[1:, 0] - plain.probs[1:, 0]).abs().sum(-1) / 2  # later ones depend on the draws
     assert distance.max() < 0.1
 

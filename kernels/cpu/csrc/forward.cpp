@@ -58,11 +58,13 @@ class Decoder : public torch::CustomClassHolder {
                   "norms must be dense, of one type and width");
     const int64_t depths[4] = {hidden_, heads_ * value_width_, hidden_, mlp_};
     const int64_t wanted[4] = {outputs[0], hidden_, 2 * mlp_, hidden_};
+    const Tensor no_scales = at::empty({0}, norms[0].options());
     std::vector<Weight> products;
     for (size_t i = 0; i < 4 * layers; ++i) {
       TORCH_CHECK(outputs[i] == wanted[i % 4], "weight ", i % 4, " of layer ", i / 4, " has ", outputs[i],
                   " outputs, expected ", wanted[i % 4]);
-      products.push_back(weight(i, kinds[i], outputs[i], depths[i % 4]));
+      products.push_back(
+          weight_of(weights[i], kinds[i], scales.empty() ? no_scales : scales[i], outputs[i], depths[i % 4], norms[0]));
     }
     for (size_t i = 0; i < layers; ++i)
       layers_.push_back({products[4 * i], products[4 * i + 1], products[4 * i + 2], products[4 * i + 3],
@@ -184,24 +186,6 @@ class Decoder : public torch::CustomClassHolder {
     value_width_ = v.size(2);
     k_slot_ = k.stride(0);
     v_slot_ = v.stride(0);
-  }
-
-  // Weight `i`, checked by the operation that it belongs to, on no rows.
-  Weight weight(size_t i, int64_t kind, int64_t outputs, int64_t depth) const {
-    const Tensor &packed = kept_[0][i], none = at::empty({0, depth}, kept_[2][0].options());
-    const int64_t panels = (outputs + PANEL - 1) / PANEL;
-    Weight w{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, depth, int64_t(packed.nbytes()) / panels};
-    if (!kept_[1].empty()) {
-      int8_linear(none, packed, kept_[1][i], std::nullopt, outputs);
-      w.scales = kept_[1][i].data_ptr<float>();
-    } else if (kind >= 0) {
-      block_linear(none, packed, kind, std::nullopt, outputs);
-      w.function = kernels().block_linear[type_][kind];
-    } else {
-      packed_linear(none, packed, std::nullopt, outputs);
-      w.function = kernels().linear[type_];
-    }
-    return w;
   }
 
   std::vector<Tensors> kept_;  // weights, scales, norms, pools of keys and of values: what the pointers point to

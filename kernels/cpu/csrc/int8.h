@@ -1,8 +1,7 @@
 // y = x W^T with weights and activations in 8 bits: groups of GROUP neighbours in depth share a scale, per output for
 // the weights, per row for the activations. Sums inside a group are exact integers, groups are added in order.
 #pragma once
-#include "kernels.h"
-#include "simd.h"
+#include "linear.h"
 
 namespace ISA {
 
@@ -67,9 +66,10 @@ void quantize(const void* x, int8_t* codes, float* scales, int32_t* sums, int64_
     }
 }
 
-// R rows times one panel's columns [column, column + B * W).
+// R rows times one panel's columns [column, column + B * W). The first rows at a panel ask for the codes ahead.
 template <int R, int B, typename T>
 inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t row, T* out, int64_t out_stride) {
+  const uint8_t* const last = a.codes + (a.outputs + PANEL - 1) / PANEL * PANEL * a.groups * GROUP - 1;
   Vec totals[R][B];
   const float* bias = a.bias ? a.bias + panel * PANEL + column : nullptr;
 #pragma GCC unroll 6
@@ -85,6 +85,9 @@ inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t 
       for (int b = 0; b < B; ++b) sums[r][b] = -128 * a.sums[(row + r) * a.groups + g] - IntVec{};
     const uint8_t* weights = a.codes + (block * GROUP * PANEL) + column * 4;
     for (int64_t i = 0; i < GROUP / 4; ++i) {
+      if (row == 0)
+        for (int64_t byte = 0; byte < B * W * 4; byte += 64)
+          __builtin_prefetch(std::min(weights + i * PANEL * 4 + byte + AHEAD, last));
       IntVec packed[B];
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)
@@ -109,12 +112,12 @@ inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t 
     for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, totals[r][b]);
 }
 
+// Of panels [begin, end).
 template <typename T>
-void int8_linear(const Int8Args& a, std::atomic<int64_t>& next) {
+void int8_linear(const Int8Args& a, int64_t begin, int64_t end) {
   static thread_local std::vector<T> edge;
-  const int64_t panels = (a.outputs + PANEL - 1) / PANEL;
   edge.resize(ROWS * PANEL);
-  for (int64_t panel; (panel = next++) < panels;) {
+  for (int64_t panel = begin; panel < end; ++panel) {
     const int64_t width = std::min(PANEL, a.outputs - panel * PANEL);
     for (int64_t row = 0; row < a.rows; row += ROWS) {
       const int64_t rows = std::min<int64_t>(ROWS, a.rows - row);

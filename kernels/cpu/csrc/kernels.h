@@ -130,7 +130,7 @@ struct ChooseArgs {
 template <typename... A>
 using Function = void (*)(A...);
 
-// [0] float32, [1] bfloat16. Ranges are rows; of linear and block_linear, items.
+// [0] float32, [1] bfloat16. Ranges are rows; of linear and block_linear items, of int8_linear panels.
 struct Kernels {
   // Works off items until `next` runs out; partials: null, or room for every (tile, head, chunk).
   Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention[2];
@@ -145,7 +145,7 @@ struct Kernels {
   Function<const uint8_t*, const int64_t*, void*, int64_t, int64_t, int64_t> expand_rows[BLOCK_KINDS];
   Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
   Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
-  Function<const Int8Args&, std::atomic<int64_t>&> int8_linear[2];
+  Function<const Int8Args&, int64_t, int64_t> int8_linear[2];
   Function<const ProbsArgs&, std::atomic<int64_t>&> target_probs[2];
   Function<const void*, int64_t*, int64_t, int64_t, int64_t, int64_t> argmax[2];
   Function<const DrawArgs&, std::atomic<int64_t>&> draw_tokens[2];

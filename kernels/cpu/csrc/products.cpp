@@ -2,7 +2,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <atomic>
 #include <optional>
 
 #include "ops.h"
@@ -131,8 +130,8 @@ Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, c
   const Int8Args a{x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(), sums.data_ptr<int32_t>(),
                    codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), bias ? bias->data_ptr<float>() : nullptr,
                    out.data_ptr(), rows, groups, outputs};
-  std::atomic<int64_t> next{0};
-  on_every_thread(panels, [&] { kernels().int8_linear[type](a, next); }, rows * depth * outputs);
+  in_ranges(panels, [&](int64_t begin, int64_t end) { kernels().int8_linear[type](a, begin, end); },
+            rows * depth * outputs);
   return out;
 }
 

@@ -1,5 +1,7 @@
 // The operations of a decoder as stages of a team, on plain memory: nothing is checked or allocated here.
 #pragma once
+#include <ATen/ops/empty.h>
+
 #include "team.h"
 
 namespace outrider {
@@ -14,6 +16,27 @@ struct Weight {
   int64_t outputs, depth, bytes;  // bytes of a panel
   int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
 };
+
+// packed: codes of int8_linear beside their `scales`; without those (no numbers) what its kind says: blocks of
+// block_linear or, where that is negative, panels of packed_linear. Checked by that operation, on no rows of `like`'s type.
+inline Weight weight_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
+                        const Tensor& like) {
+  const int type = type_of(like, "inputs");
+  const Tensor none = at::empty({0, depth}, like.options());
+  const int64_t panels = (outputs + PANEL - 1) / PANEL;
+  Weight w{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, depth, int64_t(packed.nbytes()) / panels};
+  if (scales.numel()) {
+    int8_linear(none, packed, scales, std::nullopt, outputs);
+    w.scales = scales.data_ptr<float>();
+  } else if (kind >= 0) {
+    block_linear(none, packed, kind, std::nullopt, outputs);
+    w.function = kernels().block_linear[type][kind];
+  } else {
+    packed_linear(none, packed, std::nullopt, outputs);
+    w.function = kernels().linear[type];
+  }
+  return w;
+}
 
 // What int8_linear makes of its input.
 struct Int8Input {
@@ -34,12 +57,10 @@ class Stages {
 
   // out = x times the weight. `next`, the product after this one: a member asks for the start of its share.
   void product(const void* x, const Weight& w, void* out, const Weight* next) const {
-    const int64_t work = rows_ * w.depth * w.outputs, panels = w.panels();
-    if (w.scales) return int8_product(x, w, out, work);
-    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, ROW_GROUP, w.depth, w.outputs, panels};
-    const auto share = [&](int64_t begin, int64_t end) { w.function(a, begin, end); };
-    team_.ranges(PRODUCTS, panels * ((rows_ + ROW_GROUP - 1) / ROW_GROUP), share, work);
-    if (next && !next->scales) fetch(*next);
+    const int64_t work = rows_ * w.depth * w.outputs;
+    if (w.scales) int8_product(x, w, out, work);
+    else float_product(x, w, out, work);
+    if (next) fetch(*next);
   }
 
   // out = the norm of x + residual, which becomes that sum; residual null: of x. copy: null, or where a row's sum goes.
@@ -65,6 +86,12 @@ class Stages {
     team_.ranges(SMALL, rows_, share, rows_ * (a.q_heads + a.kv_heads) * a.head_dim * NUMBER);
   }
 
+  // work: multiplications that a column is worth.
+  void choose(const ChooseArgs& a, int64_t work) const {
+    const auto draw = [&](std::atomic<int64_t>& next) { kernels().choose[type_](a, next); };
+    team_.counted(SAMPLING, a.rows, draw, a.rows * a.columns * work);
+  }
+
   // partials: room for the plan's, where it is split; otherwise null.
   void attention(const AttentionArgs& a, const AttentionPlan& plan, float* partials) const {
     const int64_t* offsets = plan.offsets.data();
@@ -85,6 +112,12 @@ class Stages {
     for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
   }
 
+  void float_product(const void* x, const Weight& w, void* out, int64_t work) const {
+    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, ROW_GROUP, w.depth, w.outputs, w.panels()};
+    const auto share = [&](int64_t begin, int64_t end) { w.function(a, begin, end); };
+    team_.ranges(PRODUCTS, a.panels * ((rows_ + ROW_GROUP - 1) / ROW_GROUP), share, work);
+  }
+
   void int8_product(const void* x, const Weight& w, void* out, int64_t work) const {
     const auto round = [&](int64_t begin, int64_t end) {
       kernels().quantize[type_](x, int8_.codes.data(), int8_.scales.data(), int8_.sums.data(), w.depth, begin, end);
@@ -93,7 +126,8 @@ class Stages {
     const Int8Args a{int8_.codes.data(), int8_.scales.data(), int8_.sums.data(),
                      reinterpret_cast<const uint8_t*>(w.packed), w.scales, nullptr, out, rows_,
                      (w.depth + GROUP - 1) / GROUP, w.outputs};
-    team_.counted(PRODUCTS, w.panels(), [&](std::atomic<int64_t>& next) { kernels().int8_linear[type_](a, next); }, work);
+    const auto share = [&](int64_t begin, int64_t end) { kernels().int8_linear[type_](a, begin, end); };
+    team_.ranges(PRODUCTS, w.panels(), share, work);
   }
 
   Member& team_;
