@@ -76,6 +76,14 @@ check-deploy: $(CHECKERS) ## Check deploy/ with linters and schemas (a minute)
 check-image: ## Build the image for CPUs and have it serve (root, buildah and debootstrap; ten minutes)
 	@deploy/docker/check.sh $(ARGS)
 
+SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
+.PHONY: check-sanitizers
+check-sanitizers: $(PROJECT) $(DEV) ## Run what uses the C++ kernels under ASan and UBSan (ten minutes; the build is kept)
+	@export OUTRIDER_CPU_KERNELS_CXXFLAGS="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0; \
+	$(BIN)/python -c 'from outrider.kernels.cpu import build, native; build.library(native.extra_flags())'; \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		$(BIN)/pytest tests/kernels tests/drafters/test_compiled_block.py $(ARGS)
+
 .PHONY: lint
 lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
 	@$(BIN)/ruff check .

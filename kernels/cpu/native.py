@@ -1,7 +1,7 @@
 """The compiled kernels, if this machine has them; every caller has a plain torch version for when it has not.
 
-`OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags; the tests of this
-folder run under the sanitizers with `-fsanitize=address,undefined` there and the sanitizer's runtime in `LD_PRELOAD`.
+`OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags; `make check-sanitizers`
+runs the tests of this folder under the sanitizers in that way.
 `OUTRIDER_CPU_INSTRUCTION_SET` forces one of the compiled variants.
 """
 
@@ -27,8 +27,7 @@ def available() -> bool:
         logger.info("CPU kernels are switched off (OUTRIDER_CPU_KERNELS=0): plain torch is used")
         return False
     try:
-        extra_flags = tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split())
-        built = library(extra_flags)
+        built = library(extra_flags())
         torch.ops.load_library(str(built))
     except (BuildError, OSError) as error:
         logger.warning("CPU kernels are not available, plain torch is used, which is slower: %s", error)
@@ -36,6 +35,11 @@ def available() -> bool:
     _choose_instruction_set(built)
     logger.info("CPU kernels: %s", torch.ops.outrider.instruction_set())
     return True
+
+
+def extra_flags() -> tuple[str, ...]:
+    """Compiler flags that the environment adds."""
+    return tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split())
 
 
 def _choose_instruction_set(built: Path) -> None:

@@ -2,7 +2,6 @@
 
 import ctypes
 import ctypes.util
-import os
 import subprocess
 from pathlib import Path
 
@@ -126,8 +125,7 @@ def test_tiles_are_proved_once(tmp_path, monkeypatch, caplog, script, proved, wa
 
 def test_the_check_knows_whether_there_are_tiles():
     """The real one: it may use the unit exactly where the library does, and finds no difference there."""
-    flags = tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split())
-    program = build.library(flags).with_name(build.CHECK)
+    program = build.library(native.extra_flags()).with_name(build.CHECK)
     if not program.exists():
         pytest.skip("the compiler does not know tiles")
     has_tiles = "amx" in torch.ops.outrider.instruction_sets()
