@@ -9,6 +9,18 @@ namespace ISA {
 
 constexpr int64_t SUM_BLOCK = 256;
 
+inline bool any(IntVec mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+#else
+  int32_t all = 0;
+  for (int i = 0; i < W; ++i) all |= mask[i];
+  return all != 0;
+#endif
+}
+
 template <typename T>
 inline float largest(const T* x, int64_t n) {
   Vec top = splat(-INFINITY);
@@ -110,7 +122,9 @@ inline float probabilities(const T* logits, float top, const Rules& rules, int64
 
 template <typename T>
 inline int64_t first_of(const T* x, float top, int64_t n) {
-  const T* found = std::find_if(x, x + n, [&](T y) { return scalar(y) == top; });
+  int64_t i = 0;
+  while (i + W <= n && !any(load(x + i) == top)) i += W;
+  const T* found = std::find_if(x + i, x + n, [&](T y) { return scalar(y) == top; });
   return found == x + n ? 0 : found - x;  // nothing compares with NaN
 }
 
@@ -152,18 +166,6 @@ inline Vec least_noise(Wide low, Wide high, std::index_sequence<I...>) {
   const IntVec upper = __builtin_shufflevector(reinterpret_cast<IntVec>(mix(low)), reinterpret_cast<IntVec>(mix(high)),
                                                int(2 * I + 1)...);
   return __builtin_convertvector(upper >> 1 & 0x7fffffff, Vec) * 0x1p-31f;
-}
-
-inline bool any(IntVec mask) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
-#elif defined(__AVX2__)
-  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
-#else
-  int32_t all = 0;
-  for (int i = 0; i < W; ++i) all |= mask[i];
-  return all != 0;
-#endif
 }
 
 // The column of the largest log weight + Gumbel noise, which is that of the smallest exponential noise / weight; never one
