@@ -25,20 +25,22 @@ from .layers import Rotary
 from .model import BlockModel
 
 Pools = list[tuple[torch.Tensor, torch.Tensor]]
-
-
 Prepared = PackedWeight | BlockWeight | Int8Weight
 MULTIPLIES_BYTES = ("avx512bf16", "amx")
 """Instruction sets, of `native.instruction_set`, that have sums of products of bytes (VNNI)."""
 
 
-def prepare(weight: torch.Tensor) -> Prepared:
-    """A weight [outputs, depth] in 8 bits where it is bfloat16 and its depth allows, otherwise in panels."""
-    if weight.dtype != torch.bfloat16:
+def in_blocks(weight: torch.Tensor) -> BlockWeight | PackedWeight:
+    """A weight [outputs, depth] in blocks of 8 bits where it is bfloat16 and its depth allows, otherwise in panels."""
+    if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
         return pack(weight)
-    if native.instruction_set() in MULTIPLIES_BYTES:
-        return pack_int8(weight)
-    return pack(weight) if weight.shape[1] % BLOCK else pack_blocks(quantise_q8_0(weight), "Q8_0", *weight.shape)
+    return pack_blocks(quantise_q8_0(weight), "Q8_0", *weight.shape)
+
+
+def prepare(weight: torch.Tensor) -> Prepared:
+    """A weight [outputs, depth] of the kind that is multiplied fastest here."""
+    quick = weight.dtype == torch.bfloat16 and native.instruction_set() in MULTIPLIES_BYTES
+    return pack_int8(weight) if quick else in_blocks(weight)
 
 
 def as_the_kernels_take_it(weight: Prepared) -> tuple[torch.Tensor, int, torch.Tensor]:

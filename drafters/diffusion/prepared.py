@@ -18,7 +18,7 @@ from outrider.kernels.cpu import native
 from outrider.kernels.int8 import multiply
 from outrider.kernels.linear import PackedWeight, pack
 
-from ..block.compiled import prepare as in_blocks
+from ..block.compiled import in_blocks
 from .model import DiffusionModel
 
 Pools = list[tuple[torch.Tensor, torch.Tensor]]
