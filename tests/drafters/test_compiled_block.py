@@ -10,6 +10,7 @@ from tiny_drafters import DFLASH, GATED, TINY, WIDE, WIDE_DFLASH, make_model
 
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter
+from outrider.drafters.block import compiled as compiled_block
 from outrider.kernels.cpu import native
 from outrider.kernels.noise import torch_gumbel_argmax
 
@@ -83,7 +84,11 @@ def test_float32_drafts_are_those_of_the_plain_model(config: BlockConfig) -> Non
 
 
 @EACH
-def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(config: BlockConfig) -> None:
+@pytest.mark.parametrize("sets", [(), compiled_block.MULTIPLIES_BYTES], ids=["blocks", "bytes"])
+def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(
+    config: BlockConfig, sets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_block, "MULTIPLIES_BYTES", sets)
     (ours, plain), states = drafts(config, torch.bfloat16, [0.0, 0.7, 1.0, 1.3])
     error = (states[0] - states[1]).float().norm() / states[1].float().norm()
     assert error < 0.02
