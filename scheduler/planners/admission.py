@@ -12,6 +12,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from outrider.scheduler.upload import upload
+
 FIRST = 2.0**64
 """Survivals of requests that are served first are multiplied by this: exact in float32, and larger than all others.
 (A survival below 2^-64 does not get ahead; it is as good as none.)"""
@@ -55,14 +57,13 @@ def top_k(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None =
 def top_k_torch(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None = None) -> torch.Tensor:
     """`top_k` on any device: a stable sort."""
     if first is not None:
-        ahead = torch.from_numpy(np.where(first, np.float32(FIRST), np.float32(1.0)))
-        survival = survival * ahead.to(survival.device, non_blocking=True)[:, None]
+        ahead = upload(np.where(first, np.float32(FIRST), np.float32(1.0)), survival.device)
+        survival = survival * ahead[:, None]
     admitted = survival > 0
     if tokens is not None and tokens < survival.numel():
-        best = survival.flatten().sort(descending=True, stable=True).indices[:tokens]
-        chosen = torch.zeros_like(admitted)
-        chosen.view(-1)[best] = True
-        admitted &= chosen
+        order = survival.flatten().sort(descending=True, stable=True).indices
+        ranks = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+        admitted &= ranks.view_as(admitted) < tokens
     return admitted.sum(1)
 
 
@@ -94,7 +95,7 @@ def at_least(survival: torch.Tensor, threshold: float, factors: np.ndarray) -> t
     if survival.device.type == "cpu":
         found = survival.numpy()
         return torch.from_numpy(found * np.logical_and.accumulate(found >= bounds, axis=1))
-    return survival * (survival >= torch.from_numpy(bounds).to(survival.device, non_blocking=True)).cumprod(1)
+    return survival * (survival >= upload(bounds, survival.device)).cumprod(1)
 
 
 def _row_counts(mask: np.ndarray) -> np.ndarray:

@@ -14,6 +14,9 @@ would ignore how good the draft at hand is, so the budget then is a survival, an
 means over the samples. Searching the whole curve is lossless only because it never reads the current step (appendix A).
 It does not read the confidences of the step before either, which on a GPU is still running. Every step must draw with
 random numbers of its own, otherwise the past would know of the present.
+
+With tiers (a GPU) a step's size is decided before its drafts are there: points are then numbers of tokens, whatever
+the samples, each takes the time of its tier, and the best is raised to what its tier holds.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import torch
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import at_least, survival_of, top_k
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
-from outrider.scheduler.planners.curve import Curve, pooled_curve, single_curve
+from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import Probing
 from outrider.scheduler.planners.sorting import RESOLUTION
 from outrider.scheduler.planners.survival_history import Correction, SurvivalHistory
@@ -203,17 +206,24 @@ class Asynchronous(Planner):
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         if best.ask is not None:
             seconds = seconds + float(drafts[int(np.count_nonzero(best.ask))])
-            return Budget(True, curve.most(best.best), best.ask, curve.threshold(best.best), first, seconds)
+            return Budget(True, self._most(issued, best), best.ask, curve.threshold(best.best), first, seconds)
         count = int(np.count_nonzero(able))
         news = self._number > self._last_probe + LAG and bool((~known & able).any())
         if self._probing.due(float(drafts[count]), float(seconds[0]), news):
             return Budget(draft=True, tokens=0, seconds=seconds + float(drafts[count]), probe=True)
         if free is None:
             return Budget(draft=False, tokens=0, seconds=seconds[:1])
+        if self.tiers is not None:
+            return Budget(False, self._most(issued, best), None, 0.0, first, seconds)
         # As many as pay if all are accepted; of these, those that pay by their survival.
         pays = self._price * (seconds - seconds[0]) <= np.arange(len(seconds))
         threshold = max(self._price * self._marginal(seconds), 1 / RESOLUTION)
         return Budget(False, int(pays.nonzero()[0][-1]), None, threshold, first, seconds)
+
+    def _most(self, issued: _Issued, best: _Candidate) -> int:
+        """Budget of draft tokens at the best point."""
+        most = best.curve.most(best.best)
+        return most if self.tiers is None else self.tiers.fill(len(issued.view.rows), most, issued.room)
 
     def _candidate(
         self, step: StepView, ask: np.ndarray | None, survival: np.ndarray | None, seconds: np.ndarray
@@ -222,6 +232,8 @@ class Asynchronous(Planner):
         requests = len(step.rows)
         if survival is None:
             curve = Curve.plain(requests, seconds)
+        elif self.tiers is not None:
+            curve = mean_curve(requests, survival, seconds)
         elif len(survival) == 1:
             curve = single_curve(requests, survival, seconds)
         else:
@@ -290,6 +302,8 @@ class Asynchronous(Planner):
         requests = len(step.rows)
         if requests != self._curve_requests or room >= len(self._curve) or self._number - self._curve_step >= REFRESH:
             tokens = np.arange(requests, requests + room + 1)
+            if self.tiers is not None:
+                tokens = self.tiers.hold_each(tokens)
             self._curve = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
             self._draft_curve = self.cost.draft_curve(requests)
             self._curve_requests, self._curve_step = requests, self._number

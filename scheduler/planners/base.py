@@ -31,6 +31,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from outrider.scheduler.planners.tiers import Tiers
+
 
 @dataclass(frozen=True, slots=True)
 class StepView:
@@ -57,7 +59,7 @@ class Budget:
     """What is decided of a step before drafting.
 
     draft: False: no drafter's model drafts in this step. Lookups, which are free, may be admitted still.
-    tokens: K, most drafted tokens admitted, over all requests; None: no bound.
+    tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with tiers always set.
     ask: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
     threshold: least corrected survival that is admitted; 0: no bound.
     first: [R] bool, requests served before all others (behind their level); None: nobody.
@@ -106,6 +108,9 @@ class PlannedCurve:
 class Planner(ABC):
     """Called once per decode step, in this order: `looks_back`, `budget`, then, where it says so, draft and `admit`,
     and at some time later `observe`."""
+
+    tiers: Tiers | None = None
+    """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a tier. None: any size."""
 
     def looks_back(self, step: StepView) -> bool:
         """Whether `budget` will ask what became of steps before this one, so that they should be observed by then."""

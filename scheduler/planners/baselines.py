@@ -4,40 +4,54 @@ from __future__ import annotations
 
 import torch
 
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.admission import survival_of, top_k
+from outrider.scheduler.planners.base import Budget, StepView
+from outrider.scheduler.planners.bounded import Bounded, in_turns
 
 
-class VerifyAll(Planner):
+class VerifyAll(Bounded):
     """Verify every drafted token."""
 
+    def budget(self, step: StepView) -> Budget:
+        return Budget(draft=bool(step.limits.any()), tokens=self.bound(step))
+
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        return draft_lens
+        if budget.tokens is None:
+            return draft_lens
+        return top_k(in_turns(draft_lens, confidence.shape[1]), budget.tokens)
 
 
-class StaticGamma(Planner):
+class StaticGamma(VerifyAll):
     """Verify at most `gamma` tokens of each request; 0: never draft."""
 
     def __init__(self, gamma: int):
+        super().__init__()
         if gamma < 0:
             raise ValueError(f"gamma is 0 or more, not {gamma}")
         self.gamma = gamma
 
     def budget(self, step: StepView) -> Budget:
-        return Budget(draft=self.gamma > 0 and bool(step.limits.any()), tokens=None)
+        return Budget(draft=self.gamma > 0 and bool(step.limits.any()), tokens=self.bound(step))
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        return draft_lens.clamp(max=self.gamma)
+        return super().admit(confidence, draft_lens.clamp(max=self.gamma), budget)
 
 
-class Threshold(Planner):
+class Threshold(Bounded):
     """Verify while survival is at least `threshold`, whatever the load (DSpark, section 4.3.3). 0 verifies all."""
 
     def __init__(self, threshold: float):
+        super().__init__()
         if not 0 <= threshold <= 1:
             raise ValueError(f"a threshold of survival lies in 0..1, not {threshold}")
         self.threshold = threshold
 
+    def budget(self, step: StepView) -> Budget:
+        return Budget(draft=bool(step.limits.any()), tokens=self.bound(step))
+
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        likely = (survival_of(confidence) >= self.threshold).sum(1)
-        return torch.minimum(likely, draft_lens)
+        survival = survival_of(confidence)
+        likely = torch.minimum((survival >= self.threshold).sum(1), draft_lens)
+        if budget.tokens is None:
+            return likely
+        return top_k(survival_of(confidence, likely), budget.tokens)

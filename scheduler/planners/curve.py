@@ -71,6 +71,17 @@ def single_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Cu
     return Curve(tokens / seconds, seconds)
 
 
+def mean_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
+    """Several samples of steps whose size is decided before: points are numbers of tokens, what they bring is the mean.
+
+    survival: [samples, R, gamma]. seconds: [room+1] of a step with 0..room admitted tokens, which it takes whether or
+        not that many are there.
+    """
+    ordered = largest(survival.reshape(len(survival), -1), len(seconds) - 1)
+    tokens = np.append(0.0, ordered.mean(0).cumsum()) / RESOLUTION + requests
+    return Curve(tokens / seconds, seconds)
+
+
 def pooled_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
     """Several samples: points are survivals, and tokens and seconds means over the samples of what reaches them.
 

@@ -7,33 +7,43 @@ import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of, top_k_numpy
-from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.base import Budget, StepView
+from outrider.scheduler.planners.bounded import Bounded
+from outrider.scheduler.upload import upload
 
 
-class Synchronous(Planner):
+class Synchronous(Bounded):
     """Admits tokens by descending survival while each raises the throughput tau / T; stops at the first that does not.
 
     The stop is what keeps it lossless though it reads current confidences: a token is reached by decisions on larger
-    survivals only. It finds the best length only where throughput has a single peak, drafts at every step, and on a
-    GPU waits for the confidences.
+    survivals only. It finds the best length only where throughput has a single peak, and drafts at every step. With
+    tiers a step's size, and so its time, is decided before; the search then only leaves out what does not pay.
     """
 
     def __init__(self, cost: StepCost):
+        super().__init__()
         self.cost = cost
 
     def budget(self, step: StepView) -> Budget:
         requests, room = len(step.rows), int(step.limits.sum())
-        seconds = self.cost.seconds(requests, np.arange(requests, requests + room + 1), float(step.contexts.sum()))
+        tokens = np.arange(requests, requests + room + 1)
+        if self.tiers is not None:
+            tokens = self.tiers.hold_each(tokens)
+        seconds = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
-        return Budget(draft=True, tokens=None, seconds=seconds + self.cost.draft_seconds(int((step.limits > 0).sum())))
+        drafting = self.cost.draft_seconds(int((step.limits > 0).sum()))
+        return Budget(draft=True, tokens=self.bound(step), seconds=seconds + drafting)
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         if budget.seconds is None:
             raise ValueError("the synchronous planner needs the budget that it gave for this step")
-        survival = survival_of(confidence, draft_lens).cpu().numpy()
-        tokens = first_drop(len(survival), np.sort(survival, axis=None)[::-1], budget.seconds)
-        return torch.from_numpy(top_k_numpy(survival, tokens)).to(confidence.device)
+        survival = survival_of(confidence, draft_lens)
+        if budget.tokens is not None:
+            seconds = upload(budget.seconds[: budget.tokens + 1], confidence.device)
+            return until_first_drop(survival, seconds)
+        tokens = first_drop(len(survival), np.sort(survival.numpy(), axis=None)[::-1], budget.seconds)
+        return torch.from_numpy(top_k_numpy(survival.numpy(), tokens))
 
     def observe(
         self,
@@ -45,6 +55,7 @@ class Synchronous(Planner):
         seconds: float | None,
         looked_up: np.ndarray | None = None,
     ) -> None:
+        super().observe(step, survival, verify_lens, accept_lens, asked, seconds, looked_up)
         if seconds is not None:
             requests = len(step.rows)
             context = float(np.add.reduce(step.contexts))
@@ -62,3 +73,18 @@ def first_drop(requests: int, survival: np.ndarray, seconds: np.ndarray) -> int:
     throughput = tokens / seconds[: len(tokens)]
     stops = np.flatnonzero((throughput[1:] <= throughput[:-1]) | (survival <= 0))
     return int(stops[0]) if len(stops) else len(survival)
+
+
+def until_first_drop(survival: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
+    """verify_lens [R] int64 by Algorithm 1, on any device and without waiting for it.
+
+    survival: [R, gamma]. seconds: [m+1] float64 for 0..m admitted tokens; m bounds them.
+    """
+    ordered = survival.flatten().sort(descending=True, stable=True)
+    best = ordered.values[: len(seconds) - 1]
+    tokens = torch.nn.functional.pad(best.double(), (1, 0), value=float(len(survival))).cumsum(0)
+    throughput = tokens / seconds[: len(tokens)]
+    rising = (throughput[1:] > throughput[:-1]) & (best > 0)
+    admitted = torch.zeros(survival.numel(), dtype=torch.int64, device=survival.device)
+    admitted = admitted.scatter(0, ordered.indices[: len(best)], rising.long().cumprod(0))
+    return admitted.view_as(survival).sum(1)

@@ -48,7 +48,8 @@ def request(
     prompt: int = 10, new_tokens: int = 1 << 20, ends: tuple[int, ...] = (), **sampling: Any
 ) -> SimpleNamespace:
     """What the worker reads of SGLang's `Req`: prompt, new_tokens: lengths. ends: the model's end tokens."""
-    params = {"custom_params": None, "sampling_seed": 1, "ignore_eos": False, "stop_token_ids": None} | sampling
+    params = {"custom_params": None, "sampling_seed": 1, "top_k": 1, "ignore_eos": False, "stop_token_ids": None}
+    params |= sampling
     return SimpleNamespace(
         sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params),
         origin_input_ids=[1] * prompt,

@@ -1,0 +1,54 @@
+"""Planners that bound nothing themselves, on a GPU: there a step's size is decided before its drafts are there, so
+what recent steps have verified bounds the next one."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from outrider.scheduler.planners.base import Planner, StepView
+from outrider.scheduler.planners.tiers import Demand
+
+LATE = 64
+"""Steps that may be unobserved at a time."""
+
+
+class Bounded(Planner):
+    """Without tiers there is no bound."""
+
+    def __init__(self) -> None:
+        self._demand = Demand()
+        self._issued: deque[tuple[StepView, int]] = deque(maxlen=LATE)
+
+    def bound(self, step: StepView) -> int | None:
+        """`Budget.tokens` of `step`; called once for each."""
+        if self.tiers is None:
+            return None
+        requests, room = len(step.rows), int(np.add.reduce(step.limits))
+        tokens = self.tiers.fill(requests, self._demand.tokens(requests, room), room)
+        self._issued.append((step, tokens))
+        return tokens
+
+    def observe(
+        self,
+        step: StepView,
+        survival: np.ndarray,
+        verify_lens: np.ndarray,
+        accept_lens: np.ndarray,
+        asked: np.ndarray,
+        seconds: float | None,
+        looked_up: np.ndarray | None = None,
+    ) -> None:
+        while self._issued:
+            issued, tokens = self._issued.popleft()
+            if issued is step:
+                self._demand.observe(verify_lens, tokens)
+                return
+
+
+def in_turns(draft_lens: torch.Tensor, gamma: int) -> torch.Tensor:
+    """[R, gamma] float32 by which every request's first draft comes before any second; 0 behind `draft_lens` [R]."""
+    steps = torch.arange(gamma, device=draft_lens.device)
+    return (steps < draft_lens[:, None]) / (steps + 1.0)

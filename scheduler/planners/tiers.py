@@ -1,0 +1,82 @@
+"""Tiers: the numbers of tokens that a decode step may have on a GPU, where a graph is captured for each.
+
+A step of R requests that admits K draft tokens runs in the smallest tier T that holds R + K. What is left over of it
+would be padding, which takes as long as verifying it: so K is raised to T - R wherever there are that many drafts. All
+of this is known before drafting, from the past, so that no shape of a step waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+
+import numpy as np
+
+STEPS = 8
+"""Tiers between one power of two and the next, so that padding is less than an eighth of a step."""
+RECENT = 8
+"""Steps whose demand bounds the next one's."""
+
+
+class Tiers:
+    """For at most `requests` requests of `width` tokens each (gamma + 1).
+
+    sizes: ascending, the largest is requests * width.
+    """
+
+    def __init__(self, requests: int, width: int):
+        if min(requests, width) < 1:
+            raise ValueError(f"tiers are for at least one request of one token, not {requests} of {width}")
+        self.requests, self.width = requests, width
+        most = requests * width
+        sizes, size = [], 1
+        while size < most:
+            sizes.append(size)
+            size += max(1, 2 ** (size.bit_length() - 1) // STEPS)
+        self.sizes = (*sizes, most)
+        self._sizes = np.array(self.sizes)
+
+    def hold(self, tokens: int) -> int:
+        """The smallest tier of at least `tokens`. Raises ValueError where there is none."""
+        if not 0 < tokens <= self.sizes[-1]:
+            raise ValueError(f"a step has 1 to {self.sizes[-1]} tokens, not {tokens}")
+        return self.sizes[bisect_left(self.sizes, tokens)]
+
+    def hold_each(self, tokens: np.ndarray) -> np.ndarray:
+        """`hold` of every number of `tokens`."""
+        return self._sizes[np.searchsorted(self._sizes, tokens)]
+
+    def slots(self, tokens: int) -> int:
+        """Requests that a graph of `tokens` has room for: one more than there can be, where tokens may be padding.
+
+        Padding then has a slot of its own. With as many tokens as requests there is none.
+        """
+        return min(tokens, self.requests + 1)
+
+    def fill(self, requests: int, wanted: int, room: int) -> int:
+        """Draft tokens to admit where `wanted` are worth it and `room` can be there, at most: what the tier holds."""
+        return min(self.hold(requests + min(wanted, room)) - requests, room)
+
+
+class Demand:
+    """How much recent steps have verified: the bound of planners that set none of their own.
+
+    A step that used its bound up may have wanted more, and counts twice. Steps are those that were observed, so the
+    bound is of the past.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)  # draft tokens of a request
+
+    def observe(self, verify_lens: np.ndarray, bound: int | None) -> None:
+        """verify_lens: [R] of a finished step, which was allowed `bound` draft tokens."""
+        verified = int(np.add.reduce(verify_lens))
+        used_up = bound is not None and verified >= bound
+        self._recent.append((2 * verified + 1 if used_up else verified) / len(verify_lens))
+
+    def tokens(self, requests: int, room: int) -> int:
+        """Draft tokens of the next step, of `room` that can be there: all of them while nothing was observed."""
+        if not self._recent:
+            return room
+        return min(max(math.ceil(max(self._recent) * requests), 1), room)

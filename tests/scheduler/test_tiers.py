@@ -1,0 +1,159 @@
+"""Sizes of a step on a GPU: what graphs need of them, and what planners make of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning import curve_cost, view
+
+from outrider.scheduler.planners.admission import survival_of, top_k_numpy, top_k_torch
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
+from outrider.scheduler.planners.curve import mean_curve
+from outrider.scheduler.planners.synchronous import Synchronous, first_drop, until_first_drop
+from outrider.scheduler.planners.tiers import Demand, Tiers
+
+GAMMA, REQUESTS = 3, 5
+TIERS = Tiers(REQUESTS, GAMMA + 1)
+CONFIDENCES = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1, width=32))
+BLOCKS = st.lists(st.lists(CONFIDENCES, min_size=GAMMA, max_size=GAMMA), min_size=1, max_size=REQUESTS)
+
+
+def planners(requests: int) -> list[Planner]:
+    seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
+    found = [
+        VerifyAll(),
+        StaticGamma(2),
+        Threshold(0.25),
+        Synchronous(curve_cost(requests, seconds)),
+        Asynchronous(curve_cost(requests, seconds), GAMMA),
+        Asynchronous(curve_cost(requests, seconds, draft=9.0), GAMMA),  # drafting never pays
+    ]
+    for planner in found:
+        planner.tiers = TIERS
+    return found
+
+
+def seasoned(planner: Planner, requests: int, steps: int = 4) -> Planner:
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        step = view(requests, GAMMA)
+        budget = planner.budget(step)
+        confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
+        verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
+        asked, found = budget.asked(step.limits), survival_of(confidence).numpy()
+        planner.observe(step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
+    return planner
+
+
+@given(st.integers(1, 300), st.integers(1, 16), st.data())
+def test_a_graph_has_the_tokens_and_slots_and_little_padding(requests, width, data):
+    tiers = Tiers(requests, width)
+    running = data.draw(st.integers(1, requests))
+    tokens = data.draw(st.integers(running, running * width))
+    tier = tiers.hold(tokens)
+    assert tokens <= tier <= tiers.sizes[-1] == requests * width
+    assert tier - tokens <= tokens / 8
+    slots = tiers.slots(tier)
+    # Padding has a slot of its own; where every request has one token only, and all are there, there is none.
+    assert slots > running or (slots == running == tier)
+    assert slots <= tier <= slots * width or tier == requests * width
+    assert tiers.hold_each(np.array([running, tokens])).tolist() == [tiers.hold(running), tier]
+    assert list(tiers.sizes) == sorted(set(tiers.sizes))
+
+
+@given(st.integers(1, 300), st.integers(1, 16), st.data())
+def test_filling_a_tier_costs_nothing_and_leaves_nothing_out(requests, width, data):
+    tiers = Tiers(requests, width)
+    running = data.draw(st.integers(1, requests))
+    room = data.draw(st.integers(0, running * (width - 1)))
+    wanted = data.draw(st.integers(0, 2 * room))
+    filled = tiers.fill(running, wanted, room)
+    assert min(wanted, room) <= filled <= room
+    assert tiers.hold(running + filled) == tiers.hold(running + min(wanted, room))
+    assert filled == room or running + filled == tiers.hold(running + filled)
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(ValueError, match="1 to 20 tokens, not 21"):
+        TIERS.hold(21)
+    with pytest.raises(ValueError, match="at least one request"):
+        Tiers(0, 4)
+
+
+@settings(deadline=None)
+@given(BLOCKS, st.data())
+def test_every_planner_has_a_bound_that_fills_a_tier_and_keeps_it(block, data):
+    requests = len(block)
+    limits = data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests))
+    for planner in planners(requests):
+        seasoned(planner, requests, data.draw(st.integers(0, 12)))
+        step = view(requests, GAMMA, limits=limits)
+        budget, room = planner.budget(step), sum(limits)
+        assert budget.tokens is not None, planner
+        bound = min(budget.tokens, room)
+        filled = requests + bound == TIERS.hold(requests + bound)
+        assert bound in (0, room) or filled, (planner, bound, room)
+        verify_lens = planner.admit(torch.tensor(block), torch.tensor(limits), budget)
+        assert int(verify_lens.sum()) <= bound, planner
+        assert bool(((verify_lens >= 0) & (verify_lens <= torch.tensor(limits))).all()), planner
+
+
+@settings(deadline=None)
+@given(BLOCKS, st.data())
+def test_admission_to_a_tier_does_not_look_behind_a_token(block, data):
+    """Confidences c_{k+1..} of its own request, which depend on x_k, change nothing up to x_k."""
+    requests = len(block)
+    row, k = data.draw(st.integers(0, requests - 1)), data.draw(st.integers(1, GAMMA))
+    changed = [list(values) for values in block]
+    changed[row][k:] = data.draw(st.lists(CONFIDENCES, min_size=GAMMA - k, max_size=GAMMA - k))
+    lens = torch.full((requests,), GAMMA)
+    for planner in planners(requests):
+        budget = seasoned(planner, requests).budget(view(requests, GAMMA))
+        admitted = [int(planner.admit(torch.tensor(b), lens, budget)[row].clamp(max=k)) for b in (block, changed)]
+        assert admitted[0] == admitted[1], planner
+
+
+@given(BLOCKS, st.integers(0, REQUESTS * GAMMA))
+def test_on_a_device_the_same_is_admitted(block, tokens):
+    survival = survival_of(torch.tensor(block))
+    assert top_k_torch(survival, tokens).tolist() == top_k_numpy(survival.numpy(), tokens).tolist()
+    seconds = np.linspace(1.0, 2.0, tokens + 1)
+    most = first_drop(len(block), np.sort(survival.numpy(), axis=None)[::-1], seconds)
+    found = until_first_drop(survival, torch.from_numpy(seconds))
+    assert found.tolist() == top_k_numpy(survival.numpy(), most).tolist()
+
+
+def test_demand_follows_what_was_verified_and_grows_where_it_was_short():
+    demand = Demand()
+    assert demand.tokens(4, 12) == 12  # nothing is known
+    for _ in range(8):
+        demand.observe(np.array([1, 0, 0, 0]), 12)
+    assert demand.tokens(4, 12) == 1
+    demand.observe(np.array([1, 0, 0, 0]), 1)
+    assert demand.tokens(4, 12) == 3
+    demand.observe(np.array([1, 1, 1, 0]), 3)
+    assert demand.tokens(4, 12) == 7
+    assert demand.tokens(8, 5) == 5
+
+
+def test_a_point_of_the_mean_curve_takes_its_time_whatever_is_there():
+    survival = np.array([[[0.9, 0.0]], [[0.5, 0.3]]], dtype=np.float32)
+    curve = mean_curve(1, survival, np.array([1.0, 2.0, 4.0]))
+    assert curve.throughput == pytest.approx([1.0, 1.7 / 2, 1.85 / 4], abs=1e-4)
+    assert curve.threshold(2) == 0
+
+
+def test_the_asynchronous_planner_takes_tiers_for_what_they_cost():
+    """A step in between costs as much as its tier: 9 tokens of two requests as much as 9, 17 as much as 18."""
+    planner = Asynchronous(curve_cost(2, [1.0] * 9), 4)
+    planner.tiers = Tiers(4, 5)
+    step = view(2, 4)
+    budget = planner.budget(step)
+    assert budget.tokens == 8
+    assert budget.seconds is not None
+    assert len(budget.seconds) == 9
