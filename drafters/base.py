@@ -49,6 +49,9 @@ class DraftBatch:
     top_ks: [R] int64, top_ps, min_ps: [R] float32, other sampling rules (`kernels.sampling.Rules`); None: off for all.
         Where q follows them it comes nearer to the target's distribution.
     wants_probs: somebody asks for the draft's probs.
+    all_greedy: whether all are greedy, where the host knows; None: `temperatures` are asked, which waits for a device.
+    longest: bound of texts with their anchors, seq_lens + 1, where the host knows one; None: they are asked, which
+        waits for a device. Shapes depend on it, so it is the same for many steps.
     """
 
     anchors: torch.Tensor
@@ -63,6 +66,8 @@ class DraftBatch:
     top_ps: torch.Tensor | None = None
     min_ps: torch.Tensor | None = None
     wants_probs: bool = True
+    all_greedy: bool | None = None
+    longest: int | None = None
 
     @property
     def rules(self) -> Rules:

@@ -53,6 +53,10 @@ class LookupFirst(Drafter):
         found = self.lookup.propose(batch)
         expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < SURE
+        if not unsure.is_cpu:  # who is unsure, the host does not know: the model drafts for all
+            drafted = self.model.propose(batch)
+            better = unsure & (drafted.lens > 0) & (expected < MODEL_RUN * drafted.confidence[:, 0])
+            return choose_each(found, drafted, better, batch.temperatures)
         asked = (unsure if batch.ask is None else unsure & batch.ask).nonzero()[:, 0]
         if len(asked) == 0:
             return found
@@ -68,6 +72,27 @@ def widen(draft: Draft, gamma: int) -> Draft:
     """The same, in columns for `gamma` tokens."""
     more = (0, gamma - draft.tokens.shape[1])
     return replace(draft, tokens=pad(draft.tokens, more), confidence=pad(draft.confidence, more))
+
+
+def choose_each(found: Draft, drafted: Draft, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
+    """`merge` of R lookups and R drafts of the model, of which those are taken that are `better` [R]; on any device and
+    without waiting for it."""
+    gamma, length = found.tokens.shape[1], drafted.tokens.shape[1]
+    model = widen(drafted, gamma)
+    tokens = torch.where(better[:, None], model.tokens, found.tokens)
+    lens = torch.where(better, model.lens, found.lens)
+    confidence = torch.where(better[:, None], model.confidence, found.confidence)
+    if drafted.probs is None:
+        return Draft(tokens, lens, confidence, looked_up=~better, asked=drafted.asked)
+    column = named = tokens[:, :length]
+    known = torch.ones_like(named, dtype=torch.bool)
+    if drafted.vocab is not None:
+        column = torch.searchsorted(drafted.vocab, named.contiguous()).clamp(max=len(drafted.vocab) - 1)
+        known = drafted.vocab[column] == named
+    points = torch.zeros_like(drafted.probs).scatter(2, column[:, :, None], known[:, :, None].to(drafted.probs.dtype))
+    probs = torch.where(better[:, None, None], drafted.probs, points)
+    reach = torch.where(~better & (temperatures > 0), known.long().cumprod(1).sum(1), length)
+    return Draft(tokens, torch.minimum(lens, reach), confidence, probs, drafted.vocab, ~better, drafted.asked)
 
 
 def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:

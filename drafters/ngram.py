@@ -66,7 +66,7 @@ class NgramDrafter(Drafter):
         """What followed the latest of the longest matches [R, gamma], and of each request [R] that match's length, how
         many matches were followed by the first of these tokens, and how many by another one."""
         lens = batch.seq_lens + 1  # the anchor is part of the text
-        width = int(lens.max())
+        width = int(lens.max()) if batch.longest is None else min(batch.longest, batch.page_table.shape[1])
         text = self.history.read(batch.page_table, batch.rows, width)
         text[torch.arange(len(lens), device=text.device), batch.seq_lens] = batch.anchors
         matched = self._matched_lengths(text, lens)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from outrider.drafters.base import Drafter
     from outrider.drafters.target import Target
 
@@ -39,6 +41,17 @@ class Entry:
     def needs_checkpoint(self) -> bool:
         return "checkpoint" in self.takes
 
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a drafter takes on its device: fixed, its weights; per_slot, its state for each KV slot."""
+
+    fixed: int
+    per_slot: int
+
+
+TOKEN_BYTES = 4
+"""Of `SlotTokens`, for each KV slot: the worker has one, and prompt lookup another."""
 
 MEASURING = "fixed"
 """Not for users: steps of an exact shape, to be measured."""
@@ -74,6 +87,20 @@ def find(name: str) -> Entry:
     if name not in DRAFTERS:
         raise ValueError(f"a drafter is one of {', '.join(names())}, not {name!r}")
     return DRAFTERS[name]
+
+
+def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype) -> Memory:
+    """What the drafter of that name will take for a target in `dtype`, told before it is made; see `make`."""
+    entry = find(name)
+    looks_up = lookup_gamma > 0 or not entry.needs_checkpoint
+    tokens = TOKEN_BYTES * (2 if looks_up else 1)
+    if not entry.needs_checkpoint:
+        return Memory(0, tokens)
+
+    from outrider.drafters.block.checkpoint import memory as memory_of_checkpoint
+
+    fixed, per_slot = memory_of_checkpoint(checkpoint, dtype)
+    return Memory(fixed, per_slot + tokens)
 
 
 def serving(kind: str) -> tuple[str, ...]:

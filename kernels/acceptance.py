@@ -77,7 +77,10 @@ def accept(
     final = torch.zeros_like(kept)
     if wanted is not None:
         final = wanted[final_row]
-    if probs is not None and final_keys is not None:
+    if probs is not None and final_keys is not None and not tokens.is_cpu:
+        drawn = draw_each(probs, final_row, kept < verify_lens, kept, tokens, final_keys, draft_probs, vocab)
+        final = torch.where(decided, final, drawn)
+    elif probs is not None and final_keys is not None:
         drawn = (~decided).nonzero()[:, 0]
         rejected = kept[drawn] < verify_lens[drawn]
         final[drawn] = _draw(
@@ -111,6 +114,30 @@ def _draw(
     weights, which = probs[rows], rejected.nonzero()[:, 0]
     q = None if draft_probs is None else draft_probs[requests[which], steps[which]]
     weights[which] = residual(weights[which], last[which], q, vocab)
+    return gumbel_argmax(weights, keys)
+
+
+def draw_each(
+    probs: torch.Tensor,
+    rows: torch.Tensor,
+    rejected: torch.Tensor,
+    steps: torch.Tensor,
+    tokens: torch.Tensor,
+    keys: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    vocab: torch.Tensor | None,
+) -> torch.Tensor:
+    """[R] final tokens of all requests: from p at `rows`, or where `rejected` from the residual of token `steps`.
+
+    On any device and without waiting for it: so the residual of every request is made, whoever needs one.
+    """
+    weights = probs[rows]
+    if tokens.shape[1]:
+        steps = steps.clamp(max=tokens.shape[1] - 1)
+        everyone = torch.arange(len(tokens), device=tokens.device)
+        q = None if draft_probs is None else draft_probs[everyone, steps]
+        rest = residual(weights, tokens[everyone, steps], q, vocab)
+        weights = torch.where(rejected[:, None], rest, weights)
     return gumbel_argmax(weights, keys)
 
 

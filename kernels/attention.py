@@ -67,7 +67,8 @@ class FlatBatch:
     rows: [R] int64, each request's row of `page_table`.
     page_table: [rows, context] int32, the KV slot of every position; entries at or beyond `kv_lens` are not
     read.
-    most_queries: what no request has more queries than, so that a GPU need not be asked; None: read from it.
+    most_queries, longest: bounds of a request's queries and of `kv_lens`, where the host knows them. On a device it
+    then need not wait for these lengths.
     """
 
     qo_indptr: torch.Tensor
@@ -75,6 +76,7 @@ class FlatBatch:
     rows: torch.Tensor
     page_table: torch.Tensor
     most_queries: int | None = None
+    longest: int | None = None
 
     @property
     def requests(self) -> int:
@@ -218,7 +220,60 @@ def flat_attention(
         arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
         most = batch.max_q_len if batch.most_queries is None else batch.most_queries
         return torch.ops.outrider_cuda.attention(q, k_pool, v_pool, *arrays, most, scale, causal, window, logit_cap)
-    return torch_attention(q, k_pool, v_pool, batch, scale=scale, causal=causal, window=window, logit_cap=logit_cap)
+    bounded = not q.is_cpu and batch.most_queries is not None and batch.longest is not None
+    attention = bounded_attention if bounded else torch_attention
+    return attention(q, k_pool, v_pool, batch, scale=scale, causal=causal, window=window, logit_cap=logit_cap)
+
+
+def bounded_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    batch: FlatBatch,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int = -1,
+    logit_cap: float = 0.0,
+) -> torch.Tensor:
+    """`flat_attention` on any device and without waiting for it, for a batch whose bounds are known.
+
+    Online softmax over as many chunks as the bound of the cache asks for, of as many queries as that of the queries.
+    Rows of q behind `qo_indptr` are padding, and what comes out for them is arbitrary.
+    """
+    most, longest = batch.most_queries, batch.longest
+    if most is None or longest is None:
+        raise ValueError("bounded attention needs a batch with most_queries and longest")
+    requests, kv_heads, group = batch.requests, k_pool.shape[1], q.shape[1] // k_pool.shape[1]
+    begins, kv_lens = batch.qo_indptr[:-1].long(), batch.kv_lens.long()
+    q_lens = batch.qo_indptr.diff().long()
+    columns = torch.arange(most, device=q.device)
+    rows = (begins[:, None] + columns).clamp(max=len(q) - 1)
+    position = (kv_lens - q_lens)[:, None] + columns  # [R, Q]
+    queries = (q[rows].float() * scale).view(requests, most, kv_heads, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    peak = queries.new_full((*queries.shape[:3], 1), MASKED)
+    mass, out = torch.zeros_like(peak), queries.new_zeros(*queries.shape[:3], v_pool.shape[2])
+    for start in range(0, longest, KV_CHUNK):
+        span = torch.arange(start, start + KV_CHUNK, device=q.device)
+        slots = batch.page_table[batch.rows[:, None], torch.minimum(span, kv_lens[:, None] - 1)].long()
+        scores = queries @ k_pool[slots].float().permute(0, 2, 3, 1)
+        if logit_cap > 0:
+            scores = logit_cap * torch.tanh(scores / logit_cap)
+        seen = (span < kv_lens[:, None, None]).expand(-1, most, -1)
+        if causal:
+            seen = seen & (span <= position[:, :, None])
+        if window >= 0:
+            seen = seen & (span >= position[:, :, None] - window)
+        scores = scores.masked_fill(~seen[:, None].repeat_interleave(group, 2), MASKED)
+        top = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        weights, decay = torch.exp(scores - top), torch.exp(peak - top)
+        mass = mass * decay + weights.sum(-1, keepdim=True)
+        out = out * decay + weights @ v_pool[slots].float().transpose(1, 2)
+        peak = top
+    out = (out / mass).view(requests, kv_heads, most, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    place = torch.arange(len(q), device=q.device)
+    request = torch.searchsorted(batch.qo_indptr[1:].long(), place, right=True).clamp(max=requests - 1)
+    return out[request, (place - begins[request]).clamp(max=most - 1)].to(q.dtype)
 
 
 def torch_attention(

@@ -53,8 +53,8 @@ def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose) -> t
 
 def torch_streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose) -> torch.Tensor:
     """`streams` without compiled kernels, on any device."""
-    stream = torch.tensor(int(purpose), device=seeds.device, dtype=torch.int64)
-    return _mix(_mix(seeds + _GOLDEN * stream) + _GOLDEN * positions)
+    stream = (_GOLDEN * int(purpose) + 2**63) % 2**64 - 2**63  # as int64 wraps around
+    return _mix(_mix(seeds + stream) + _GOLDEN * positions)
 
 
 def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:

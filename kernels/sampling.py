@@ -65,7 +65,9 @@ def target_probs(
     _check_rules(logits, temperatures, top_ks, top_ps, min_ps)
     if logits.stride(1) == 1 and native.fits(logits):
         return torch.ops.outrider.target_probs(logits, *Rules(temperatures, top_ks, top_ps, min_ps).typed())
-    return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
+    if logits.is_cpu:
+        return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
+    return static_target_probs(logits, Rules(temperatures, top_ks, top_ps, min_ps))
 
 
 def torch_target_probs(
@@ -75,7 +77,7 @@ def torch_target_probs(
     top_ps: torch.Tensor | None = None,
     min_ps: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`target_probs` without compiled kernels, on any device: no loop over rows, seldom a complete sort."""
+    """`target_probs` without compiled kernels: no loop over rows, seldom a complete sort; waits for its device."""
     greedy = temperatures <= 0
     probs = torch.softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
     cut = torch.zeros_like(greedy)
@@ -93,6 +95,39 @@ def torch_target_probs(
         probs[rows] = 0
         probs[rows, logits[rows].argmax(-1)] = 1
     return probs
+
+
+def static_target_probs(logits: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """`target_probs` on any device and without waiting for it: where a rule may hold, every row is sorted."""
+    greedy = rules.temperatures <= 0
+    probs = torch.softmax(logits.float() / rules.temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
+    if any(rule is not None for rule in rules[1:]):
+        filtered = _filter_sorted(probs, rules)
+        cut = torch.zeros_like(greedy)
+        if rules.top_ks is not None:
+            cut = cut | (rules.top_ks < logits.shape[1])
+        if rules.top_ps is not None:
+            cut = cut | (rules.top_ps < 1)
+        if rules.min_ps is not None:
+            cut = cut | (rules.min_ps > 0)
+        probs = torch.where(cut[:, None], filtered, probs)
+    best = torch.zeros_like(probs).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.where(greedy[:, None], best, probs)
+
+
+def _filter_sorted(probs: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """Apply the rules to [B, V] by a complete, stable sort."""
+    ranked, tokens = probs.sort(dim=-1, descending=True, stable=True)
+    keep = torch.ones_like(ranked, dtype=torch.bool)
+    if rules.top_ks is not None:
+        keep &= torch.arange(ranked.shape[1], device=ranked.device) < rules.top_ks[:, None]
+    if rules.top_ps is not None:
+        bounds = rules.top_ps.where(rules.top_ps < 1, torch.inf)
+        keep &= (ranked.cumsum(-1) - ranked) <= bounds[:, None]
+    if rules.min_ps is not None:
+        keep &= ranked >= ranked[:, :1] * rules.min_ps[:, None]
+    kept = torch.zeros_like(ranked).scatter(1, tokens, ranked * keep)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def _filter(

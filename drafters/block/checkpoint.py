@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -203,6 +204,21 @@ def load_as(
     else:
         load_plain(model, tensors)
     return model.to(device=device, dtype=dtype).eval()
+
+
+def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes that a drafter folder's model takes in `dtype`: of its weights, and of the keys and values of a token."""
+    config = BlockConfig.read(folder)
+    numbers = config.max_positions * 2 * config.head_dim  # the rotary table
+    if config.draft_vocab_size:  # the target's head, cut to it
+        numbers += config.draft_vocab_size * config.hidden_size
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                if not name.removeprefix("model.").startswith(SHARED):
+                    numbers += math.prod(tensors.get_slice(name).get_shape())
+    state = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return numbers * dtype.itemsize, state * dtype.itemsize
 
 
 def stored_bytes(folder: str | Path) -> int:

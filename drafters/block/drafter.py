@@ -90,6 +90,8 @@ class BlockDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Draft:
+        if not batch.anchors.is_cpu:
+            return self._propose_each(batch)
         if batch.ask is not None and not bool(batch.ask.all()):
             return self._propose_some(batch, batch.ask.nonzero()[:, 0])
         if self.compiled is not None:
@@ -99,6 +101,19 @@ class BlockDrafter(Drafter):
         return Draft(
             tokens=tokens,
             lens=torch.full((len(batch.anchors),), self.gamma, dtype=torch.int64, device=self.device),
+            confidence=confidence,
+            probs=probs,
+            vocab=None if probs is None else self.vocab,
+            asked=len(batch.anchors),
+        )
+
+    def _propose_each(self, batch: DraftBatch) -> Draft:
+        """Drafts for all, of length 0 where none was asked for: which these are, the host need not know."""
+        tokens, probs, confidence = self._propose(batch)
+        lens = torch.full_like(batch.anchors, self.gamma)
+        return Draft(
+            tokens=tokens,
+            lens=lens if batch.ask is None else lens * batch.ask,
             confidence=confidence,
             probs=probs,
             vocab=None if probs is None else self.vocab,
@@ -126,6 +141,7 @@ class BlockDrafter(Drafter):
             rows=batch.rows,
             page_table=batch.page_table,
             most_queries=queries,
+            longest=None if batch.longest is None else batch.longest + queries,
         )
         scale = config.head_dim**-0.5
 
@@ -136,7 +152,8 @@ class BlockDrafter(Drafter):
             return flat_attention(q, keys, values, flat, scale=scale, causal=False)
 
         embedded = self.embedding[ids.flatten()].to(self.dtype)
-        hidden = self.model(embedded, positions.flatten(), attend).view(requests, queries, -1)
+        turned = positions.clamp(max=config.max_positions - 1)  # what lies behind an answer's end may be beyond
+        hidden = self.model(embedded, turned.flatten(), attend).view(requests, queries, -1)
         hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
         logits = hidden @ self.head.T
         if self.model.markov_head is None:

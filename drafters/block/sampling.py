@@ -13,21 +13,31 @@ from .heads import ConfidenceHead, MarkovHead
 
 
 def choose(
-    row: torch.Tensor, rules: Rules, keys: torch.Tensor, vocab: torch.Tensor | None = None
+    row: torch.Tensor,
+    rules: Rules,
+    keys: torch.Tensor,
+    vocab: torch.Tensor | None = None,
+    all_greedy: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns [R] drawn from logits [R, V'] by each one's rules and key [R], and the distribution [R, V'].
 
     vocab: [V'] target token of each column, None for the identity. At temperature 0 the largest logit is chosen, and
-    the distribution is that of temperature 1, unfiltered.
+    the distribution is that of temperature 1, unfiltered. all_greedy: as in `DraftBatch`.
     """
     greedy = rules.temperatures <= 0
-    if bool(greedy.all()):
+    if all_greedy or (all_greedy is None and bool(greedy.all())):
         return row.argmax(-1), torch.softmax(row, -1)
     q = target_probs(row, *rules)
     column = gumbel_argmax(q, keys, vocab)
+    if not q.is_cpu:
+        return column, torch.where(greedy[:, None], torch.softmax(row, -1), q)
     if bool(greedy.any()):
         q[greedy] = torch.softmax(row[greedy], -1)
     return column, q
+
+
+def everyone_greedy(batch: DraftBatch) -> bool:
+    return bool((batch.temperatures <= 0).all()) if batch.all_greedy is None else batch.all_greedy
 
 
 def sample_block(
@@ -48,7 +58,7 @@ def sample_block(
     """
     if cuda.fits(logits):
         return _sample_on_cuda(logits, hidden, batch, vocab, markov, confidence)
-    all_greedy = bool((batch.temperatures <= 0).all())
+    all_greedy = everyone_greedy(batch)
     wants_probs = batch.wants_probs and not all_greedy
     state, previous = markov.start(hidden), batch.anchors
     tokens, probs, embedded, sure = [], [], [], []
@@ -59,7 +69,7 @@ def sample_block(
         if all_greedy and confidence is not None:
             column = row.argmax(-1)
         else:
-            column, q = choose(row, batch.rules, batch.keys[:, k], vocab)
+            column, q = choose(row, batch.rules, batch.keys[:, k], vocab, all_greedy)
             sure.append(q.amax(-1))
             if wants_probs:
                 probs.append(q)
@@ -116,8 +126,8 @@ def sample_parallel(
         tokens, sure = torch.ops.outrider_cuda.draft_step(q, logits.reshape(-1, width), *given)
         probs = q.view(requests, gamma, width) if batch.wants_probs else None
         return tokens.view(requests, gamma), probs, sure.view(requests, gamma)
-    column, q = choose(logits.reshape(-1, width).float(), batch.rules.of(each), keys, vocab)
+    all_greedy = everyone_greedy(batch)
+    column, q = choose(logits.reshape(-1, width).float(), batch.rules.of(each), keys, vocab, all_greedy)
     tokens = column if vocab is None else vocab[column]
-    all_greedy = bool((batch.temperatures <= 0).all())
     probs = q.view(requests, gamma, width) if batch.wants_probs and not all_greedy else None
     return tokens.view(requests, gamma), probs, q.amax(-1).view(requests, gamma)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
-from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.lookup_first import LookupFirst, choose_each, merge
 from outrider.drafters.ngram import NgramDrafter
 
 GAMMA, CONTEXT, VOCAB = 4, 64, torch.tensor([0, 3, 5, 7, 8, 9])
@@ -176,3 +176,35 @@ def test_the_model_drafts_only_for_those_that_are_asked() -> None:
     nobody, model = propose(texts, heat, ask=[False] * 4)
     assert model.asked == []
     assert nobody.lens.tolist() == [0, GAMMA, 0, GAMMA]
+
+
+@pytest.mark.parametrize("with_probs", [True, False])
+def test_on_a_device_the_choice_is_the_same(with_probs):
+    """There the model drafts for all, and who takes its draft is decided for each."""
+    generator = torch.Generator().manual_seed(0)
+    count, wide = 40, LONG if not with_probs else GAMMA
+    found = Draft(
+        torch.randint(0, 10, (count, wide), generator=generator),
+        torch.randint(0, wide + 1, (count,), generator=generator),
+        torch.rand(count, wide, generator=generator),
+    )
+    drafted = Draft(
+        VOCAB[torch.randint(0, len(VOCAB), (count, GAMMA), generator=generator)],
+        torch.full((count,), GAMMA),
+        torch.rand(count, GAMMA, generator=generator),
+        torch.rand(count, GAMMA, len(VOCAB), generator=generator) if with_probs else None,
+        VOCAB,
+        asked=count,
+    )
+    better = torch.rand(count, generator=generator) < 0.5
+    temperatures = torch.rand(count, generator=generator).round()
+    expected = merge(found, drafted, torch.arange(count), better, temperatures)
+    got = choose_each(found, drafted, better, temperatures)
+    drafts = torch.arange(wide) < expected.lens[:, None]
+    assert torch.equal(got.lens, expected.lens)
+    assert torch.equal(got.tokens[drafts], expected.tokens[drafts])
+    assert torch.equal(got.confidence, expected.confidence)
+    assert torch.equal(got.looked_up, expected.looked_up)
+    assert got.asked == count
+    if with_probs:
+        assert torch.equal(got.probs, expected.probs)

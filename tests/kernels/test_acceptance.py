@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from outrider.kernels.acceptance import accept, reference_accept, residual
+from outrider.kernels.acceptance import accept, draw_each, reference_accept, residual
 from outrider.kernels.noise import gumbel_argmax
 
 GAMMA = 4
@@ -62,6 +62,20 @@ def test_equals_reference(seed, q_kind):
     rows = arrays[2][:-1].long() + lens - 1
     finals = out.gather(1, lens[:, None] - 1)
     assert bool((keywords["probs"][rows].gather(1, finals) > 0).all())
+
+
+@pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_device_draws_equals_reference(seed, q_kind):
+    (tokens, verify_lens, qo_indptr), keywords = verify_batch(seed, 150, 24, q_kind)
+    lens, out = reference_accept(tokens, verify_lens, qo_indptr, **keywords)
+    kept, tokens = lens - 1, tokens.where(torch.arange(GAMMA) < verify_lens[:, None], 0)
+    drawn = draw_each(
+        keywords["probs"], qo_indptr[:-1].long() + kept, kept < verify_lens, kept, tokens, keywords["final_keys"],
+        keywords["draft_probs"], keywords["vocab"],
+    )  # fmt: skip
+    free = ~keywords["decided"]
+    assert torch.equal(drawn[free], out.gather(1, kept[:, None])[free, 0])
 
 
 @pytest.mark.usefixtures("compiled")

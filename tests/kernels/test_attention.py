@@ -1,8 +1,17 @@
+import dataclasses
+
 import pytest
 import torch
 from batches import alone, ragged_attention
 
-from outrider.kernels.attention import KV_CHUNK, FlatBatch, flat_attention, reference_attention, torch_attention
+from outrider.kernels.attention import (
+    KV_CHUNK,
+    FlatBatch,
+    bounded_attention,
+    flat_attention,
+    reference_attention,
+    torch_attention,
+)
 from outrider.kernels.cpu import native
 
 RAGGED = ([1, 8, 0, 5, 300, 4, 70], [1, 9, 3, 200, 300, KV_CHUNK, 400])
@@ -29,6 +38,19 @@ def test_equals_reference(options, heads, dtype, tolerance, attention):
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
     assert got.dtype == dtype
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
+def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):
+    """Bounds that are not reached, and rows of padding behind the last request."""
+    q, k, v, batch = ragged_attention(*RAGGED, dims=(32, 48), dtype=dtype)
+    expected = reference_attention(q, k, v, batch, scale=0.2, **options)
+    padded = torch.cat([q, torch.full_like(q[:5], torch.nan)])
+    batch = dataclasses.replace(batch, most_queries=301, longest=512)
+    got = bounded_attention(padded, k, v, batch, scale=0.2, **options)
+    assert got.shape[0] == len(padded)
+    torch.testing.assert_close(got[: len(q)], expected, rtol=tolerance, atol=tolerance)
 
 
 def test_reference_is_plain_attention():

@@ -9,6 +9,7 @@ from outrider.kernels.sampling import (
     argmax,
     draw_tokens,
     reference_target_probs,
+    static_target_probs,
     target_probs,
     torch_target_probs,
 )
@@ -35,7 +36,11 @@ def decided(logits, temperatures, top_ps):
     return ((reached - top_ps[:, None].double()).abs() > 1e-6).all(-1) | (top_ps == 1)
 
 
-PROBS = pytest.mark.parametrize("probs_of", [target_probs, torch_target_probs])
+def on_a_device(logits, *settings):
+    return static_target_probs(logits, Rules(*settings))
+
+
+PROBS = pytest.mark.parametrize("probs_of", [target_probs, torch_target_probs, on_a_device])
 
 
 @PROBS
