@@ -92,6 +92,12 @@ def gpu_name() -> str:
     return _ask_first_gpu("name")
 
 
+def compute_capability() -> tuple[int, int]:
+    """Of the first GPU: (9, 0) is sm_90."""
+    major, _, minor = _ask_first_gpu("compute_cap").partition(".")
+    return int(major), int(minor)
+
+
 def _ask_first_gpu(field: str) -> str:
     answer = subprocess.run(
         ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider.server.engine import bundled_model, logs, several, traces
+from outrider.server.engine import bundled_model, gpu_attention, hardware, logs, several, traces
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
@@ -120,8 +120,9 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
         }
     else:
-        # SGLang's FlashInfer backend refuses ragged verification inside CUDA graphs.
-        arguments["disable_cuda_graph"] = True
+        given = parse_flags(settings.sglang_flags)
+        arguments |= gpu_attention.choose(hardware.compute_capability(), model, given)
+        arguments["disable_cuda_graph"] = True  # SGLang gives other algorithms than its own no graphs of a verification
     # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
     # and penalties are the same code with speculation on and off.
     arguments |= {

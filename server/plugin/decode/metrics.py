@@ -65,7 +65,7 @@ class SpeculationMetrics:
         self.prediction_error_seconds = counter(
             "outrider_step_prediction_error_seconds", "Absolute differences between predicted and taken time."
         )
-        self.draft_seconds = counter("outrider_draft_seconds", "Time spent drafting, on the host's clock.")
+        self.draft_seconds = counter("outrider_draft_seconds", "Time spent drafting, on the clock of what drafts.")
         self.planner_seconds = histogram(
             "outrider_planner_seconds", "Time of the planner per decode step.", buckets=PLANNER_BUCKETS
         )
@@ -108,8 +108,8 @@ class SpeculationMetrics:
             metric.flush()
         self.flushed = time.monotonic()
 
-    def observe_host_time(self, draft_seconds: float, planner_seconds: float) -> None:
-        """What drafting and planning took of a decode step, on the host's clock."""
+    def observe_draft_and_planner(self, draft_seconds: float, planner_seconds: float) -> None:
+        """What drafting and planning took of a decode step."""
         self.draft_seconds.inc(draft_seconds)
         self.planner_seconds.observe(planner_seconds)
 

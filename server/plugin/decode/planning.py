@@ -1,14 +1,16 @@
 """The planner's place in a decode step: what it is asked, what it is shown, what is recorded of it.
 
 Outcomes of steps are read when the planner next looks back or metrics are wanted: several together, because a forward
-leaves nothing of this code in the caches, and once is as dear as thrice. On a GPU that leaves out the last step, which
-may not be computed yet, so that the planner never makes the device wait.
+leaves nothing of this code in the caches, and once is as dear as thrice. On a GPU they are copied to the host behind
+the step's work, and read once they are there, which leaves out the last step: the planner never waits for the device,
+nor the device for the planner.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,14 @@ from outrider.kernels.drafts import Parameters, weigh_drafts
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.upload import upload
 from outrider.server.plugin.decode import live
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.readback import Arrival, DeviceTime, Readback
 from outrider.server.plugin.decode.recording import Recording
-from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.requests import Entries, RequestTable
 from outrider.server.plugin.decode.step import Admission, Outcome, Step, StepTime
 
 MOST_UNREAD = 16
@@ -37,7 +42,7 @@ class Planning:
 
     planner: decides for requests that leave the decision to it. cost: corrected by the times that steps take; None
     where nothing was measured. calibration: of the drafter's confidences; None takes them as they are.
-    device: where the steps' tensors live.
+    device: where the steps' tensors live. tiers: sizes of which a step has one; None: any.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class Planning:
         requests: RequestTable,
         metrics: SpeculationMetrics,
         device: Any,
+        tiers: Tiers | None = None,
     ):
+        self.tiers = planner.tiers = tiers
         self.planner = planner
         self.cost = cost
         self.calibration = calibration
@@ -56,6 +63,7 @@ class Planning:
         self.metrics = metrics
         self.on_host = torch.device(device).type == "cpu"
         self.lag = 0 if self.on_host else DEVICE_LAG
+        self.readback = Readback()
         self.recording = Recording(requests.gamma)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
@@ -65,6 +73,7 @@ class Planning:
         """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
         self._catch_up(0)
         self._last = None
+        planner.tiers = self.tiers
         self.planner, self.cost, self.calibration = planner, cost, calibration
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, cases: torch.Tensor) -> Step:
@@ -92,16 +101,27 @@ class Planning:
             cases=cases,
             began=now,
             planner_seconds=time.perf_counter() - asked,
+            tier=None if self.tiers is None else self._tier(self.tiers, view, entries, budget),
         )
 
-    def admit(self, step: Step, draft: Draft, draft_seconds: float) -> Admission:
+    def _tier(self, tiers: Tiers, view: StepView, entries: Entries, budget: Budget) -> int:
+        """The smallest that holds whatever may be admitted."""
+        if budget.tokens is None:
+            raise ValueError(
+                f"{type(self.planner).__name__} sets no bound, and a step has a size that is decided before"
+            )
+        planned = int(view.limits[entries.planned].sum())
+        others = int(view.limits.sum()) - planned
+        return tiers.hold(len(view.rows) + min(budget.tokens, planned) + others)
+
+    def admit(self, step: Step, draft: Draft, draft_seconds: float | DeviceTime) -> Admission:
         """A step's drafts are there: how many of each request's are verified."""
         began = time.perf_counter()
         cases, ends, draft_lens, confidence = step.cases, draft.lens + 1, draft.lens, draft.confidence
         if drafted := step.drafts or draft.looked_up is not None:
             if draft.looked_up is not None:
                 cases = cases + draft.looked_up
-            rows = torch.from_numpy(step.view.rows).to(draft.lens.device)
+            rows = upload(step.view.rows, draft.lens.device)
             confidence, ends = weigh_drafts(
                 draft.tokens, draft.confidence, cases, rows, self.requests.ends, self._parameters(draft.confidence)
             )
@@ -131,13 +151,37 @@ class Planning:
         """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
         if step.entries.all_planned:
             return self.planner.admit(confidence, draft_lens, step.budget)
-        planned = torch.from_numpy(step.entries.planned).to(draft_lens.device)
+        planned = upload(step.entries.planned, draft_lens.device)
         return torch.where(planned, self.planner.admit(confidence, draft_lens * planned, step.budget), draft_lens)
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
         """A step's tokens are decided: accept_lens [R], the bonus token included."""
-        self._last = Outcome(admission, accept_lens)
+        self._last = Outcome(admission, accept_lens) if self.on_host else self._read_back(admission, accept_lens)
         self._unread.append(self._last)
+
+    def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
+        """The same with tensors of the host, which are still under way."""
+        looked_up = admission.looked_up
+        ints = [admission.verify_lens, admission.draft_lens, admission.ends, admission.cases, accept_lens]
+        if looked_up is not None:
+            ints.append(looked_up.long())
+        floats = torch.stack([admission.raw.float(), admission.confidence.float()])
+        arrival = self.readback.start(torch.stack(ints), floats)
+        (verify_lens, draft_lens, ends, cases, accepted, *found), (raw, confidence) = arrival.copies
+        return Outcome(
+            replace(
+                admission,
+                cases=cases,
+                ends=ends,
+                draft_lens=draft_lens,
+                raw=raw,
+                confidence=confidence,
+                verify_lens=verify_lens,
+                looked_up=found[0] if found else None,
+            ),
+            accepted,
+            arrival,
+        )
 
     def interrupt(self) -> None:
         """Requests are prefilled next, so how long the last step took cannot be told."""
@@ -150,8 +194,13 @@ class Planning:
         self.metrics.flush()
 
     def _catch_up(self, lag: int) -> None:
-        """Read the outcomes of all finished steps but the last `lag`; take in how long those took."""
+        """Read the outcomes of all finished steps but the last `lag`; take in how long those took.
+
+        Of a device's only those that have arrived, unless all are asked for.
+        """
         while len(self._unread) > lag:
+            if (arrival := self._unread[0].arrival) is not None and not _is_there(arrival, wait=not lag):
+                break
             self._observe(self._unread.popleft())
         while self._over and self._over[0][0] not in self._unread:
             self._take_time(*self._over.popleft())
@@ -159,10 +208,10 @@ class Planning:
     def _observe(self, outcome: Outcome) -> None:
         began = time.perf_counter()
         step, admission = outcome.step, outcome.admission
-        verify_lens, accept_lens = admission.verify_lens.cpu().numpy(), outcome.accept_lens.cpu().numpy()
-        confidence, draft_lens = admission.confidence.float().cpu(), admission.draft_lens.cpu()
-        looked_up = None if admission.looked_up is None else admission.looked_up.cpu().numpy()
-        tokens = np.minimum(accept_lens, admission.ends.cpu().numpy())
+        verify_lens, accept_lens = admission.verify_lens.numpy(), outcome.accept_lens.numpy()
+        confidence, draft_lens = admission.confidence.float(), admission.draft_lens
+        looked_up = None if admission.looked_up is None else admission.looked_up.numpy().astype(bool, copy=False)
+        tokens = np.minimum(accept_lens, admission.ends.numpy())
         padded = step.entries.padded
         if step.entries.any_padded:  # such drafts are no drafter's: as if there were none
             verify_lens = np.where(padded, 0, verify_lens)
@@ -172,23 +221,22 @@ class Planning:
         self.planner.observe(step.view, survival, verify_lens, accept_lens, step.asks, None, looked_up)
         self.requests.take(step.view, tokens)
         planner_seconds = admission.planner_seconds + time.perf_counter() - began
-        cases = admission.cases.cpu().numpy()
+        cases = admission.cases.numpy()
         if (tried := verify_lens > 0).any():
-            raw = admission.raw.float().cpu().numpy()
+            raw = admission.raw.float().numpy()
             self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, cases[tried])
         counted = (confidence.numpy(), cases, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *([part[~padded] for part in counted] if step.entries.any_padded else counted))
-        self.metrics.observe_host_time(admission.draft_seconds, planner_seconds)
+        self.metrics.observe_draft_and_planner(float(admission.draft_seconds), planner_seconds)
 
     def _take_time(self, outcome: Outcome, seconds: float) -> None:
         step = outcome.step
         requests, tokens, context = len(step.view.rows), outcome.tokens, int(step.view.contexts.sum())
-        drafting, draft_seconds = outcome.admission.drafting, outcome.admission.draft_seconds
+        drafting, draft_seconds = outcome.admission.drafting, float(outcome.admission.draft_seconds)
         self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
         if self.cost is not None:
-            # Lookups alone belong to every step; on a GPU the host's time is not that of the draft.
-            known = (draft_seconds if drafting else 0.0) if self.on_host else None
-            self.cost.observe(requests, tokens, context, drafting, seconds, known)
+            # Lookups alone belong to every step.
+            self.cost.observe(requests, tokens, context, drafting, seconds, draft_seconds if drafting else 0.0)
         self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:
@@ -207,3 +255,9 @@ class Planning:
         """Drop what was recorded."""
         self._catch_up(0)
         self.recording.clear()
+
+
+def _is_there(arrival: Arrival, *, wait: bool) -> bool:
+    if wait:
+        arrival.wait()
+    return wait or arrival.done

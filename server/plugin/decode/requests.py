@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.upload import upload
 from outrider.server.plugin.options import RequestOptions
 
 
@@ -47,6 +47,7 @@ class RequestTable:
     padded: [rows] bool; True drafts the last token over and over up to the limit and accepts none, for steps of an
         exact shape; these requests are greedy.
     traced: [rows] bool, wants to know who made each of its tokens.
+    greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
     generated: [rows] int64, tokens since the prefill; started: [rows] seconds on the host's clock, of the prefill.
@@ -64,15 +65,20 @@ class RequestTable:
         self.padded = np.zeros(rows, dtype=bool)
         self.traced = np.zeros(rows, dtype=bool)
         self.generations = np.zeros(rows, dtype=np.int64)
+        self.greedy = np.zeros(rows, dtype=bool)
+        self.given = np.zeros(rows, dtype=bool)
         self.levels = np.zeros(rows)
         self.started = np.zeros(rows)
         self.generated = np.zeros(rows, dtype=np.int64)
         self._running: Entries | None = None  # of the requests that were asked for last
 
-    def admit(self, reqs: Sequence[Any], rows: torch.Tensor) -> None:
-        """Read the settings of requests that are being prefilled (again, after a retraction)."""
+    def admit(self, reqs: Sequence[Any], rows: torch.Tensor, at: np.ndarray | None = None) -> None:
+        """Read the settings of requests that are being prefilled (again, after a retraction).
+
+        rows: [R], on the device. at: the same on the host; None: the device is waited for.
+        """
         self._running = None
-        at = rows.cpu().numpy()
+        at = rows.cpu().numpy() if at is None else at
         options = [RequestOptions.from_custom_params(req.sampling_params.custom_params) for req in reqs]
         self.limits[at] = [option.draft_limit(self.gamma) for option in options]
         self.lengths[at] = [len(req.origin_input_ids) + req.sampling_params.max_new_tokens for req in reqs]
@@ -85,14 +91,23 @@ class RequestTable:
         self.generated[at] = 0
         given = [req.sampling_params.sampling_seed for req in reqs]
         # A seed of our own need not stay: the numbers drawn with it are not needed again.
-        seeds = torch.tensor([secrets.randbits(62) if seed is None else seed for seed in given], dtype=torch.int64)
-        self.seeds[rows.long()] = seeds.to(self.device)
-        self.seeded[rows.long()] = torch.tensor([seed is not None for seed in given], device=self.device)
-        ends = pad_sequence([torch.tensor(_end_tokens(req), dtype=torch.int64) for req in reqs], True, -1)
-        if (more := ends.shape[1] - self.ends.shape[1]) > 0:
+        seeds = np.array([secrets.randbits(62) if seed is None else seed for seed in given], dtype=np.int64)
+        self.seeds[rows.long()] = upload(seeds, self.device)
+        self.given[at] = [seed is not None for seed in given]
+        self.greedy[at] = [req.sampling_params.top_k == 1 for req in reqs]  # so SGLang marks temperature 0
+        self.seeded[rows.long()] = upload(self.given[at], self.device)
+        found = [_end_tokens(req) for req in reqs]
+        if (more := max(map(len, found)) - self.ends.shape[1]) > 0:
             self.ends = torch.nn.functional.pad(self.ends, (0, more), value=-1)
-        ends = torch.nn.functional.pad(ends, (0, self.ends.shape[1] - ends.shape[1]), value=-1)
-        self.ends[rows.long()] = ends.to(self.device)
+        ends = np.full((len(reqs), self.ends.shape[1]), -1, dtype=np.int64)
+        for row, tokens in zip(ends, found, strict=True):
+            row[: len(tokens)] = tokens
+        self.ends[rows.long()] = upload(ends, self.device)
+
+    def kinds(self, rows: np.ndarray) -> tuple[bool, bool]:
+        """Of the requests in `rows` [R]: whether a seed alone decides for any, and whether all are greedy or so."""
+        greedy, given = self.greedy[rows], self.given[rows]
+        return bool((given & ~greedy).any()), bool((given | greedy).all())
 
     def entries(self, rows: np.ndarray) -> Entries:
         """Of the requests in `rows` [R]; gathered once for steps in a row of the same."""

@@ -13,10 +13,15 @@ from typing import Any
 import torch
 
 from outrider.drafters.base import Draft
-from outrider.kernels.acceptance import accept
+from outrider.kernels.acceptance import accept, accept_logits
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
 from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether its numbers may decide what is computed next; reading them from a device would wait."""
+    return tensor.is_cpu
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +42,13 @@ class Sampling:
     all_decided: bool
 
     @classmethod
-    def of(cls, info: Any, seeds: torch.Tensor, seeded: torch.Tensor) -> Sampling:
-        """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`."""
+    def of(
+        cls, info: Any, seeds: torch.Tensor, seeded: torch.Tensor, kinds: tuple[bool, bool] | None = None
+    ) -> Sampling:
+        """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`.
+
+        kinds: `RequestTable.kinds`; None: the device is asked, and waited for.
+        """
         greedy = info.top_ks <= 1
         rules = Rules(
             temperatures=torch.where(greedy, 0.0, info.temperatures[:, 0]),
@@ -50,7 +60,8 @@ class Sampling:
             return cls(rules, seeds, torch.zeros_like(greedy), greedy, True, False, True)
         seeded = seeded & ~greedy
         decided = seeded | greedy
-        return cls(rules, seeds, seeded, decided, False, bool(seeded.any()), bool(decided.all()))
+        any_seeded, all_decided = kinds or (bool(seeded.any()), bool(decided.all()))
+        return cls(rules, seeds, seeded, decided, False, any_seeded, all_decided)
 
     def draft_keys(self, positions: torch.Tensor, gamma: int) -> torch.Tensor:
         """[R, gamma] of the noise that drafts are drawn with, behind anchors at positions [R]."""
@@ -81,27 +92,34 @@ class Sampling:
             rows = torch.arange(len(logits), device=logits.device)
             wanted = self._draw(logits, rows, flat.request, flat.positions)
             return accept(draft.tokens, verify_lens, flat.qo_indptr, wanted=wanted)
+        longest = draft.tokens.shape[1]
+        tested = draft.tokens if draft.probs is None else draft.tokens[:, : draft.probs.shape[1]]
+        anchors = flat.positions[flat.qo_indptr[:-1].long()]
+        drawn: dict[str, Any] = {
+            "uniforms": uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), tested.shape[1]),
+            "final_keys": streams(self.seeds, anchors, Purpose.FINAL),
+            "decided": self.decided,
+            "draft_probs": draft.probs,
+            "vocab": draft.vocab,
+        }
+        if on_host(logits):
+            heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then
+            probs = target_probs(logits, *self.rules._replace(temperatures=heat).of(flat.request))
+            wanted = self._wanted(logits, flat)
+            accept_lens, tokens = accept(tested, verify_lens, flat.qo_indptr, wanted=wanted, probs=probs, **drawn)
+        else:  # whose rows are whose, the host does not know
+            keys = streams(self.seeds[flat.request], flat.positions + 1, Purpose.TOKEN) if self.any_seeded else None
+            batch = tested, verify_lens, flat.qo_indptr, flat.request, logits
+            accept_lens, tokens = accept_logits(*batch, self.rules, row_keys=keys, **drawn)
+        return accept_lens, torch.nn.functional.pad(tokens, (0, longest - tested.shape[1]))
+
+    def _wanted(self, logits: torch.Tensor, flat: FlatVerify) -> torch.Tensor:
+        """[B] what decided requests say in each row; of other requests' rows arbitrary."""
         wanted = torch.zeros_like(flat.request)
         rows = self.decided[flat.request].nonzero()[:, 0]
         if len(rows):
             wanted[rows] = self._draw(logits, rows, flat.request[rows], flat.positions[rows])
-        anchors = flat.positions[flat.qo_indptr[:-1].long()]
-        heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then
-        longest = draft.tokens.shape[1]
-        tested = draft.tokens if draft.probs is None else draft.tokens[:, : draft.probs.shape[1]]
-        accept_lens, tokens = accept(
-            tested,
-            verify_lens,
-            flat.qo_indptr,
-            uniforms=uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), tested.shape[1]),
-            final_keys=streams(self.seeds, anchors, Purpose.FINAL),
-            wanted=wanted,
-            probs=target_probs(logits, *self.rules._replace(temperatures=heat).of(flat.request)),
-            decided=self.decided,
-            draft_probs=draft.probs,
-            vocab=draft.vocab,
-        )
-        return accept_lens, torch.nn.functional.pad(tokens, (0, longest - tested.shape[1]))
+        return wanted
 
     def _draw(
         self, logits: torch.Tensor, rows: torch.Tensor, request: torch.Tensor, positions: torch.Tensor

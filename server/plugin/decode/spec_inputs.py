@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 
-from outrider.kernels.ragged import flatten_verify
+from outrider.kernels.ragged import flatten_tier, flatten_verify
 
 
 class StepState(SpecInput):
@@ -48,12 +49,24 @@ class VerifyInput(SpecInput):
     """Tells the target's forward the shape of a ragged verify.
 
     positions: [B] int64. query_lens: [R] int64, 1 + verify_len of each request. draft_token_num: gamma + 1.
+    layout: how SGLang's own CUDA backends learn of the lengths; without it they take every request to have
+        draft_token_num rows. None: our backend, which reads query_lens.
     """
 
-    def __init__(self, positions: torch.Tensor, query_lens: torch.Tensor, draft_token_num: int, capture_hidden: bool):
+    topk = 1  # a chain, no tree
+
+    def __init__(
+        self,
+        positions: torch.Tensor,
+        query_lens: torch.Tensor,
+        draft_token_num: int,
+        capture_hidden: bool,
+        layout: RaggedVerifyLayout | None = None,
+    ):
         super().__init__(SpecInputType.NGRAM_VERIFY)
         self.positions = positions
         self.query_lens = query_lens
+        self.ragged_verify_layout = layout
         self.draft_token_num = self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = draft_token_num
         self.capture_hidden_mode = CaptureHiddenMode.FULL if capture_hidden else CaptureHiddenMode.NULL
 
@@ -61,24 +74,30 @@ class VerifyInput(SpecInput):
         self,
         req_pool_indices: torch.Tensor,
         paged_kernel_lens: torch.Tensor,
-        paged_kernel_lens_sum: int,
+        paged_kernel_lens_sum: int | None,
         req_to_token: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        """FlashInfer's view of the batch: (kv_indices, kv_indptr, qo_indptr, no custom mask)."""
+        """FlashInfer's view of the batch: (kv_indices, kv_indptr, qo_indptr, no custom mask).
+
+        paged_kernel_lens_sum: of paged_kernel_lens, on the host; None: the device is waited for.
+        """
         kv_lens = paged_kernel_lens + self.query_lens
         kv_indptr = indptr(kv_lens)
         qo_indptr = indptr(self.query_lens)
-        mask = torch.arange(req_to_token.shape[1], device=kv_lens.device) < kv_lens[:, None]
-        kv_indices = req_to_token[req_pool_indices][mask].to(torch.int32)
-        return kv_indices, kv_indptr, qo_indptr, None
+        known = paged_kernel_lens_sum
+        total = int(kv_indptr[-1]) if known is None else known + len(self.positions)
+        place = torch.arange(total, device=kv_lens.device)
+        request = torch.searchsorted(kv_indptr[1:].long(), place, right=True).clamp(max=len(kv_lens) - 1)
+        kv_indices = req_to_token[req_pool_indices[request], place - kv_indptr[request]]
+        return kv_indices.to(torch.int32), kv_indptr, qo_indptr, None
 
 
 @dataclass(frozen=True, slots=True)
 class FlatVerify:
-    """One verify batch, flattened without padding: B = sum(1 + verify_lens) tokens.
+    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a tier of more, whose last ones are padding.
 
     input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64. request: [B] int64, the request of each token.
-    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens.
+    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens. Of padding see `flatten_tier`.
     """
 
     input_ids: torch.Tensor
@@ -96,9 +115,25 @@ def flatten(
     seq_lens: torch.Tensor,
     page_table: torch.Tensor,
     rows: torch.Tensor,
+    tier: int | None = None,
 ) -> FlatVerify:
-    """Lay anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] out as one batch."""
-    return FlatVerify(*flatten_verify(anchors, draft_tokens, verify_lens, seq_lens, page_table, rows))
+    """Lay anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] out as one batch, of `tier` tokens.
+
+    Without a tier it has no padding, and a device is waited for, which knows the lengths.
+    """
+    batch = anchors, draft_tokens, verify_lens, seq_lens, page_table, rows
+    return FlatVerify(*(flatten_verify(*batch) if tier is None else flatten_tier(*batch, tier)))
+
+
+def ragged_layout(flat: FlatVerify, query_lens: torch.Tensor) -> RaggedVerifyLayout:
+    """SGLang's description of a flattened batch, whose lengths query_lens [R] stay on the device."""
+    ends = flat.qo_indptr.to(torch.int32)
+    return RaggedVerifyLayout(
+        verify_lens=query_lens.to(torch.int32),
+        graph_num_tokens=len(flat.input_ids),
+        extend_start_loc=ends.narrow(0, 0, len(query_lens)),
+        qo_indptr_device=ends,
+    )
 
 
 def indptr(lens: torch.Tensor) -> torch.Tensor:

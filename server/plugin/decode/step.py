@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from outrider.scheduler.planners.base import Budget, StepView
+from outrider.server.plugin.decode.readback import Arrival, DeviceTime
 from outrider.server.plugin.decode.requests import Entries
 
 
@@ -20,6 +21,7 @@ class Step:
     entries: what the requests' table says of them.
     cases: [R] int64, place in `calibration.cases.CASES` of a model's drafts. began: seconds on the host's clock.
     planner_seconds: that the planner has taken so far.
+    tier: tokens of its forward, padding included; None: as many as are verified.
     """
 
     view: StepView
@@ -29,6 +31,7 @@ class Step:
     cases: torch.Tensor
     began: float
     planner_seconds: float
+    tier: int | None = None
 
     @property
     def drafts(self) -> bool:
@@ -44,7 +47,8 @@ class Admission:
     ends: [R] int64, tokens that come out at most: fewer than gamma + 1 where the draft has an end of the answer in it.
     draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
     drafting: requests for which the model drafted. looked_up: [R] bool, drafts of prompt lookup; None: there is none.
-    draft_seconds: of the host, spent drafting. planner_seconds: that the planner has taken so far.
+    draft_seconds: spent drafting, on the clock of what drafts; of a device, known when it has drafted.
+    planner_seconds: that the planner has taken so far.
     """
 
     step: Step
@@ -56,19 +60,21 @@ class Admission:
     verify_lens: torch.Tensor
     drafting: int
     looked_up: torch.Tensor | None
-    draft_seconds: float
+    draft_seconds: float | DeviceTime
     planner_seconds: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """A step whose tokens are decided, on a GPU perhaps not computed yet.
+    """A step whose tokens are decided, in tensors of the host.
 
     accept_lens: [R] int64 in 1..gamma+1, accepted drafts and the token of the target's behind them.
+    arrival: until it is done the tensors are not to be read; None: they may be.
     """
 
     admission: Admission
     accept_lens: torch.Tensor
+    arrival: Arrival | None = None
 
     @property
     def step(self) -> Step:
@@ -76,8 +82,10 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Verified over all requests, anchors included; waits for the device."""
-        verify_lens = self.admission.verify_lens.cpu().numpy()
+        """Of the forward: verified over all requests, anchors included, or the step's tier."""
+        if self.step.tier is not None:
+            return self.step.tier
+        verify_lens = self.admission.verify_lens.numpy()
         return len(verify_lens) + int(verify_lens.sum())
 
 
@@ -85,9 +93,9 @@ class Outcome:
 class StepTime:
     """A step that is over: what it held, and how long it took.
 
-    tokens: verified over all requests, anchors included. context: cached tokens, summed over the requests.
+    tokens: of the forward, see `Outcome.tokens`. context: cached tokens, summed over the requests.
     drafting: requests for which the drafter's model drafted.
-    seconds: until the next decode step began, drafting included. draft_seconds: of the host, spent drafting.
+    seconds: until the next decode step began, drafting included. draft_seconds: spent drafting.
     """
 
     requests: int

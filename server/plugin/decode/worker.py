@@ -21,7 +21,10 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.cases import cases_of
+from outrider.scheduler.upload import upload
+from outrider.server.plugin.attention_backends import tiers_of
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.cpu.free_memory import give_back_free_memory
@@ -30,9 +33,10 @@ from outrider.server.plugin.decode.logprobs import write_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.ranks import Ranks
+from outrider.server.plugin.decode.readback import DeviceTime
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten
+from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten, ragged_layout
 from outrider.server.plugin.decode.step import Step
 from outrider.server.plugin.decode.trace import StepTrace
 from outrider.server.plugin.loading.planner import load_plan
@@ -82,6 +86,7 @@ class SpeculativeWorker(BaseSpecWorker):
             requests=self.requests,
             metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
             device=self.device,
+            tiers=tiers_of(runner, len(self.requests.seeds), self.width),
         )
         self._nothing = self._no_draft(0)
         self.drafter: Drafter | None = load_drafter(self.config, runner)
@@ -125,7 +130,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         self.planning.interrupt()
-        self.requests.admit(batch.reqs, batch.req_pool_indices)
+        self.requests.admit(batch.reqs, batch.req_pool_indices, batch.req_pool_indices_cpu.numpy())
         input_ids, slots = batch.input_ids, batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
         result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
@@ -175,7 +180,8 @@ class SpeculativeWorker(BaseSpecWorker):
         )
         logits = logits_output.next_token_logits
         apply_rules(logits, batch.reqs, batch.sampling_info, context)
-        sampling = Sampling.of(batch.sampling_info, self.requests.seeds[rows], self.requests.seeded[rows])
+        kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
+        sampling = Sampling.of(batch.sampling_info, self.requests.seeds[rows], self.requests.seeded[rows], kinds)
         tokens = sampling.draw(logits, seq_lens - 1)
         if batch.return_logprob:
             write_logprobs(logits_output, batch, logits, context.request, tokens)
@@ -198,7 +204,8 @@ class SpeculativeWorker(BaseSpecWorker):
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
         self.ranks.tell(draft.tokens, verify_lens)
-        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows)
+        page_table = self.req_to_token_pool.req_to_token
+        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.tier)
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = verified.logits_output
 
@@ -207,18 +214,19 @@ class SpeculativeWorker(BaseSpecWorker):
             logits_output.next_token_logits = logits_output.next_token_logits.float()
         logits = logits_output.next_token_logits
         if ruled:
+            verified_tokens = None if step.tier is None else int(flat.qo_indptr[-1])  # padding has no rules
             context = RowContext(
-                request=flat.request,
-                step=flat.step,
+                request=flat.request[:verified_tokens],
+                step=flat.step[:verified_tokens],
                 block=torch.cat([anchors[:, None], draft.tokens], 1),
                 output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
             )
-            apply_rules(logits, batch.reqs, batch.sampling_info, context, grammar_barrier)
+            apply_rules(logits[:verified_tokens], batch.reqs, batch.sampling_info, context, grammar_barrier)
         accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
         if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
-            accept_lens = accept_lens.masked_fill(torch.from_numpy(step.entries.padded).to(self.device), 1)
+            accept_lens = accept_lens.masked_fill(upload(step.entries.padded, self.device), 1)
         self.ranks.tell(tokens, accept_lens)
-        self._commit(flat, accept_lens, logits_output)
+        self._commit(flat, accept_lens, tokens, seq_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -258,7 +266,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _draft(
         self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
-    ) -> tuple[Draft, float]:
+    ) -> tuple[Draft, float | DeviceTime]:
         """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Requests that
         switched speculation off get length 0."""
         gamma = self.width - 1
@@ -267,7 +275,8 @@ class SpeculativeWorker(BaseSpecWorker):
             if len(self._nothing.lens) != len(rows):
                 self._nothing = self._no_draft(len(rows))
             return self._nothing, 0.0
-        began = time.perf_counter()
+        on_host = anchors.is_cpu
+        began = time.perf_counter() if on_host else DeviceTime(anchors.device)
         propose = self.drafter.propose if step.drafts else self.drafter.look_up
         draft = propose(
             DraftBatch(
@@ -275,18 +284,20 @@ class SpeculativeWorker(BaseSpecWorker):
                 seq_lens=seq_lens,
                 page_table=self.req_to_token_pool.req_to_token,
                 rows=rows,
-                ask=None if step.asks.all() else torch.from_numpy(step.asks).to(self.device),
+                ask=None if step.asks.all() else upload(step.asks, self.device),
                 look_up=not step.entries.any_padded,
                 keys=sampling.draft_keys(seq_lens, gamma),
                 wants_probs=not sampling.all_decided,
+                all_greedy=sampling.all_greedy,
+                longest=None if on_host else 1 << int(step.view.contexts.max()).bit_length(),
                 **sampling.rules._asdict(),
             )
         )
-        seconds = time.perf_counter() - began
-        limits = torch.from_numpy(step.view.limits).to(self.device)
+        seconds = _since(began)
+        limits = upload(step.view.limits, self.device)
         lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
         if step.entries.any_padded:
-            padded = torch.from_numpy(step.entries.padded).to(self.device)
+            padded = upload(step.entries.padded, self.device)
             lens = torch.where(padded, limits, lens)
             tokens = torch.where(padded[:, None], anchors[:, None], tokens)
         if draft.probs is not None:
@@ -310,7 +321,9 @@ class SpeculativeWorker(BaseSpecWorker):
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = flat.input_ids
         batch.out_cache_loc = flat.slots
-        batch.spec_info = VerifyInput(flat.positions, verify_lens + 1, self.width, self._captures_hidden)
+        query_lens = verify_lens + 1
+        layout = None if query_lens.is_cpu else ragged_layout(flat, query_lens)
+        batch.spec_info = VerifyInput(flat.positions, query_lens, self.width, self._captures_hidden, layout)
         return self.target_worker.forward_batch_generation(batch, is_verify=True)
 
     def _direct_forward(self) -> DirectForward | None:
@@ -319,11 +332,20 @@ class SpeculativeWorker(BaseSpecWorker):
             self._direct = direct_forward(self.target_worker, self._captures_hidden)
         return self._direct
 
-    def _commit(self, flat: FlatVerify, accept_lens: torch.Tensor, logits_output: Any) -> None:
+    def _commit(
+        self,
+        flat: FlatVerify,
+        accept_lens: torch.Tensor,
+        accepted: torch.Tensor,
+        seq_lens: torch.Tensor,
+        logits_output: Any,
+    ) -> None:
         """Show the drafter the tokens that now stand in the cache: the anchor and what was accepted after it."""
         hidden = logits_output.hidden_states if self._captures_hidden else None
         tokens, positions, slots = flat.input_ids, flat.positions, flat.slots
-        if len(tokens) > len(accept_lens):  # more than anchors, which always stay
+        if not accept_lens.is_cpu:  # how many stay, the host does not know: the others go to the slot of nobody
+            slots = commit(accept_lens, accepted, seq_lens, flat.request, flat.step, slots)[2]
+        elif len(tokens) > len(accept_lens):  # more than anchors, which always stay
             kept = (flat.step < accept_lens[flat.request]).nonzero()[:, 0]
             hidden = None if hidden is None else hidden[kept]
             tokens, positions, slots = tokens[kept], positions[kept], slots[kept]
@@ -348,8 +370,16 @@ class SpeculativeWorker(BaseSpecWorker):
     # -- request state ------------------------------------------------------------------------------------------
 
     def _host_view(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and cached tokens of the batch's requests, without waiting for the device."""
-        return batch.req_pool_indices_cpu.numpy().astype(np.int64), batch.seq_lens_cpu.numpy().astype(np.int64)
+        """Rows and cached tokens of the batch's requests, without waiting for the device.
+
+        Where SGLang does not read the lengths back, they are what was cached when the last result came, and what the
+        step under way may add.
+        """
+        rows = batch.req_pool_indices_cpu.numpy().astype(np.int64)
+        if batch.seq_lens_cpu is not None:
+            return rows, batch.seq_lens_cpu.numpy().astype(np.int64)
+        committed = [getattr(req, "kv", req).kv_committed_len for req in batch.reqs]  # 0.5.17 has no `kv`
+        return rows, np.array(committed, dtype=np.int64) + self.width
 
     def _sampling_of(self, batch: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
         """How the running batch is sampled, and the cases of its drafts; made once for its requests, since others come
@@ -357,7 +387,8 @@ class SpeculativeWorker(BaseSpecWorker):
         mark = batch.sampling_info.temperatures
         if self._sampling is None or self._sampling[0] is not mark:
             seeded = self.requests.seeded[rows]
-            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded)
+            kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
+            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded, kinds)
             self._sampling = mark, found, cases_of(found.rules.temperatures, seeded)
         return self._sampling[1:]
 
@@ -381,3 +412,10 @@ def _extend_positions(prefix_lens: list[int], extend_lens: list[int], device: An
     ends = lens.cumsum(0)
     offsets = torch.arange(int(ends[-1])) - (ends - lens).repeat_interleave(lens)
     return (starts.repeat_interleave(lens) + offsets).to(device)
+
+
+def _since(began: float | DeviceTime) -> float | DeviceTime:
+    if isinstance(began, DeviceTime):
+        began.end()
+        return began
+    return time.perf_counter() - began

@@ -33,6 +33,8 @@ def register() -> None:
         _replace_triton_helpers()
         _compile_no_embedding()
         _register_cpu_kernels()
+    else:
+        _register_draft_memory()
 
 
 def _register_algorithm() -> None:
@@ -97,6 +99,12 @@ def _register_gguf_loader() -> None:
         return loader_for_gguf(original, load_config, model_config)
 
     HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)
+
+
+def _register_draft_memory() -> None:
+    from outrider.server.plugin.hooks import draft_memory
+
+    draft_memory.register()
 
 
 def _register_cpu_attention() -> None:

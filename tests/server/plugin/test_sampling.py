@@ -250,3 +250,37 @@ def test_survival_counts_what_the_trap_needs():
     for drawn, before in ((A, True), (B, False)):
         chance = survival_of(torch.stack([draft.overlap[[LEAD, drawn]]]))[0, 1]
         assert bool(chance > first) == before
+
+
+@pytest.mark.parametrize("with_probs", [True, False])
+def test_on_a_device_every_token_is_the_same(monkeypatch, with_probs):
+    """Greedy, seeded and other requests with rules of their own; there with padding, and without a look at a number."""
+    generator = torch.Generator().manual_seed(0)
+    count, vocab, gamma = 60, 31, 4
+    info = SimpleNamespace(
+        top_ks=torch.tensor([1, 5, 1 << 30])[torch.arange(count) % 3],
+        top_ps=torch.tensor([1.0, 0.7])[torch.arange(count) % 2],
+        min_ps=torch.zeros(count),
+        temperatures=torch.tensor([0.5, 1.0, 1.3, 0.8])[torch.arange(count) % 4, None],
+        need_top_k_sampling=True, need_top_p_sampling=True, need_min_p_sampling=False, is_all_greedy=False,
+    )  # fmt: skip
+    seeds = torch.randint(2**62, (count,), generator=generator)
+    sampling = Sampling.of(info, seeds, torch.arange(count) % 5 < 2)
+    verify_lens = torch.randint(0, gamma + 1, (count,), generator=generator)
+    anchors, seq_lens = torch.zeros(count, dtype=torch.int64), torch.randint(0, 40, (count,), generator=generator)
+    table = torch.arange(count * 50, dtype=torch.int32).view(count, 50)
+    probs = torch.rand(count, gamma, vocab, generator=generator).softmax(-1) if with_probs else None
+    tokens = torch.randint(0, vocab, (count, gamma), generator=generator)
+    draft = Draft(tokens, verify_lens, torch.zeros(count, gamma), probs)
+    batch = anchors, tokens, verify_lens, seq_lens, table, torch.arange(count)
+    exact, padded = flatten(*batch), flatten(*batch, count * (gamma + 1))
+    logits = torch.randn(len(padded.input_ids), vocab, generator=generator)
+    likely = tokens[padded.request, padded.step.clamp(max=gamma - 1)]
+    logits.scatter_add_(1, likely[:, None], 4.0 * (torch.rand(len(logits), 1, generator=generator) < 0.9))
+    expected = sampling.accept(logits[: len(exact.input_ids)].clone(), draft, verify_lens, exact)
+    logits[len(exact.input_ids) :] = torch.nan  # what stands in padding is nobody's
+    monkeypatch.setattr("outrider.server.plugin.decode.sampling.on_host", lambda tensor: False)
+    got = sampling.accept(logits, draft, verify_lens, padded)
+    assert expected[0].unique().tolist() == list(range(1, gamma + 2))
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])

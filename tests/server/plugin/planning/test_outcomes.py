@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from planned_steps import GAMMA, admit, begin, on_every_device, prefill, run
+
+from outrider.server.plugin.decode.readback import Arrival, Readback
 
 
 def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value):
@@ -57,24 +62,73 @@ def test_outcomes_are_read_before_metrics_are_shown_and_requests_prefilled(make,
     assert value("outrider_decode_steps_total") == 3
 
 
+class Late(Readback):
+    """Of a device that is asked for copies and makes them one by one; what stands there before is wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.under_way = deque()
+
+    def start(self, *tensors):
+        copies, event = tuple(torch.full_like(tensor, -99) for tensor in tensors), SimpleNamespace(done=False)
+
+        def arrive():
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.copy_(tensor)
+            event.done = True
+
+        event.query, event.synchronize = lambda: event.done, arrive
+        self.under_way.append(arrive)
+        return Arrival(copies, tensors, event)
+
+    def arrive(self):
+        self.under_way.popleft()()
+
+
 def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, clock, value):
     planning = make("cuda")
+    device = planning.readback = Late()
     prefill(planning, 2, min_tokens_per_second=1.0)
-    computed = run(planning, 2, accepted=-99)
-    second = run(planning, 2, accepted=-99)
+    run(planning, 2, accepted=3)
+    run(planning, 2, accepted=2)
     assert planning.requests.generated[2] == 0
     assert value("outrider_decode_steps_total") == 0
-    computed.fill_(3)  # only now the device is done with the first step
+    device.arrive()  # only now it is done with the first step
     clock.now += 2.0
     step = begin(planning, 2)
     assert planning.requests.generated[2] == 3
     assert step.view.progress == 1.5  # tokens per second: the planner may know of them
     assert value("outrider_decode_steps_total") == 1
-    second.fill_(2)
+    device.arrive()
     planning.finish(admit(planning, step), torch.tensor([1]))
     assert planning.requests.generated[2] == 3  # not when a step is finished either
     begin(planning, 2)
     assert planning.requests.generated[2] == 5
+
+
+def test_a_gpu_that_is_late_is_not_waited_for(make, value):
+    planning = make("cuda")
+    device = planning.readback = Late()
+    prefill(planning, 2)
+    for _ in range(40):
+        run(planning, 2, accepted=3)
+    assert planning.requests.generated[2] == 0
+    device.arrive()
+    begin(planning, 2)
+    assert planning.requests.generated[2] == 3
+    assert value("outrider_decode_steps_total") == 1
+    planning.state()  # somebody wants all of it
+    assert planning.requests.generated[2] == 120
+
+
+def test_what_is_copied_from_a_device_is_what_was_there(make):
+    """Through torch's own streams and events, which a CPU has too."""
+    planning = make("cuda")
+    prefill(planning, 2, 5)
+    run(planning, 2, 5, accepted=3, confidence=0.5)
+    planning.state()
+    assert planning.requests.generated[[2, 5]].tolist() == [3, 3]
+    assert planning.recording.blocks.records().confidence.tolist() == [[0.5] * GAMMA] * 2
 
 
 @on_every_device

@@ -1,0 +1,47 @@
+"""The drafter in SGLang's sizing of the KV cache: its weights and its state lie beside that, on the same GPU.
+
+SGLang counts a draft model of its own algorithms; ours is made after the cache, and would take what SGLang has kept for
+activations. Not counted are the target's and the drafter's distributions of a step, which come and go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from outrider.drafters import registry
+from outrider.drafters.registry import Memory
+from outrider.server.plugin.config import PluginConfig
+
+SIZES = "sglang.srt.model_executor.pool_configurator.create_memory_pool_configurator"
+
+
+def register() -> None:
+    HookRegistry.register(SIZES, _with_drafter, HookType.AROUND)
+
+
+def _with_drafter(original: Callable[[Any], Any], kvc: Any) -> Any:
+    configurator, config = original(kvc), PluginConfig.from_env()
+    if config.drafter != "off":
+        memory = registry.memory(
+            config.drafter, config.drafter_path, lookup_gamma=config.lookup_gamma, dtype=kvc.model_config.dtype
+        )
+        configurator.calculate_pool_sizes = partial(leave_room, configurator.calculate_pool_sizes, memory)
+    return configurator
+
+
+def leave_room(calculate: Callable[[int, int], Any], memory: Memory, available: int, page_size: int) -> Any:
+    """SGLang's sizes for `available` bytes, in which the drafter's memory finds room as well."""
+    available -= memory.fixed
+    room = available
+    while True:
+        found = calculate(room, page_size)
+        tokens = found.max_total_num_tokens
+        beyond = room + memory.per_slot * (tokens + page_size) - available
+        if beyond <= 0:
+            return found
+        room -= math.ceil(beyond / (1 + memory.per_slot * tokens / room))

@@ -1,0 +1,173 @@
+"""Decode steps of the worker on a GPU that is not there; prints what was asked of it, as JSON. Run by
+`test_no_host_wait.py` in a process of its own, since torch has one private device type.
+
+The target's forward is SGLang's, and stands here for logits and hidden states of the right shapes. Everything else is
+the worker's own.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import absent_gpu
+import numpy as np
+import torch
+from planning import request
+from prometheus_client import CollectorRegistry
+from tiny_drafters import CONFIGS
+
+from outrider.drafters.block import BlockDrafter, BlockModel
+from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.slot_tokens import SlotTokens
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.planners import registry
+from outrider.scheduler.planners.tiers import Tiers
+from outrider.server.plugin.decode import worker as worker_module
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.planning import Planning
+from outrider.server.plugin.decode.ranks import Ranks
+from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.spec_inputs import StepState
+
+POOL, CONTEXT, SLOTS, REQUESTS = 16, 128, 600, 3
+GREEDY, SAMPLED = {"top_k": 1, "sampling_seed": None}, {"top_k": 1 << 30, "sampling_seed": None}
+SEEDED = {"top_k": 1 << 30, "sampling_seed": 3}
+BATCHES = {
+    "greedy": [GREEDY] * REQUESTS,
+    "sampled": [SAMPLED] * REQUESTS,
+    "seeded": [SEEDED] * REQUESTS,
+    "mixed": [GREEDY, SAMPLED, SEEDED],
+}
+
+
+CASES = [
+    *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
+    *(("dspark", planner, "greedy") for planner in registry.names()),
+    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash")),
+]
+"""Drafters, planners and requests."""
+PLANTS = {
+    "item": lambda tensor: tensor.sum().item(),
+    "cpu": lambda tensor: tensor.cpu(),
+    "nonzero": lambda tensor: tensor.nonzero(),
+    "mask": lambda tensor: tensor[tensor > 0],
+    "upload": lambda tensor: tensor + torch.ones(len(tensor), dtype=torch.int64).to(tensor.device),
+    "none": lambda tensor: None,
+}
+"""What could be done to a step's anchors; all but the last wait."""
+
+
+class Worker(worker_module.SpeculativeWorker):
+    target_worker = property(lambda self: self._target_worker)
+
+
+def make_drafter(name: str, device: torch.device) -> Any:
+    if name == "ngram":
+        return NgramDrafter(4, device=device)
+    config = CONFIGS[name]
+    with device:
+        model = BlockModel(config, None if not config.draft_vocab_size else torch.arange(config.draft_vocab_size))
+        rows = torch.zeros(config.vocab_size, config.hidden_size)
+        drafter = BlockDrafter(model, embedding=rows, head=rows)
+    return LookupFirst(NgramDrafter(6, device=device), drafter)
+
+
+def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
+    worker = Worker.__new__(Worker)
+    worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
+    worker.ranks = Ranks(SimpleNamespace(world_size=1), device)
+    worker.drafter = make_drafter(drafter, device)
+    worker.drafter.allocate(SLOTS)
+    worker.width = worker.drafter.gamma + 1
+    worker.history = SlotTokens(SLOTS, device)
+    worker.requests = RequestTable(POOL, worker.width - 1, device)
+    cost = StepCost([Point(1, n, 0, (1e-3 + 1e-5 * n,)) for n in range(1, 9)])
+    metrics = SpeculationMetrics(worker.width - 1, drafter, CollectorRegistry())
+    made = registry.make(planner, gamma=worker.width - 1, threshold=0.3, cost=cost)
+    tiers = Tiers(POOL, worker.width)
+    worker.planning = Planning(made, cost, None, worker.requests, metrics, device, tiers)
+    page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
+    worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
+    worker._nothing = worker._no_draft(0)
+    worker._target_worker = SimpleNamespace(forward_batch_generation=lambda batch, **_: forward(worker, batch))
+    return worker
+
+
+def forward(worker: Worker, batch: Any) -> Any:
+    tokens = len(batch.input_ids)
+    assert batch.spec_info.ragged_verify_layout.graph_num_tokens == tokens
+    hidden = None
+    if worker.drafter.target_layers:
+        hidden = torch.zeros(tokens, 32 * len(worker.drafter.target_layers), device=worker.device)
+    logits = torch.zeros(tokens, 96, dtype=torch.bfloat16, device=worker.device)
+    output = SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
+    return SimpleNamespace(logits_output=output, can_run_cuda_graph=False)
+
+
+def batch_of(kinds: list[dict[str, Any]], lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
+    """lengths: cached tokens, as the host last heard of them."""
+    count, wide = len(kinds), torch.full((len(kinds),), 1 << 30, device=device)
+    reqs = [request(**kind) for kind in kinds]
+    for req, length in zip(reqs, lengths, strict=True):
+        req.kv, req.grammar = SimpleNamespace(kv_committed_len=length), None
+    sampled = any(kind["top_k"] != 1 for kind in kinds)
+    info = SimpleNamespace(
+        temperatures=torch.ones(count, 1, device=device), top_ks=wide, top_ps=torch.ones(count, device=device),
+        min_ps=torch.zeros(count, device=device), need_top_k_sampling=sampled, need_top_p_sampling=sampled,
+        need_min_p_sampling=False, is_all_greedy=not sampled, acc_additive_penalties=None, logit_bias=None,
+    )  # fmt: skip
+    ids = torch.zeros(count, dtype=torch.int64, device=device)
+    return SimpleNamespace(
+        reqs=reqs, req_pool_indices=ids, req_pool_indices_cpu=rows, seq_lens=ids, seq_lens_cpu=None,
+        spec_info=StepState(ids, ids), sampling_info=info, return_logprob=False, return_hidden_states=False,
+    )  # fmt: skip
+
+
+def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[str]]:
+    """What two steps of a batch ask of the device."""
+    found = []
+    batch = batch_of(BATCHES[kind], lengths, rows, worker.device)
+    worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
+    for _ in range(2):
+        with absent_gpu.watching() as operations:
+            published: list[torch.Tensor] = []
+            worker._decode(batch_of(BATCHES[kind], lengths, rows, worker.device), published.append, None)
+        assert published[0].device == worker.device
+        found.append(operations)
+    return found
+
+
+def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str, Any]:
+    """Whether two batches whose lengths differ ask the same, or what was in the way."""
+    rows = np.arange(1, REQUESTS + 1)
+    at = SimpleNamespace(numpy=lambda: rows)  # a tensor of the host, which the fake mode does not have
+    with absent_gpu.running():
+        worker = make_worker(drafter, planner, device)
+        try:
+            short, long = (steps(worker, kind, lengths, at) for lengths in ([20, 30, 25], [24, 18, 29]))
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)
+            ours = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in place]
+            return {"error": f"{type(error).__name__}: {str(error)[:200]} at {' '.join(ours[-4:])}"}
+    return {"same": short == long, "operations": len(short[1])}
+
+
+def main() -> None:
+    device, found = absent_gpu.install(), {}
+    for case in CASES:
+        found[", ".join(case)] = run(*case, device)
+    original = worker_module.flatten
+    for name, plant in PLANTS.items():
+        worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]
+        found[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The drafter's memory, in SGLang's own sizing of the KV cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
+from tiny_drafters import CONFIGS, make_model
+
+from outrider.drafters import registry
+from outrider.drafters.block import BlockDrafter
+from outrider.drafters.block.checkpoint import load, save_compact, save_plain
+from outrider.drafters.registry import Memory
+from outrider.server.plugin.hooks.draft_memory import leave_room
+
+
+def sglangs(cell_size):
+    """SGLang's configurator of ordinary models, whose constructor wants a whole model runner."""
+    configurator = DefaultPoolConfigurator.__new__(DefaultPoolConfigurator)
+    configurator._cell_size = cell_size
+    return configurator
+
+
+@given(
+    st.integers(1, 4000), st.integers(0, 4000), st.integers(0, 10**8), st.integers(10**8, 10**11),
+    st.sampled_from([1, 16, 64]),
+)  # fmt: skip
+def test_cache_and_drafter_fit_together_and_leave_little(cell_size, per_slot, fixed, available, page_size):
+    memory = Memory(fixed, per_slot)
+    if available - fixed < 10 * page_size * (cell_size + per_slot):
+        return  # no cache to speak of
+    tokens = leave_room(sglangs(cell_size).calculate_pool_sizes, memory, available, page_size).max_total_num_tokens
+    assert tokens * cell_size + (tokens + page_size) * per_slot + fixed <= available
+    assert (tokens + 4 * page_size) * (cell_size + per_slot) + fixed > available * 0.99
+
+
+def test_a_drafter_that_alone_is_too_large_is_refused_as_sglang_does():
+    with pytest.raises(RuntimeError, match="Not enough memory"):
+        leave_room(sglangs(100).calculate_pool_sizes, Memory(2000, 4), 1000, 1)
+
+
+@pytest.mark.parametrize("save", [save_plain, save_compact])
+@pytest.mark.parametrize("name", ["dspark", "truncated", "dflash"])
+def test_what_is_told_is_what_the_drafter_has(tmp_path, name, save):
+    config = CONFIGS[name]
+    save(make_model(config), tmp_path)
+    told = registry.memory(config.kind, str(tmp_path), lookup_gamma=4, dtype=torch.float32)
+    rows = torch.zeros(config.vocab_size, config.hidden_size)
+    drafter = BlockDrafter(load(tmp_path, dtype=torch.float32), embedding=rows, head=rows)
+    drafter.allocate(100)
+    pools = sum(pool.nbytes for pair in drafter.pools for pool in pair)
+    assert told.per_slot == pools / 100 + 2 * 4
+    tensors = [*drafter.model.parameters(), *drafter.model.buffers()]
+    own = sum(tensor.nbytes for tensor in tensors if tensor is not drafter.model.vocab)
+    if drafter.vocab is not None:
+        own += drafter.head.nbytes
+    assert own <= told.fixed <= own * 1.2 + 4 * config.vocab_size * (config.markov_rank + 1)
+
+
+def test_prompt_lookup_has_tokens_alone():
+    assert registry.memory("ngram", "", lookup_gamma=0, dtype=torch.bfloat16) == Memory(0, 8)

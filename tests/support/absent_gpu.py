@@ -1,0 +1,111 @@
+"""A device that is not there: tensors on it have shapes and types, and no numbers.
+
+What would wait for a real one has no answer here, so it raises: a number read on the host, a shape that depends on
+numbers (`nonzero`, masks), a copy from one side to the other that is not the asynchronous one of pinned memory. What is
+asked of it is written down, so that two runs can be compared.
+
+torch without CUDA cannot index tensors on a fake "cuda:0"; so this is a device of torch's own private type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+NAME = "absent"
+
+
+class Event:
+    """What CUDA's has that the decode step uses. It never fires, unless somebody waits."""
+
+    waited = 0
+
+    def __init__(self, enable_timing: bool = False):
+        self.enable_timing = enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        raise AssertionError("the host waits for an event")
+
+
+class Stream:
+    def wait_event(self, event: Event) -> None:
+        pass
+
+
+class Module(_DummyBackendModule):
+    Event, Stream = Event, Stream
+
+    @staticmethod
+    @contextmanager
+    def stream(stream: Stream) -> Iterator[None]:
+        yield
+
+
+class Copies(TorchDispatchMode):
+    """Rejects copies between the host and the device that wait. operations: what ran, with its shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+
+    @staticmethod
+    def _is_asynchronous(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """A copy that is said to be, to the host, or from pinned memory."""
+        if name == "aten.copy_.default":
+            return bool(args[2:3] == (True,) or kwargs.get("non_blocking")) and args[0].device.type == "cpu"
+        upload = name == "aten._to_copy.default" and hasattr(args[0], "pinned")
+        return upload and bool(kwargs.get("non_blocking"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        devices = {leaf.device.type for leaf in (*given, *made) if leaf.dim() or leaf.device.type != "cpu"}
+        name = str(func)
+        if len(devices) > 1 and not self._is_asynchronous(name, args, kwargs):
+            raise AssertionError(f"{name} waits: it has tensors on {' and '.join(sorted(devices))}")
+        self.operations.append(f"{name} {[tuple(leaf.shape) for leaf in given]} {[tuple(leaf.shape) for leaf in made]}")
+        return out
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """The fake mode has no pinned memory."""
+    found = tensor.clone()
+    found.pinned = True
+    return found
+
+
+def install() -> torch.device:
+    """The device, for this process."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
+    torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device) is made on the host, and copied
+    torch.Tensor.pin_memory = _pinned
+    return torch.device(f"{NAME}:0")
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """In which tensors are fake."""
+    with FakeTensorMode():
+        yield
+
+
+@contextmanager
+def watching() -> Iterator[list[str]]:
+    """In which nothing may wait; yields the operations."""
+    with Copies() as copies:
+        yield copies.operations
