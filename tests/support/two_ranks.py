@@ -109,8 +109,9 @@ def requests() -> list[SimpleNamespace]:
     def params(i: int) -> SimpleNamespace:
         asked = {KEY: {"min_tokens_per_second": 50.0}} if i % 3 == 1 else None
         return SimpleNamespace(
-            custom_params=asked, max_new_tokens=CONTEXT, sampling_seed=None, ignore_eos=True, stop_token_ids=None
-        )
+            custom_params=asked, max_new_tokens=CONTEXT, sampling_seed=None, top_k=1 if i % 3 == 0 else VOCAB,
+            ignore_eos=True, stop_token_ids=None,
+        )  # fmt: skip
 
     return [
         SimpleNamespace(sampling_params=params(i), origin_input_ids=[i] * 3, tokenizer=None, grammar=None)
