@@ -40,8 +40,8 @@ def test_the_default_drafter_planned(planned_server, prompts, plain):
 def test_several_denoising_steps_planned(denoising_server, prompts, plain):
     before = accepted_tokens(denoising_server)
     drafted = [tokens(a) for a in complete_all(denoising_server, prompts[:16], 8, speculate=True, **PLAIN)]
-    assert accepted_tokens(denoising_server) - before > 50
-    assert metric(denoising_server.url, "outrider_verified_position_total", source="model") > 200
+    assert accepted_tokens(denoising_server) - before > 20
+    assert metric(denoising_server.url, "outrider_verified_position_total", source="model") > 50
     assert drafted == plain[:16]
 
 

@@ -67,29 +67,28 @@ def filtered(probs: np.ndarray, top_k: int | None, top_p: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("served", "temperature", "rules"),
+    ("served", "temperature", "rules", "accepted"),
     [
-        ("exact_server", 1.0, {}),
-        ("exact_server", 0.8, {"top_k": 20, "top_p": 0.9}),
-        ("planned_server", 1.0, {}),
-        ("dspark_server", 1.0, {}),
-        ("denoising_server", 1.0, {}),
-        ("dflash_server", 1.0, {}),
-        ("deer_server", 1.0, {}),
-        ("specdiff_server", 1.0, {}),
+        ("exact_server", 1.0, {}, 0.05),
+        ("exact_server", 0.8, {"top_k": 20, "top_p": 0.9}, 0.05),
+        ("planned_server", 1.0, {}, 0.05),
+        ("dspark_server", 1.0, {}, 0.05),
+        ("denoising_server", 1.0, {}, 0.025),  # of random weights, as the last two
+        ("dflash_server", 1.0, {}, 0.05),
+        ("deer_server", 1.0, {}, 0.025),
+        ("specdiff_server", 1.0, {}, 0.025),
     ],
     ids=["plain", "top-k and top-p", "planned", "dspark", "denoising", "dflash", "deer", "specdiff"],
     indirect=["served"],
 )
-def test_first_two_tokens_against_the_exact_distribution(target, served, temperature, rules):
-
+def test_first_two_tokens_against_the_exact_distribution(target, served, temperature, rules, accepted):
     def probs(continuation):
         return filtered(target(continuation, temperature), rules.get("top_k"), rules.get("top_p", 1.0))
 
     before = accepted_tokens(served)
     drawn = samples(served, True, temperature=temperature, **rules)
     assert len(drawn) == SAMPLES
-    assert accepted_tokens(served) - before > SAMPLES / 20  # drafts were accepted, and some were not
+    assert accepted_tokens(served) - before > SAMPLES * accepted  # drafts were accepted, and some were not
 
     first = probs(())
     assert p_value(Counter(t[0] for t in drawn), dict(enumerate(first)), SAMPLES) > 1e-4
