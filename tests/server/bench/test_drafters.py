@@ -52,7 +52,7 @@ def test_drafters_are_compared_along_the_same_answers(
     ("words", "reason"),
     [
         (["nowhere"], "nowhere"),
-        (["target"], "is not a block drafter"),
+        (["target"], "drafter architecture ['LlamaForCausalLM'] is unknown"),
         (["dspark", "--temperatures", "-1"], "--temperatures are at least 0, not -1"),
         (["dspark", "--count", "0"], "--count is at least 1, not 0"),
         (["dspark", "--prompts", "/nowhere.jsonl"], "--prompts /nowhere.jsonl does not exist"),

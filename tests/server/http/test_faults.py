@@ -186,16 +186,19 @@ def alive(process: psutil.Process) -> bool:
 
 
 def test_any_process_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
-    from outrider.server.engine.engine import Engine
+    from outrider.server.engine.part import Part
+    from outrider.server.engine.process import StartupReport
+    from outrider.server.engine.run_folder import RunFolder
 
     context = multiprocessing.get_context("spawn")
     processes = {name: context.Process(target=time.sleep, args=(60,)) for name in ("scheduler_0", "detokenizer")}
     for process in processes.values():
         process.start()
-    engine = Engine(None, None, processes, 0, 0, tmp_path, None)
+    engine = Part(processes, RunFolder.make(), StartupReport(tmp_path / "report"))
     try:
         assert engine.dead_processes() == []
         processes["detokenizer"].kill()
         assert asyncio.run(asyncio.wait_for(engine.wait_for_death(), 5)) == ["detokenizer"]
     finally:
         processes["scheduler_0"].kill()
+        engine.run_folder.remove()

@@ -146,9 +146,13 @@ def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.Ca
             running -= 1
 
     written = tmp_path / "load.json"
-    with SmallServer(interrupting) as server:
-        flags = ("--concurrency", "1,2", "--seconds", "0.5", "--warm-up", "0", "--json", str(written))
-        code, shown = load(capsys, "--url", server.url, *flags)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a process of the command's own
+    try:
+        with SmallServer(interrupting) as server:
+            flags = ("--concurrency", "1,2", "--seconds", "0.5", "--warm-up", "0", "--json", str(written))
+            code, shown = load(capsys, "--url", server.url, *flags)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert code == 130
     (measured,) = json.loads(written.read_text())["loads"]
     assert (measured["load"], measured["failures"]) == (1, {})
