@@ -183,7 +183,7 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
 
 def test_an_answer_is_the_same_after_a_retraction(exact_server, prompts):
     """More requests get in than the cache holds; some lose their place, and are prefilled again with what they had."""
-    body = {"max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": False}
+    body = {"max_tokens": 2 * TOKENS, "min_tokens": 2 * TOKENS, "ignore_eos": False}
     kinds = [SEEDED[0], SEEDED[1], {"temperature": 0}]
     alone = [tokens(complete(exact_server, prompts[i], speculate=False, **(body | kinds[i]))) for i in range(3)]
     before = metric(exact_server.url, "sglang:num_retracted_requests_total")
