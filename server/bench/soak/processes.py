@@ -61,8 +61,9 @@ def of_server(url: str) -> Watched | None:
         return None
     named: dict[str, psutil.Process] = {}
     for process in family:
-        name = _name(process, root)
-        named[name if name not in named else f"{name} {process.pid}"] = process
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            name = _name(process, root)
+            named[name if name not in named else f"{name} {process.pid}"] = process
     return Watched(named, time.monotonic())
 
 

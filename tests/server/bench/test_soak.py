@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,8 @@ def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
 
 
 def test_processes_of_a_server_are_found() -> None:
-    with SmallServer(right) as server:
+    with SmallServer(right) as server, subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
         watched = processes.of_server(server.url)
         assert watched is not None
         sample = watched.sample()
