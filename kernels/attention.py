@@ -1,9 +1,5 @@
 """Attention of a flattened, ragged batch over a paged KV cache: extend, decode and verify in one path.
 
-The batch is a row of N query tokens without padding; request r owns rows `qo_indptr[r]:qo_indptr[r + 1]`,
-which are the last positions of its `kv_lens[r]` cached ones (FlashInfer's convention). A prefill chunk, a
-decode step (one query) and a verification (1 .. gamma + 1 queries) differ in nothing but these two arrays.
-
 Decode and verify reduce over the cache in chunks of fixed size and fixed order, so that in float32 the result
 of a token does not depend on the other tokens of its batch: speculative and plain decoding see the same
 numbers. The torch version has BLAS calls of one shape for that on the CPU, see `invariance`.
@@ -12,21 +8,15 @@ numbers. The torch version has BLAS calls of one shape for that on the CPU, see 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 
 from outrider.kernels.cpu import native
 from outrider.kernels.cuda import native as cuda
+from outrider.kernels.flat_batch import KV_CHUNK, QUERY_TILE, FlatBatch, Tiles
 from outrider.kernels.invariance import usable_places
 
-QUERY_TILE = 4
-"""Queries of one request that share a gather of its keys in the torch version."""
-KV_CHUNK = 128
-"""Positions of one reduction step; fixed, since the order of the sums depends on it."""
-LONG_EXTEND = 64
-"""From this many queries on, the torch version gives a request its own scaled-dot-product call."""
 CUDA_HEADS = (64, 128)
 """Head sizes that the Triton kernel takes."""
 MASKED = -1e30
@@ -34,152 +24,6 @@ MASKED = -1e30
 
 BatchedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A batched matrix product."""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Up to `per_tile` neighbouring queries of one request, in order of falling `ends`.
-
-    queries: [T, QUERY_TILE] int64, rows of q; the last query fills the places left over.
-    positions: [T, QUERY_TILE] int64, their positions in the sequence.
-    rows: [T] int64, rows of the page table.  kv_lens: [T] int64.
-    ends: [T] int64, one past the last position any query of the tile sees.
-    tokens: [M] int64, the queries covered; `places`: [M] int64, where each stands in `queries.flatten()`.
-    counts: for every chunk of `KV_CHUNK` positions, how many of the first tiles reach into it.
-    """
-
-    queries: torch.Tensor
-    positions: torch.Tensor
-    rows: torch.Tensor
-    kv_lens: torch.Tensor
-    ends: torch.Tensor
-    tokens: torch.Tensor
-    places: torch.Tensor
-    counts: list[int]
-
-
-@dataclass(frozen=True)
-class FlatBatch:
-    """R requests with N queries in one row; build one per step, all layers share what it derives.
-
-    qo_indptr: [R + 1] int32, rows `qo_indptr[r]:qo_indptr[r + 1]` of the queries belong to request r.
-    kv_lens: [R] int32, positions in the cache, the queries' own included (their keys are already written).
-    rows: [R] int64, each request's row of `page_table`.
-    page_table: [rows, context] int32, the KV slot of every position; entries at or beyond `kv_lens` are not
-    read.
-    most_queries, longest: bounds of a request's queries and of `kv_lens`, where the host knows them. On a device it
-    then need not wait for these lengths.
-    """
-
-    qo_indptr: torch.Tensor
-    kv_lens: torch.Tensor
-    rows: torch.Tensor
-    page_table: torch.Tensor
-    most_queries: int | None = None
-    longest: int | None = None
-
-    @property
-    def requests(self) -> int:
-        return self.kv_lens.shape[0]
-
-    @cached_property
-    def host_indptr(self) -> list[int]:
-        return self.qo_indptr.tolist()
-
-    @cached_property
-    def host_kv_lens(self) -> list[int]:
-        return self.kv_lens.tolist()
-
-    @property
-    def tokens(self) -> int:
-        return self.host_indptr[-1]
-
-    @cached_property
-    def max_kv_len(self) -> int:
-        return max(self.host_kv_lens, default=0)
-
-    @cached_property
-    def max_q_len(self) -> int:
-        pairs = zip(self.host_indptr, self.host_indptr[1:], strict=False)
-        return max((stop - start for start, stop in pairs), default=0)
-
-    @cached_property
-    def requests_of_tokens(self) -> torch.Tensor:
-        """[N] int64, the request of every query."""
-        lens = self.qo_indptr.diff().long()
-        return torch.repeat_interleave(torch.arange(self.requests, device=lens.device), lens)
-
-    @cached_property
-    def positions(self) -> torch.Tensor:
-        """[N] int64, the position of every query in its sequence."""
-        owner = self.requests_of_tokens
-        first = (self.kv_lens - self.qo_indptr[1:]).long()
-        return torch.arange(owner.shape[0], device=owner.device) + first[owner]
-
-    def validate(self) -> None:
-        """Raise ValueError where the arrays contradict each other; reads them on the host, once."""
-        requests = self.requests
-        if self.qo_indptr.shape != (requests + 1,) or self.rows.shape != (requests,):
-            raise ValueError(
-                f"for {requests} kv_lens expected {requests + 1} qo_indptr and {requests} rows, "
-                f"got {tuple(self.qo_indptr.shape)} and {tuple(self.rows.shape)}"
-            )
-        if self.page_table.dim() != 2:
-            raise ValueError(f"page_table must be [rows, context], got shape {tuple(self.page_table.shape)}")
-        indptr, kv_lens = self.host_indptr, self.host_kv_lens
-        if indptr[0] != 0:
-            raise ValueError(f"qo_indptr must start at 0, got {indptr[0]}")
-        for r, kv_len in enumerate(kv_lens):
-            q_len = indptr[r + 1] - indptr[r]
-            if not 0 <= q_len <= kv_len <= self.page_table.shape[1]:
-                raise ValueError(
-                    f"request {r}: expected 0 <= q_len <= kv_len <= context {self.page_table.shape[1]}, "
-                    f"got q_len {q_len}, kv_len {kv_len}"
-                )
-
-    @cached_property
-    def long_requests(self) -> list[int]:
-        """Requests with at least `LONG_EXTEND` queries."""
-        indptr = self.host_indptr
-        return [r for r in range(self.requests) if indptr[r + 1] - indptr[r] >= LONG_EXTEND]
-
-    def tiles(self, per_tile: int, *, causal: bool, long_too: bool) -> Tiles:
-        """The batch, or what is left of it without its long requests, cut into tiles; made once per step."""
-        key = per_tile, causal, long_too
-        if key not in self._tiles:
-            self._tiles[key] = _cut(self, *key)
-        return self._tiles[key]
-
-    @cached_property
-    def _tiles(self) -> dict[tuple[int, bool, bool], Tiles]:
-        return {}
-
-
-def _cut(batch: FlatBatch, per_tile: int, causal: bool, long_too: bool) -> Tiles:
-    q_lens = batch.qo_indptr.diff().long()
-    tiled = q_lens if long_too else q_lens.where(q_lens < LONG_EXTEND, 0)
-    per_request = (tiled + per_tile - 1) // per_tile
-    request = torch.repeat_interleave(torch.arange(batch.requests, device=q_lens.device), per_request)
-    first_tile = per_request.cumsum(0) - per_request
-    index = torch.arange(request.shape[0], device=q_lens.device)
-    steps = torch.arange(QUERY_TILE, device=q_lens.device).clamp(max=per_tile - 1)
-    offset = (index - first_tile[request])[:, None] * per_tile + steps
-    clamped = torch.minimum(offset, q_lens[request, None] - 1)
-    queries = batch.qo_indptr[:-1].long()[request, None] + clamped
-    kv_lens = batch.kv_lens.long()[request]
-    positions = (kv_lens - q_lens[request])[:, None] + clamped
-    ends = positions[:, -1] + 1 if causal else kv_lens
-    ends, order = ends.sort(descending=True, stable=True)
-    place = torch.empty_like(order)
-    place[order] = index
-    tokens = (tiled > 0)[batch.requests_of_tokens].nonzero()[:, 0]
-    owner = batch.requests_of_tokens[tokens]
-    within = tokens - batch.qo_indptr.long()[owner]
-    places = place[first_tile[owner] + within // per_tile] * QUERY_TILE + within % per_tile
-    starts = torch.arange(0, batch.max_kv_len, KV_CHUNK, device=q_lens.device)
-    counts = [count for count in (ends[None, :] > starts[:, None]).sum(1).tolist() if count]
-    rows = batch.rows[request[order]]
-    return Tiles(queries[order], positions[order], rows, kv_lens[order], ends, tokens, places, counts)
 
 
 def flat_attention(
@@ -256,20 +100,14 @@ def bounded_attention(
     for start in range(0, longest, KV_CHUNK):
         span = torch.arange(start, start + KV_CHUNK, device=q.device)
         slots = batch.page_table[batch.rows[:, None], torch.minimum(span, kv_lens[:, None] - 1)].long()
-        scores = queries @ k_pool[slots].float().permute(0, 2, 3, 1)
-        if logit_cap > 0:
-            scores = logit_cap * torch.tanh(scores / logit_cap)
+        scores = _capped(queries @ k_pool[slots].float().permute(0, 2, 3, 1), logit_cap)
         seen = (span < kv_lens[:, None, None]).expand(-1, most, -1)
         if causal:
             seen = seen & (span <= position[:, :, None])
         if window >= 0:
             seen = seen & (span >= position[:, :, None] - window)
         scores = scores.masked_fill(~seen[:, None].repeat_interleave(group, 2), MASKED)
-        top = torch.maximum(peak, scores.amax(-1, keepdim=True))
-        weights, decay = torch.exp(scores - top), torch.exp(peak - top)
-        mass = mass * decay + weights.sum(-1, keepdim=True)
-        out = out * decay + weights @ v_pool[slots].float().transpose(1, 2)
-        peak = top
+        peak, mass, out = _add_chunk(scores, v_pool[slots].float(), peak, mass, out, torch.matmul)
     out = (out / mass).view(requests, kv_heads, most, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
     place = torch.arange(len(q), device=q.device)
     request = torch.searchsorted(batch.qo_indptr[1:].long(), place, right=True).clamp(max=requests - 1)
@@ -371,22 +209,39 @@ def _tiled_attention(
         safe = torch.minimum(span, tiles.kv_lens[:active, None] - 1)
         slots = page_table[tiles.rows[:active, None], safe]
         keys, values = k_pool[slots].float(), v_pool[slots].float()
-        scores = multiply(queries[:active], keys.permute(0, 2, 3, 1))
-        if logit_cap > 0:
-            scores = logit_cap * torch.tanh(scores / logit_cap)
+        scores = _capped(multiply(queries[:active], keys.permute(0, 2, 3, 1)), logit_cap)
         position = tiles.positions[:active, :, None]
         seen = span <= position if causal else (span < tiles.kv_lens[:active, None, None]).expand(-1, QUERY_TILE, -1)
         if window >= 0:
             seen = seen & (span >= position - window)
         seen = seen[:, None, :, None].expand(-1, -1, -1, group, -1).reshape(active, 1, width, KV_CHUNK)
         scores = scores.masked_fill(~seen, MASKED)
-        top = torch.maximum(peak[:active], scores.amax(-1, keepdim=True))
-        weights, decay = torch.exp(scores - top), torch.exp(peak[:active] - top)
-        mass[:active] = mass[:active] * decay + weights.sum(-1, keepdim=True)
-        out[:active] = out[:active] * decay + multiply(weights, values.transpose(1, 2))
-        peak[:active] = top
+        before = peak[:active], mass[:active], out[:active]
+        peak[:active], mass[:active], out[:active] = _add_chunk(scores, values, *before, multiply)
     out = (out / mass).view(count, kv_heads, QUERY_TILE, group, value_dim).transpose(1, 2)
     return out.reshape(count * QUERY_TILE, q.shape[1], value_dim)[tiles.places].to(q.dtype)
+
+
+def _capped(scores: torch.Tensor, logit_cap: float) -> torch.Tensor:
+    return logit_cap * torch.tanh(scores / logit_cap) if logit_cap > 0 else scores
+
+
+def _add_chunk(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    peak: torch.Tensor,
+    mass: torch.Tensor,
+    out: torch.Tensor,
+    multiply: BatchedProduct,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """peak, mass [T, Hkv, M, 1] and out [T, Hkv, M, Dv] of an online softmax, with one more chunk of C positions.
+
+    scores: [T, Hkv, M, C], `MASKED` where nothing is seen. values: [T, C, Hkv, Dv].
+    """
+    top = torch.maximum(peak, scores.amax(-1, keepdim=True))
+    weights, decay = torch.exp(scores - top), torch.exp(peak - top)
+    mass = mass * decay + weights.sum(-1, keepdim=True)
+    return top, mass, out * decay + multiply(weights, values.transpose(1, 2))
 
 
 def _request_attention(
@@ -438,7 +293,7 @@ def reference_attention(
         group = q.shape[1] // k_pool.shape[1]
         keys, values = (pool[slots].float().repeat_interleave(group, 1) for pool in (k_pool, v_pool))
         scores = torch.einsum("qhd,khd->hqk", q[start:stop].float(), keys) * scale
-        scores = logit_cap * torch.tanh(scores / logit_cap) if logit_cap > 0 else scores
+        scores = _capped(scores, logit_cap)
         i = torch.arange(length - (stop - start), length, device=q.device)[:, None]
         j = torch.arange(length, device=q.device)
         unseen = ((j > i) & causal) | ((j < i - window) & (window >= 0))

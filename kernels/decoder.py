@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from outrider.kernels import fused
-from outrider.kernels.attention import FlatBatch
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.layer import DecoderLayer, decoder_layer
 
 Pool = tuple[torch.Tensor, torch.Tensor]

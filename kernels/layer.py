@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.kernels import fused
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import flat_attention
 from outrider.kernels.blocks import BlockWeight
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.int8 import Int8Weight, multiply
 from outrider.kernels.linear import PackedWeight
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import flat_attention
+from outrider.kernels.flat_batch import FlatBatch
 
 from ..base import Draft, DraftBatch, Drafter, Features
 from ..target import Rows, Target

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from outrider.kernels import fused
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import flat_attention
 from outrider.kernels.blocks import BlockWeight
 from outrider.kernels.cpu import native
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.int8 import multiply
 from outrider.kernels.linear import PackedWeight, pack
 

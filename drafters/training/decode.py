@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import torch
 
-from outrider.kernels.attention import FlatBatch
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams
 from outrider.kernels.sampling import Rules
 

@@ -15,9 +15,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import flat_attention
 from outrider.kernels.cpu import native
 from outrider.kernels.decoder import Decoder
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.layer import DecoderLayer
 from outrider.kernels.linear import pack, packed_linear
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from outrider.kernels.attention import FlatBatch
+from outrider.kernels.flat_batch import FlatBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.kernels import attention, blocks, fused, linear, sampling
+from outrider.kernels.flat_batch import FlatBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,14 @@ class Model:
         """A step of `requests` × `tokens` queries, the last of `context` positions each."""
         shape, slots = self.shape, torch.randperm(requests * context).int().view(requests, context)
         indptr = torch.arange(0, requests * tokens + 1, tokens).int()
-        batch = attention.FlatBatch(indptr, torch.full((requests,), context).int(), torch.arange(requests), slots)
+        batch = FlatBatch(indptr, torch.full((requests,), context).int(), torch.arange(requests), slots)
         pool_size = (shape.layers, 2, requests * context, shape.kv_heads, shape.head_dim)
         pools = torch.randn(pool_size).to(self.dtype)
         new = slots[:, context - tokens :].reshape(-1).long()
         x = torch.randn(requests * tokens, shape.hidden).to(self.dtype)
         return lambda: self._forward(x, batch, pools, new)
 
-    def _forward(
-        self, x: torch.Tensor, batch: attention.FlatBatch, pools: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
+    def _forward(self, x: torch.Tensor, batch: FlatBatch, pools: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         use, scale, residual = self.use, self.scale, torch.zeros_like(x)
         for (qkv_weight, out_weight, up_weight, down_weight), (keys, values) in zip(self.layers, pools, strict=True):
             normed = use.add_norm(x, residual, scale, 1e-5)

@@ -21,6 +21,7 @@ import torch
 
 from outrider.kernels import attention, fused, int8, linear, noise, sampling
 from outrider.kernels.cpu import native
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.server.bench import harness
 from outrider.server.bench.kernel_step import OURS, PLAIN, Model, Shape
 from outrider.server.errors import UserError
@@ -88,7 +89,7 @@ def _attention_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tu
             continue
         slots = torch.randperm(requests * context).int().view(requests, context)
         indptr = torch.arange(0, requests * queries + 1, queries).int()
-        batch = attention.FlatBatch(indptr, torch.full((requests,), context).int(), torch.arange(requests), slots)
+        batch = FlatBatch(indptr, torch.full((requests,), context).int(), torch.arange(requests), slots)
         q = torch.randn(requests * queries, shape.heads, shape.head_dim).to(dtype)
         k, v = torch.randn(2, requests * context, shape.kv_heads, shape.head_dim).to(dtype)
         plain, ours = (

@@ -14,8 +14,8 @@ from outrider.drafters.training.prompts import Sample, read_samples
 from outrider.drafters.training.store import FeatureStore
 from outrider.drafters.training.synthesise import Keep, answer
 from outrider.drafters.training.target import TargetModel
-from outrider.kernels.attention import FlatBatch
 from outrider.kernels.cpu import native
+from outrider.kernels.flat_batch import FlatBatch
 
 
 def test_texts_written_together_equal_single_ones(target_folder: Path) -> None:

@@ -16,7 +16,8 @@ from outrider.drafters.training.loop import train_step
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.padded import padded_attention, rectangles
 from outrider.drafters.training.store import Sequence
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import flat_attention
+from outrider.kernels.flat_batch import FlatBatch
 
 META = torch.device("meta")
 """Knows shapes alone: a tensor on another device beside it raises, and so does any number read back."""

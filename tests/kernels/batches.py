@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.kernels.attention import FlatBatch
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.layer import DecoderLayer, decoder_layer, reference_decoder_layer
 from outrider.kernels.sampling import Rules
 

@@ -6,8 +6,9 @@ from batches import ragged_attention
 from instruction_sets import EACH_SET, before_a_guard
 
 from outrider.kernels import fused
-from outrider.kernels.attention import FlatBatch, flat_attention, reference_attention
+from outrider.kernels.attention import flat_attention, reference_attention
 from outrider.kernels.cpu import native
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear
 from outrider.kernels.linear import pack, packed_linear, reference_linear
 from outrider.kernels.noise import torch_gumbel_argmax

@@ -13,7 +13,8 @@ import torch
 from batches import alone, ragged_attention
 
 from outrider.kernels import invariance
-from outrider.kernels.attention import QUERY_TILE, torch_attention
+from outrider.kernels.attention import torch_attention
+from outrider.kernels.flat_batch import QUERY_TILE
 from outrider.kernels.invariance import count_places
 from outrider.kernels.linear import ROW_BLOCK, invariant_linear, reference_linear
 

@@ -8,7 +8,8 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import flat_attention
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.server.plugin.decode.spec_inputs import indptr
 
 

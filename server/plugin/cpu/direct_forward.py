@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from outrider.kernels.attention import FlatBatch
 from outrider.kernels.decoder import Decoder
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.server.plugin.cpu import fused_model
 from outrider.server.plugin.decode.spec_inputs import FlatVerify
 

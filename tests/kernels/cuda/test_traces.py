@@ -14,9 +14,10 @@ from outrider.drafters.base import DraftBatch
 from outrider.drafters.block.heads import SEQUENTIAL_HEADS
 from outrider.drafters.block.sampling import sample_block, sample_parallel
 from outrider.kernels.acceptance import accept_logits
-from outrider.kernels.attention import FlatBatch, flat_attention
+from outrider.kernels.attention import flat_attention
 from outrider.kernels.cuda import native
 from outrider.kernels.drafts import admit, weigh_drafts
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.ragged import commit, flatten_tier, torch_commit, torch_flatten_tier, torch_flatten_verify
 from outrider.kernels.sampling import Rules, draw_tokens
