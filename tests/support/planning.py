@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.base import Budget, StepView
+from outrider.scheduler.planners.base import Budget, Planner, StepView
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.step import Step
 
@@ -82,3 +84,22 @@ def prefixes(lens: list[int], tokens: int) -> list[tuple[int, ...]]:
 def value(survival: np.ndarray, verify_lens: tuple[int, ...]) -> float:
     """Expected accepted draft tokens."""
     return float(sum(survival[r, :n].sum() for r, n in enumerate(verify_lens)))
+
+
+def check_nothing_is_read_behind_a_token(
+    planners: Sequence[Planner],
+    block: list[list[float]],
+    confidences: st.SearchStrategy[float],
+    data: st.DataObject,
+) -> None:
+    """Of a block [R, gamma] of confidences: c_{k+1..} of its own request, which depend on x_k, change nothing up to
+    x_k. `confidences` draws one."""
+    requests, gamma = len(block), len(block[0])
+    row, k = data.draw(st.integers(0, requests - 1)), data.draw(st.integers(1, gamma))
+    changed = [list(values) for values in block]
+    changed[row][k:] = data.draw(st.lists(confidences, min_size=gamma - k, max_size=gamma - k))
+    lens = torch.full((requests,), gamma)
+    for planner in planners:
+        budget = planner.budget(view(requests, gamma))
+        admitted = [int(planner.admit(torch.tensor(b), lens, budget)[row].clamp(max=k)) for b in (block, changed)]
+        assert admitted[0] == admitted[1], planner
