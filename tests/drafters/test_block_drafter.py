@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
 import pytest
 import torch
-from chi_square import p_value
-from tiny_drafters import CONFIGS, TINY, make_drafter, make_model
+from tiny_drafters import CONFIGS, TINY, check_tokens_follow_q, make_drafter, make_model
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError
@@ -16,7 +14,6 @@ from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import Frozen, hidden_states
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.validate import greedy_tokens
-from outrider.kernels.noise import Purpose, streams
 
 LENGTHS = (9, 30, 1)
 
@@ -155,26 +152,7 @@ def test_confidence_does_not_see_its_own_token(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["truncated", "wide"])
 def test_tokens_follow_q_exactly(kind: str) -> None:
-    """With many keys at position k, tokens must come in proportion to q_k, given the prefix; q follows the rules."""
-    drafter, table = prepared(CONFIGS[kind])
-    n = 4000
-    for k in range(4):
-        keys = torch.full((n, 4), 37)
-        keys[:, k] = streams(torch.arange(n), torch.full((n,), k), Purpose.DRAFT)
-        many = DraftBatch(
-            anchors=torch.full((n,), 3),
-            seq_lens=torch.full((n,), 9),
-            page_table=table,
-            rows=torch.zeros(n, dtype=torch.int64),
-            keys=keys,
-            temperatures=torch.full((n,), 4.0),
-            top_ks=torch.full((n,), 12),
-        )
-        draft = drafter.propose(many)
-        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
-        q = draft.probs[0, k]
-        assert int((q > 0).sum()) == 12
-        assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), n) > 1e-3
+    check_tokens_follow_q(*prepared(CONFIGS[kind]), positions=range(4), draws=4000)
 
 
 def test_smaller_gamma_and_refusals() -> None:

@@ -11,7 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from chi_square import p_value
-from tiny_drafters import DIFFUSION, DIFFUSIONS, TINY, WIDE_DIFFUSION, make_diffusion, make_model, make_target
+from tiny_drafters import (
+    DIFFUSION,
+    DIFFUSIONS,
+    TINY,
+    WIDE_DIFFUSION,
+    check_tokens_follow_q,
+    make_diffusion,
+    make_model,
+    make_target,
+)
 
 from outrider.drafters import networks
 from outrider.drafters.base import Draft, DraftBatch, Features
@@ -250,28 +259,7 @@ def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConf
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_tokens_follow_q_exactly(steps: int) -> None:
-    """With many keys at position k, tokens must come in proportion to q_k, given the prefix; q follows the rules."""
-    made, table = observed(WIDE_DIFFUSION, steps)
-    n = 2000
-    for k in (0, 1, 3):
-        keys = torch.full((n, GAMMA), 37)
-        keys[:, k] = streams(torch.arange(n), torch.full((n,), k), Purpose.DRAFT)
-        many = DraftBatch(
-            anchors=torch.full((n,), 3),
-            seq_lens=torch.full((n,), 9),
-            page_table=table,
-            rows=torch.zeros(n, dtype=torch.int64),
-            keys=keys,
-            temperatures=torch.full((n,), 4.0),
-            top_ks=torch.full((n,), 12),
-        )
-        draft = made.propose(many)
-        assert draft.vocab is not None
-        assert draft.probs is not None
-        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
-        q = draft.probs[0, k]
-        assert int((q > 0).sum()) == 12
-        assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), n) > 1e-3
+    check_tokens_follow_q(*observed(WIDE_DIFFUSION, steps), positions=(0, 1, 3), draws=2000)
 
 
 @pytest.mark.parametrize(("steps", "order"), [(2, "left"), (3, "certain")])

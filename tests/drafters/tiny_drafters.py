@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from chi_square import p_value
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from outrider.drafters.base import DraftBatch, Drafter
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
 from outrider.drafters.target import Target
+from outrider.kernels.noise import Purpose, streams
 
 Model = TypeVar("Model", bound=DraftModel)
 TINY = BlockConfig(
@@ -114,3 +119,29 @@ def save_target(folder: Path, *, hidden_size: int = 32, intermediate_size: int =
     )
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:
+    """With many keys at position k, tokens must come in proportion to q_k, given the prefix; q follows the rules.
+
+    The request is that of row 0 of the page table, with 9 tokens.
+    """
+    for k in positions:
+        keys = torch.full((draws, drafter.gamma), 37)
+        keys[:, k] = streams(torch.arange(draws), torch.full((draws,), k), Purpose.DRAFT)
+        many = DraftBatch(
+            anchors=torch.full((draws,), 3),
+            seq_lens=torch.full((draws,), 9),
+            page_table=table,
+            rows=torch.zeros(draws, dtype=torch.int64),
+            keys=keys,
+            temperatures=torch.full((draws,), 4.0),
+            top_ks=torch.full((draws,), 12),
+        )
+        draft = drafter.propose(many)
+        assert draft.vocab is not None
+        assert draft.probs is not None
+        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
+        q = draft.probs[0, k]
+        assert int((q > 0).sum()) == 12
+        assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), draws) > 1e-3
