@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 
-from outrider.server.plugin.decode.logprobs import write_logprobs
+from outrider.server.plugin.decode.logprobs import write_logprobs, write_step_logprobs
 from outrider.server.plugin.decode.spec_inputs import flatten
 from outrider.server.plugin.decode.worker import SpeculativeWorker
 from outrider.server.plugin.loading.drafter import whole_weights
@@ -53,7 +53,7 @@ class Follower(SpeculativeWorker):
             on_publish(new_seq_lens)
         if batch.return_logprob:
             verified.logits_output.next_token_logits = verified.logits_output.next_token_logits.float()
-            self._write_logprobs(batch, verified.logits_output, flat, tokens)
+            write_step_logprobs(verified.logits_output, batch, flat, tokens)
         return self._decoded(batch, verified, verify_lens, tokens, accept_lens, new_seq_lens)
 
     def outrider_state(self) -> dict[str, Any]:

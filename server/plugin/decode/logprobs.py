@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 
+from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
 
 def write_logprobs(
     logits_output: Any, batch: Any, logits: torch.Tensor, request: torch.Tensor, tokens: torch.Tensor
@@ -23,3 +25,14 @@ def write_logprobs(
         [batch.token_ids_logprobs[r] for r in owners],
         tokens,
     ).write_output_to(logits_output)
+
+
+def write_step_logprobs(logits_output: Any, batch: Any, flat: FlatVerify, tokens: torch.Tensor) -> None:
+    """`write_logprobs` of a decode step's tokens [R, gamma+1], as wide as these; columns beyond a request's rows repeat
+    its last and are not read."""
+    width = tokens.shape[1]
+    columns = torch.arange(width, device=tokens.device)
+    rows = torch.minimum(flat.qo_indptr[:-1, None] + columns, flat.qo_indptr[1:, None] - 1).flatten()
+    logits = logits_output.next_token_logits[rows]
+    write_logprobs(logits_output, batch, logits, flat.request[rows], tokens.flatten())
+    logits_output.next_token_logprobs = logits_output.next_token_logprobs.view(-1, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,3 +66,16 @@ class DeviceTime:
 
     def __float__(self) -> float:
         return float(self._began.elapsed_time(self._ended)) / 1e3
+
+
+def begin(device: torch.device) -> float | DeviceTime:
+    """Begin to time what a device is given from here on."""
+    return time.perf_counter() if device.type == "cpu" else DeviceTime(device)
+
+
+def since(began: float | DeviceTime) -> float | DeviceTime:
+    """Seconds from `begin` to what the device has been given by now."""
+    if isinstance(began, DeviceTime):
+        began.end()
+        return began
+    return time.perf_counter() - began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
@@ -139,3 +140,12 @@ def ragged_layout(flat: FlatVerify, query_lens: torch.Tensor) -> RaggedVerifyLay
 def indptr(lens: torch.Tensor) -> torch.Tensor:
     """[R+1] int32, where each of R consecutive runs of `lens` begins and the last one ends."""
     return torch.cat([lens.new_zeros(1), lens.cumsum(0)]).to(torch.int32)
+
+
+def extend_positions(prefix_lens: list[int], extend_lens: list[int], device: Any) -> torch.Tensor:
+    """[N] int64 positions of the tokens of a prefill batch."""
+    starts = torch.tensor(prefix_lens, dtype=torch.int64)
+    lens = torch.tensor(extend_lens, dtype=torch.int64)
+    ends = lens.cumsum(0)
+    offsets = torch.arange(int(ends[-1])) - (ends - lens).repeat_interleave(lens)
+    return (starts.repeat_interleave(lens) + offsets).to(device)

@@ -7,7 +7,6 @@ drafter and draws the first token; a decode step runs the seven stages of the de
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,14 +28,21 @@ from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.cpu.free_memory import give_back_free_memory
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
-from outrider.server.plugin.decode.logprobs import write_logprobs
+from outrider.server.plugin.decode.logprobs import write_logprobs, write_step_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.ranks import Ranks
-from outrider.server.plugin.decode.readback import DeviceTime
+from outrider.server.plugin.decode.readback import DeviceTime, begin, since
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.decode.spec_inputs import FlatVerify, StepState, VerifyInput, flatten, ragged_layout
+from outrider.server.plugin.decode.spec_inputs import (
+    FlatVerify,
+    StepState,
+    VerifyInput,
+    extend_positions,
+    flatten,
+    ragged_layout,
+)
 from outrider.server.plugin.decode.step import Step
 from outrider.server.plugin.decode.trace import StepTrace
 from outrider.server.plugin.loading.planner import load_plan
@@ -135,7 +141,7 @@ class SpeculativeWorker(BaseSpecWorker):
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
         result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
         seq_lens = batch.seq_lens
-        positions = _extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
+        positions = extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
         logits_output = result.logits_output
         self._observe(logits_output.hidden_states, input_ids, positions, slots)
         if batch.is_prefill_only:
@@ -231,7 +237,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(new_seq_lens)
         if batch.return_logprob:
-            self._write_logprobs(batch, logits_output, flat, tokens)
+            write_step_logprobs(logits_output, batch, flat, tokens)
         self.planning.finish(admission, accept_lens)
         result = self._decoded(batch, verified, verify_lens, tokens, accept_lens, new_seq_lens)
         traced = self.requests.traced[step.view.rows]
@@ -276,7 +282,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 self._nothing = self._no_draft(len(rows))
             return self._nothing, 0.0
         on_host = anchors.is_cpu
-        began = time.perf_counter() if on_host else DeviceTime(anchors.device)
+        began = begin(anchors.device)
         propose = self.drafter.propose if step.drafts else self.drafter.look_up
         draft = propose(
             DraftBatch(
@@ -293,7 +299,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 **sampling.rules._asdict(),
             )
         )
-        seconds = _since(began)
+        seconds = since(began)
         limits = upload(step.view.limits, self.device)
         lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
         if step.entries.any_padded:
@@ -359,14 +365,6 @@ class SpeculativeWorker(BaseSpecWorker):
         if self.drafter is not None:
             self.drafter.observe(Features(hidden, tokens, positions, slots))
 
-    def _write_logprobs(self, batch: Any, logits_output: Any, flat: FlatVerify, tokens: torch.Tensor) -> None:
-        """[R, gamma+1], as wide as the tokens; columns beyond a request's rows repeat its last and are not read."""
-        columns = torch.arange(self.width, device=self.device)
-        rows = torch.minimum(flat.qo_indptr[:-1, None] + columns, flat.qo_indptr[1:, None] - 1).flatten()
-        request = flat.request[rows]
-        write_logprobs(logits_output, batch, logits_output.next_token_logits[rows], request, tokens.flatten())
-        logits_output.next_token_logprobs = logits_output.next_token_logprobs.view(-1, self.width)
-
     # -- request state ------------------------------------------------------------------------------------------
 
     def _host_view(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -403,19 +401,3 @@ class SpeculativeWorker(BaseSpecWorker):
         slots = self.req_to_token_pool.req_to_token[batch.req_pool_indices[index], start:end].long()
         output = self.history.tokens[slots].long()
         return output if anchor is None else torch.cat([output, anchor[None]])
-
-
-def _extend_positions(prefix_lens: list[int], extend_lens: list[int], device: Any) -> torch.Tensor:
-    """[N] int64 positions of the tokens of a prefill batch."""
-    starts = torch.tensor(prefix_lens, dtype=torch.int64)
-    lens = torch.tensor(extend_lens, dtype=torch.int64)
-    ends = lens.cumsum(0)
-    offsets = torch.arange(int(ends[-1])) - (ends - lens).repeat_interleave(lens)
-    return (starts.repeat_interleave(lens) + offsets).to(device)
-
-
-def _since(began: float | DeviceTime) -> float | DeviceTime:
-    if isinstance(began, DeviceTime):
-        began.end()
-        return began
-    return time.perf_counter() - began
