@@ -177,6 +177,7 @@ def _launch_processes(resolved: Resolved, begun: _Start) -> tuple[ServerArgs, tu
     verbose = settings.log_level == "debug"
     ours = (report, begun.placements, os.getpid(), verbose)
     Launcher.waiting, Launcher.environment = begun.waiting, begun.environment
+    Launcher.on_cpu = settings.resolved_device == "cpu"
     Launcher.controller = functools.partial(several.run_controller, *ours)
     arguments = sglang_args.build(settings, resolved.model, resolved.memory, begun.engines)
     arguments.custom_sigquit_handler = _on_sigquit

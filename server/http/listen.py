@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} on {host} is in use; choose another with {flag}") from None
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    listener.set_inheritable(False)
+    os.register_at_fork(after_in_child=listener.close)  # a child that kept it would keep the port open after us
     return listener
 
 

@@ -40,16 +40,16 @@ def test_paths_that_clients_invent_make_no_series(server: Server) -> None:
     assert "made-up" not in httpx.get(server.url + "/metrics").text
 
 
-def test_nothing_listens_beyond_localhost(server: Server) -> None:
+def test_nothing_listens_beyond_localhost_and_one_process_on_the_port(server: Server) -> None:
     processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     listening = [
-        connection.laddr
+        (connection.laddr, process.pid)
         for process in processes
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-    assert server.port in {address.port for address in listening}
-    assert all(address.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for address in listening), listening
+    assert [pid for address, pid in listening if address.port == server.port] == [server.process.pid]
+    assert all(address.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for address, _ in listening), listening
 
 
 def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
