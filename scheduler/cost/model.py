@@ -25,6 +25,8 @@ import numpy as np
 from outrider.scheduler.cost.drift import Drift
 from outrider.scheduler.cost.step_times import Point, merge, split
 
+DECIDING_RATE = 0.03
+"""Weight of one step in the running average of what deciding takes."""
 CACHED_NUMBERS = 1 << 21
 """Bound on the dense curves that are kept, 16 MB."""
 
@@ -46,6 +48,8 @@ class StepCost:
         self._draft_times = np.array(list(draft.values()) or [0.0], dtype=np.float64)
         self._draft_cached = np.zeros(1)  # measured seconds by requests, as far as was asked
         self.drift = Drift()
+        self.deciding = 0.0
+        """Seconds that the host looks up, plans and admits, in a step that does."""
         self._cached: OrderedDict[int, _Dense] = OrderedDict()
         self._cached_numbers = 0
 
@@ -113,6 +117,12 @@ class StepCost:
         plain = dense.one(0, context)
         further = max(dense.one(tokens - requests, context) - plain, 0.0)
         self.drift.observe(plain, further, max(seconds - draft_seconds, 1e-9))
+
+    def observe_deciding(self, seconds: float) -> None:
+        """Learn from a step in which the host has looked up, planned and admitted for `seconds`."""
+        if not self.deciding:
+            self.deciding = seconds
+        self.deciding += DECIDING_RATE * (min(seconds, 2 * self.deciding) - self.deciding)
 
     # -- JSON -----------------------------------------------------------------------------------------------------
 

@@ -86,12 +86,13 @@ def top_k_numpy(survival: np.ndarray, tokens: int | None, first: np.ndarray | No
     return _row_counts(admitted.reshape(survival.shape))
 
 
-def at_least(survival: torch.Tensor, threshold: float, factors: np.ndarray) -> torch.Tensor:
-    """survival [R, gamma], 0 from where a request's, times `factors` [gamma], is first below `threshold` > 0 on.
+def at_least(survival: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
+    """survival [R, gamma], 0 from where a request's is first below its bound on.
 
-    On the survival's device, without waiting for it. Whether x_{r,k} stays depends on c_{r,1..k} only.
+    bounds: above 0, of a shape that broadcasts to the survival's. On the survival's device, without waiting for it.
+    Whether x_{r,k} stays depends on c_{r,1..k} only.
     """
-    bounds = threshold / factors.astype(np.float32)
+    bounds = bounds.astype(np.float32)
     if survival.device.type == "cpu":
         found = survival.numpy()
         return torch.from_numpy(found * np.logical_and.accumulate(found >= bounds, axis=1))

@@ -1,11 +1,13 @@
 """The asynchronous planner (DSpark, section 5.2), with a choice of who drafts, and service levels.
 
-Three candidates are compared by the best point of their whole, possibly jagged, throughput curve: the model drafts for
-nobody, for some requests, for all. With survivals of two steps ago, sorted, the curve is
+Candidates are compared by the best point of their whole, possibly jagged, throughput curve: the model drafts for nobody,
+for some requests, for all. With survivals of two steps ago, sorted, the curve is
 
-    Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft)).
+    Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft) + T_decide).
 
-Requests that do not draft have what prompt lookup finds, which is free. The `some` are those that bring most at the
+Requests that do not draft have what prompt lookup finds, which costs no more than T_decide, the host's time for looking
+up and admitting. A further candidate is to rest: nothing is looked up, planned or admitted, T_decide is saved, and that
+holds until a probe is due (`probing.py`) or a quarter of the requests are others. The `some` are those that bring most at the
 price of a second, by Dinkelbach's method: at throughput lambda a draft is worth sum_k max(0, a_k - lambda dT/dK), and
 as many of the best draft as pay for lambda T_draft(n).
 
@@ -31,7 +33,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import at_least, survival_of, top_k
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
-from outrider.scheduler.planners.probing import Probing
+from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
 from outrider.scheduler.planners.sorting import RESOLUTION
 from outrider.scheduler.planners.survival_history import Correction, SurvivalHistory
 from outrider.scheduler.service_levels import behind, levels_kept
@@ -49,18 +51,24 @@ LATE = 64
 """Steps that may be unobserved at a time."""
 FEW = 64
 """With fewer requests there is time to look at drafts of all as well."""
+STILL_THERE = 0.75
+"""Share of the requests for which it holds that nothing is drafted; with fewer of them it is decided anew."""
 STALE = 32
 """Steps after which a request that did not draft while others did is asked again."""
 
 
 @dataclass(slots=True)
 class _Issued:
-    """A step that was planned. room: most draft tokens, over all requests."""
+    """A step that was planned. room: most draft tokens, over all requests. budget: None until it is decided."""
 
     number: int
     view: StepView
     room: int
-    probe: bool = False
+    budget: Budget | None = None
+
+    @property
+    def probe(self) -> bool:
+        return self.budget is not None and self.budget.probe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +114,13 @@ class Asynchronous(Planner):
         self.smoothing = smoothing
         self.held = held
         self.history = SurvivalHistory(gamma)  # of those that were asked
-        self.lookups: SurvivalHistory | None = None  # what lookup alone found; None: there is none
-        self.correction = Correction(gamma)
-        self._probing = Probing()
+        self.lookups: SurvivalHistory | None = None  # what lookup alone found; None: nothing was looked up yet
+        self.correction = Correction()
+        self._probing = Probing()  # whether the model should draft
+        self._looking = Probing(LOOK_SHARE)  # whether something should be looked up
+        self._cannot_look_up = False
+        self._resting: StepView | None = None  # the last that was seen while nothing is drafted; None: not so
+        self._rested: np.ndarray = np.zeros(0, dtype=np.int64)  # requests for which that was decided
         self._number = 0
         self._last_probe = -LAG
         self._plan: tuple[Budget, _Issued] | None = None  # the last that was made, and for which step
@@ -126,6 +138,8 @@ class Asynchronous(Planner):
         """Not while the last plan holds; limits only fall, and bound what is drafted themselves."""
         if self._plan is None:
             return True
+        if self._resting is not None:
+            return not self._rests(step)
         budget, made = self._plan
         if self._number - made.number >= self.held or budget.probe or np.count_nonzero(step.levels):
             return True
@@ -138,19 +152,36 @@ class Asynchronous(Planner):
             budget, made = self._plan
             if not budget.draft and budget.seconds is not None and made.room:
                 self._probing.save(float(budget.seconds[0]))
+                if self._resting is not None:
+                    self._looking.save(float(budget.seconds[0]))
+                    self._resting = step
         else:
             self._absorb()
+            self._resting = None
             budget = self._decide(issued)
             self._plan = budget, issued
+        issued.budget = budget
         if budget.probe:
-            issued.probe, self._last_probe = True, self._number
+            self._last_probe = self._number
         self._number += 1
         return budget
+
+    def _rests(self, step: StepView) -> bool:
+        """Whether it stays decided that nothing is drafted."""
+        last = self._resting
+        if last is None or self._probing.ready or self._looking.ready or np.count_nonzero(step.levels):
+            return False
+        if _same(step.rows, last.rows) and _same(step.generations, last.generations):
+            return True
+        there = np.count_nonzero(np.isin(_names(step), self._rested))
+        return bool(there >= STILL_THERE * max(len(self._rested), len(step.rows)))
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         survival = survival_of(confidence, draft_lens)
         if budget.threshold:
-            survival = at_least(survival, budget.threshold, self.correction.factors)
+            asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))
+            bounds = [self.correction.least(budget.threshold, kind) for kind in (False, True)]
+            survival = at_least(survival, np.where(asked, bounds[True], bounds[False])[:, None])
         return top_k(survival, budget.tokens, budget.first)
 
     def observe(
@@ -167,6 +198,10 @@ class Asynchronous(Planner):
         if seconds is not None:
             requests, context = len(step.rows), float(np.add.reduce(step.contexts))
             self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafting, seconds)
+        if looked_up is None and issued.room and issued.budget is not None and issued.budget.look_up:
+            self._cannot_look_up = True
+        if drafting:
+            self._resting = None  # there is something new to be looked at
         if drafting or looked_up is not None:
             self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up))
 
@@ -186,39 +221,66 @@ class Asynchronous(Planner):
         seconds = self._seconds(step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
-        drafts, samples = self._draft_curve, -(-self.smoothing // requests)
+        drafts, samples, deciding = self._draft_curve, -(-self.smoothing // requests), self.cost.deciding
         survival, known = self._read(self.history, step, room, samples)
-        free = None if self.lookups is None else self._read(self.lookups, step, room, samples)[0]
+        free, found_for = None, known
+        if self.lookups is not None:
+            free, found_for = self._read(self.lookups, step, room, samples)
         able = step.limits > 0
 
-        nobody = self._candidate(step, None, free, seconds)
-        found = [nobody]
+        rest = nobody = self._candidate(step, None, None, seconds)
+        found = [rest]
+        if free is not None:
+            nobody = self._candidate(step, None, free, seconds + deciding)
+            found.append(nobody)
         chosen = self._who(step, survival, free, able, seconds, nobody.worth[1])
         for ask in chosen:
             count, theirs = int(np.count_nonzero(ask)), survival
             if count < len(ask):
                 theirs = survival * ask[:, None] if free is None else np.where(ask[:, None], survival, free)
-            found.append(self._candidate(step, ask, theirs, seconds + float(drafts[count])))
+            found.append(self._candidate(step, ask, theirs, seconds + (deciding + float(drafts[count]))))
         best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
         curve = best.curve
         self._considered = requests, found, best
         self._price, self._verified = float(curve.throughput[best.best]), max(curve.verified(best.best), 1.0)
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         if best.ask is not None:
-            seconds = seconds + float(drafts[int(np.count_nonzero(best.ask))])
+            self._probing.paid()
+            self._looking.paid()
+            seconds = seconds + (deciding + float(drafts[int(np.count_nonzero(best.ask))]))
             return Budget(True, self._most(issued, best), best.ask, curve.threshold(best.best), first, seconds)
         count = int(np.count_nonzero(able))
-        news = self._number > self._last_probe + LAG and bool((~known & able).any())
-        if self._probing.due(float(drafts[count]), float(seconds[0]), news):
-            return Budget(draft=True, tokens=0, seconds=seconds + float(drafts[count]), probe=True)
+        seen = self._number > self._last_probe + LAG
+        news, new_texts = (seen and bool((~those & able).any()) for those in (known, found_for))
+        if self._probing.due(deciding + float(drafts[count]), float(seconds[0]), news):
+            return Budget(draft=True, tokens=0, seconds=seconds + (deciding + float(drafts[count])), probe=True)
         if free is None:
-            return Budget(draft=False, tokens=0, seconds=seconds[:1])
+            if not self._cannot_look_up:
+                return Budget(draft=False, tokens=0, seconds=seconds[:1])
+            return self._rest(step, seconds)
+        if best is nobody:
+            self._looking.paid()
+        elif not self._looking.due(deciding, float(seconds[0]), new_texts):
+            return self._rest(step, seconds)
+        return self._look_up(issued, nobody, seconds, probe=best is rest)
+
+    def _rest(self, step: StepView, seconds: np.ndarray) -> Budget:
+        """Nothing is drafted, until a probe is due or others come; not before the last probe was seen."""
+        if self._number > self._last_probe + LAG:
+            self._resting, self._rested = step, _names(step)
+        return Budget(draft=False, tokens=0, seconds=seconds[:1], look_up=False)
+
+    def _look_up(self, issued: _Issued, nobody: _Candidate, seconds: np.ndarray, probe: bool) -> Budget:
+        """What was looked up is verified as far as it pays at the price of the best plan."""
+        step = issued.view
+        first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
+        expected = seconds + self.cost.deciding
         if self.tiers is not None:
-            return Budget(False, self._most(issued, best), None, 0.0, first, seconds)
+            return Budget(False, self._most(issued, nobody), None, 0.0, first, expected, probe)
         # As many as pay if all are accepted; of these, those that pay by their survival.
         pays = self._price * (seconds - seconds[0]) <= np.arange(len(seconds))
         threshold = max(self._price * self._marginal(seconds), 1 / RESOLUTION)
-        return Budget(False, int(pays.nonzero()[0][-1]), None, threshold, first, seconds)
+        return Budget(False, int(pays.nonzero()[0][-1]), None, threshold, first, expected, probe)
 
     def _most(self, issued: _Issued, best: _Candidate) -> int:
         """Budget of draft tokens at the best point."""
@@ -292,7 +354,6 @@ class Asynchronous(Planner):
     def _read(self, history: SurvivalHistory, step: StepView, room: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Corrected survivals [samples, R, gamma] of two steps ago and before, and [R] bool who has any."""
         survival, known = history.read(step.rows, step.generations, samples)
-        survival *= self.correction.factors
         if room < self.gamma * len(step.rows):
             survival *= self._positions < step.limits[:, None]
         return survival, known
@@ -324,16 +385,28 @@ class Asynchronous(Planner):
         while self._finished and self._finished[0].issued.number <= self._number - LAG:
             past = self._finished.popleft()
             issued, survival = past.issued, past.survival
-            self.correction.observe(survival, past.verify_lens, past.accept_lens, fade=issued.probe)
+            idle = issued.probe and not np.count_nonzero(past.verify_lens)
+            self.correction.observe(survival, past.verify_lens, past.accept_lens, past.asked, fade=idle)
             rows, generations = issued.view.rows, issued.view.generations
+            weight = PROBE_WEIGHT if issued.probe else 1
             if past.looked_up is not None:
                 self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
-                self.lookups.write(rows, generations, survival * past.looked_up[:, None], issued.number)
+                found = self.correction.apply(survival * past.looked_up[:, None], asked=False)
+                for _ in range(weight):
+                    self.lookups.write(rows, generations, found, issued.number)
             asked = past.asked
+            if not np.count_nonzero(asked):
+                continue
             if np.count_nonzero(asked) < len(asked):
                 rows, generations, survival = rows[asked], generations[asked], survival[asked]
-            for _ in range(PROBE_WEIGHT if issued.probe else 1):
+            survival = self.correction.apply(survival, asked=True)
+            for _ in range(weight):
                 self.history.write(rows, generations, survival, issued.number)
+
+
+def _names(step: StepView) -> np.ndarray:
+    """[R] int64, one for each request that a row ever had."""
+    return step.generations << 32 | step.rows
 
 
 def _same(ours: np.ndarray, others: np.ndarray) -> bool:

@@ -58,14 +58,17 @@ class StepView:
 class Budget:
     """What is decided of a step before drafting.
 
-    draft: False: no drafter's model drafts in this step. Lookups, which are free, may be admitted still.
+    draft: False: no drafter's model drafts in this step.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with tiers always set.
     ask: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
     threshold: least corrected survival that is admitted; 0: no bound.
     first: [R] bool, requests served before all others (behind their level); None: nobody.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
         from planners that do not know costs.
-    probe: drafted only to see whether drafting would pay again; verifies nothing, so what it costs is known.
+    probe: only to see whether it would pay again: the model drafts and nothing is verified, so what it costs is known,
+        or something is looked up.
+    look_up: prompt lookup drafts for requests for which no model does; where neither it nor the model may
+        draft, the step does nothing for speculation.
     """
 
     draft: bool
@@ -75,6 +78,7 @@ class Budget:
     first: np.ndarray | None = None
     seconds: np.ndarray | None = None
     probe: bool = False
+    look_up: bool = True
 
     def asked(self, limits: np.ndarray) -> np.ndarray:
         """[R] bool, requests with draft limits [R] for which the model drafts."""

@@ -105,32 +105,59 @@ class SurvivalHistory:
 
 
 class Correction:
-    """Observed over predicted prefix survival by position, learnt from the verified tokens.
+    """What survivals are worth, learnt from the verified tokens: of two kinds of drafts, those of requests for which the
+    model was asked (row 1 of what is here) and those of prompt lookup alone (row 0).
 
-    A position counts only where it was verified (`verify_lens` >= k). Whether it was, was decided before x_k was drawn,
-    so leaving the others out does not shift the ratio; counting an early rejection for the positions behind it would.
+    A survival is corrected by its size, because lookups are surer of middling drafts than they should be, and right
+    about good ones. A larger survival is never corrected to a smaller one, so prefixes stay prefixes.
+    A token counts only where it was verified. Whether it was, was decided before it was drawn, so leaving the others
+    out does not shift the ratio; counting an early rejection for the positions behind it would.
     """
 
+    BINS = 10
+    """Of survivals, each with a factor: observed over predicted."""
     BOUNDS = (0.5, 1.25)  # above 1: confidences that are too low are put right as well
     PRIOR = 64.0
-    """Verified tokens' worth of belief in the calibration."""
+    """Verified tokens' worth of belief in the calibration, of each bin."""
     WINDOW = 4096.0
-    """Verified tokens per position after which old ones have faded."""
+    """Verified tokens per bin after which old ones have faded."""
     FADE = 0.9
-    """Weight of the past after a probe: it looks whether things have changed, and verifies nothing itself."""
+    """Weight of the past after a probe that verified nothing: it looks whether things have changed."""
 
-    def __init__(self, gamma: int):
-        self.factors = np.ones(gamma, dtype=np.float32)
-        self._positions = np.arange(gamma)
-        self._sums = np.zeros((3, gamma))  # survival predicted, observed, tokens
+    def __init__(self) -> None:
+        middles = (np.arange(self.BINS) + 0.5) / self.BINS
+        self._knots = np.concatenate([[0.0], middles, [1.0]])
+        self._bins = np.append(np.arange(self.BINS), self.BINS - 1)  # of every knot but the first
+        self._values = np.tile(self._knots, (2, 1))  # what the knots are corrected to, never falling
+        self._sums = np.zeros((3, 2 * self.BINS))  # survival predicted, observed, tokens
         self._turn = 0
-        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._waiting_requests = 0
 
+    def apply(self, survival: np.ndarray, asked: bool) -> np.ndarray:
+        """survival [..., gamma] of one kind of drafts, corrected; float32."""
+        return np.interp(survival, self._knots, self._values[int(asked)]).astype(np.float32)
+
+    def least(self, worth: float, asked: bool) -> float:
+        """The least survival that is corrected to at least `worth` > 0; inf: none is."""
+        values = self._values[int(asked)]
+        if worth > values[-1]:
+            return np.inf
+        after = int(np.searchsorted(values, worth))  # values[after - 1] < worth <= values[after]
+        low, high = values[after - 1], values[after]
+        share = (worth - low) / (high - low)
+        return float(self._knots[after - 1] + share * (self._knots[after] - self._knots[after - 1]))
+
     def observe(
-        self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, *, fade: bool = False
+        self,
+        survival: np.ndarray,
+        verify_lens: np.ndarray,
+        accept_lens: np.ndarray,
+        asked: np.ndarray,
+        *,
+        fade: bool = False,
     ) -> None:
-        """Take in survival [R, gamma], verify_lens [R] and accept_lens [R] in 1..gamma+1 of one step.
+        """Take in survival [R, gamma], verify_lens [R], accept_lens [R] in 1..gamma+1 and asked [R] bool of one step.
 
         Small steps are gathered, of large ones some are left out: numbers this small cost by the call.
         """
@@ -140,28 +167,27 @@ class Correction:
         if self._turn * ENOUGH < len(verify_lens):
             return
         self._turn = 0
-        self._waiting.append((survival, verify_lens, accept_lens))
+        self._waiting.append((survival, verify_lens, accept_lens, asked))
         self._waiting_requests += len(verify_lens)
         if self._waiting_requests >= ENOUGH:
-            survival, verify_lens, accept_lens = (np.concatenate(part) for part in zip(*self._waiting, strict=True))
+            gathered = [np.concatenate(part) for part in zip(*self._waiting, strict=True)]
             self._waiting, self._waiting_requests = [], 0
-            self._update(survival, verify_lens, accept_lens)
+            self._update(*gathered)
 
-    def _update(self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray) -> None:
-        gamma = len(self._positions)
-        verified = survival * (verify_lens[:, None] > self._positions)
-        step = np.empty_like(self._sums)
-        step[0] = np.ones(len(verified), dtype=np.float32) @ verified
-        step[1] = _at_least(accept_lens - 1, gamma)
-        step[2] = _at_least(verify_lens, gamma)
+    def _update(
+        self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, asked: np.ndarray
+    ) -> None:
+        requests, positions = np.nonzero(verify_lens[:, None] > np.arange(survival.shape[1]))
+        predicted = survival[requests, positions]
+        bins = np.minimum((predicted * self.BINS).astype(np.int64), self.BINS - 1) + self.BINS * asked[requests]
+        accepted = accept_lens[requests] - 1 > positions
+        step = [np.bincount(bins, weights, 2 * self.BINS) for weights in (predicted, accepted, None)]
         self._sums *= np.maximum(1.0 - step[2] / self.WINDOW, 0.0)
         self._sums += step
-        # The prior agrees with the prediction, at the mean survival of the position.
+        # The prior agrees with the prediction, at the mean survival of the bin.
         predicted, observed, tokens = self._sums
         prior = self.PRIOR * (predicted / np.maximum(tokens, 1.0)) + 1e-9
-        np.clip((observed + prior) / (predicted + prior), *self.BOUNDS, out=self.factors, casting="unsafe")
-
-
-def _at_least(lens: np.ndarray, gamma: int) -> np.ndarray:
-    """[gamma] how many of `lens` are at least 1, 2, ..., gamma."""
-    return np.bincount(lens, minlength=gamma + 1)[:0:-1].cumsum()[::-1]
+        factors = np.clip((observed + prior) / (predicted + prior), *self.BOUNDS).reshape(2, self.BINS)
+        worth = np.minimum(self._knots[1:] * factors[:, self._bins], 1.0)
+        # What is less sure is worth no more than what is surer, of which more was verified.
+        self._values[:, 1:] = np.minimum.accumulate(worth[:, ::-1], axis=1)[:, ::-1]

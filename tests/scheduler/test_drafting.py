@@ -13,6 +13,7 @@ from planning import curve_cost, view
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.asynchronous import STALE, Asynchronous
+from outrider.scheduler.planners.probing import LEAST, LOOK_SHARE
 
 DEAR = [1.0 + 0.5 * k for k in range(2 * GAMMA + 1)]
 
@@ -156,3 +157,67 @@ def test_a_budget_by_survival_stays_before_a_cliff():
     budget = planner.budget(view(2, GAMMA))
     both = torch.tensor([good, good])
     assert int(planner.admit(both, torch.tensor([GAMMA, GAMMA]), budget).sum()) <= 2
+
+
+class Looking:
+    """Steps of requests whose lookups are worth `confidence`; the host takes a twentieth of a step to look up."""
+
+    def __init__(self, requests: int):
+        self.cost = dear_drafts(requests, 5.0, token=0.05)
+        self.cost.observe_deciding(0.05)
+        self.planner = Asynchronous(self.cost, GAMMA)
+        self.requests = requests
+
+    def run(self, confidence: float, steps: int, generation: int = 1) -> list[bool]:
+        """Whether each step looked something up."""
+        looked = []
+        for _ in range(steps):
+            step = view(self.requests, GAMMA, generations=[generation] * self.requests)
+            budget = self.planner.budget(step)
+            looked.append(budget.look_up)
+            found = np.full((self.requests, GAMMA), confidence if budget.look_up else 0.0, dtype=np.float32)
+            lens = torch.full((self.requests,), GAMMA if budget.look_up else 0)
+            verify_lens = self.planner.admit(torch.from_numpy(found), lens, budget).numpy()
+            looked_up = np.ones(self.requests, dtype=bool) if budget.look_up else None
+            asked = budget.asked(step.limits)
+            self.planner.observe(step, found.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
+        return looked
+
+
+def test_where_lookups_bring_nothing_it_is_looked_up_ever_more_rarely():
+    """Half a hundredth of the time at first, and a quarter of that in the end."""
+    looking = Looking(8)
+    assert all(looking.run(0.1, 2))
+    looked = looking.run(0.1, 2000)
+    between = np.diff(np.flatnonzero(looked))
+    assert 0.05 * sum(looked) <= LOOK_SHARE * 2002
+    assert between[1] < between[-1] <= 0.05 / (LOOK_SHARE * LEAST) + 5
+
+
+def test_a_probe_notices_that_lookups_pay_again():
+    looking = Looking(8)
+    looking.run(0.1, 1000)
+    looked = looking.run(0.99, 100)
+    assert not all(looked[:2])
+    assert all(looked[-40:])
+
+
+def test_other_requests_are_looked_at_before_the_next_probe():
+    looking = Looking(8)
+    looking.run(0.1, 1000)
+    while looking.run(0.1, 1) != [True]:
+        pass
+    assert not any(looking.run(0.1, 25))
+    assert any(looking.run(0.1, 3, generation=2))
+
+
+def test_a_drafter_that_cannot_look_up_rests_as_well():
+    planner = Asynchronous(curve_cost(2, DEAR, draft=0.4), GAMMA)
+    for _ in range(20):
+        run(planner, view(2, GAMMA), UNLIKELY)
+    decided = []
+    for _ in range(100):
+        before = planner._plan
+        run(planner, view(2, GAMMA), UNLIKELY)
+        decided.append(planner._plan is not before)
+    assert sum(decided) < 20

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from asynchronous import CHEAP, GAMMA, LIKELY, UNLIKELY, run, uncorrected
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning import curve_cost, prefixes, value, view
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.survival_history import Correction
 from outrider.scheduler.planners.synchronous import Synchronous
 
 
@@ -220,7 +223,7 @@ def test_memory_does_not_grow_with_uptime():
 
 def test_overconfident_survivals_are_corrected_by_what_is_accepted():
     """Confidences say 0.95, a third of that survives: the planner stops drafting what does not pay."""
-    cost = curve_cost(2, CHEAP)
+    cost = curve_cost(2, CHEAP, draft=0.1)
     rng = np.random.default_rng(0)
     sure = np.full((2, GAMMA), 0.95, dtype=np.float32)
     planner, trusting = Asynchronous(cost, GAMMA), uncorrected(cost)
@@ -243,8 +246,50 @@ def test_calibrated_confidences_are_left_alone_whatever_is_verified():
         survival = confidence.cumprod(1)
         accepted = (rng.random((8, 7)) < confidence).cumprod(1).sum(1)
         verify_lens = (survival > 0.4).sum(1)  # the later, the more is censored
-        planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1)
-    assert planner.correction.factors == pytest.approx(np.ones(7), abs=0.05)
+        asked = np.ones(8, dtype=bool)
+        planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1, asked)
+    seen = np.linspace(0.0, 1.0, 21)
+    for kind in (True, False):
+        assert planner.correction.apply(seen, kind) == pytest.approx(seen, abs=0.04)
+
+
+def test_what_is_looked_up_is_corrected_by_its_size_and_the_model_is_left_alone():
+    """Middling lookups are accepted half as often as expected, good ones as expected."""
+    correction, rng = Correction(), np.random.default_rng(0)
+    asked = np.arange(64) < 32
+    for _ in range(400):
+        survival = rng.random((64, 1)).astype(np.float32)
+        chance = np.where(asked | (survival[:, 0] > 0.8), survival[:, 0], 0.5 * survival[:, 0])
+        accepted = (rng.random(64) < chance).astype(np.int64)
+        correction.observe(survival, np.ones(64, dtype=np.int64), accepted + 1, asked)
+    sizes = np.array([0.25, 0.45, 0.65, 0.95])
+    assert correction.apply(sizes, asked=True) == pytest.approx(sizes, abs=0.05)
+    assert correction.apply(sizes, asked=False) == pytest.approx([0.125, 0.225, 0.325, 0.95], abs=0.05)
+    assert correction.least(0.325, asked=False) == pytest.approx(0.65, abs=0.05)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans(), st.booleans()), max_size=40),
+    st.lists(st.floats(0, 1, width=32), min_size=2, max_size=9),
+    st.floats(0.01, 1.3),
+)
+@settings(deadline=None)
+def test_corrected_prefixes_stay_prefixes(outcomes, sizes, worth):
+    """Whatever was seen: a larger survival is worth no less, and `least` says from where on it is worth enough."""
+    correction = Correction()
+    for survival, accepted, asked in outcomes:
+        block = np.full((64, 1), survival, dtype=np.float32)
+        ones = np.ones(64, dtype=np.int64)
+        correction.observe(block, ones, ones + accepted, np.full(64, asked))
+    ordered = np.sort(np.array(sizes))[::-1]
+    for asked in (False, True):
+        found = correction.apply(ordered, asked)
+        assert (np.diff(found) <= 0).all()
+        assert found.max() <= 1.0
+        least = correction.least(worth, asked)
+        enough = ordered >= least
+        assert (found[enough] >= worth - 1e-5).all()
+        assert (found[~enough] <= worth + 1e-5).all()
 
 
 def test_a_planner_for_a_real_grid():

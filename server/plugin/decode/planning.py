@@ -227,7 +227,10 @@ class Planning:
             self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, cases[tried])
         counted = (confidence.numpy(), cases, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *([part[~padded] for part in counted] if step.entries.any_padded else counted))
-        self.metrics.observe_draft_and_planner(float(admission.draft_seconds), planner_seconds)
+        draft_seconds = float(admission.draft_seconds)
+        if self.cost is not None and looked_up is not None and not admission.drafting:
+            self.cost.observe_deciding(draft_seconds + planner_seconds)
+        self.metrics.observe_draft_and_planner(draft_seconds, planner_seconds)
 
     def _take_time(self, outcome: Outcome, seconds: float) -> None:
         step = outcome.step
@@ -235,8 +238,9 @@ class Planning:
         drafting, draft_seconds = outcome.admission.drafting, float(outcome.admission.draft_seconds)
         self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
         if self.cost is not None:
-            # Lookups alone belong to every step.
-            self.cost.observe(requests, tokens, context, drafting, seconds, draft_seconds if drafting else 0.0)
+            decided = drafting or outcome.admission.looked_up is not None
+            served = seconds - self.cost.deciding if decided else seconds
+            self.cost.observe(requests, tokens, context, drafting, served, draft_seconds if drafting else 0.0)
         self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:

@@ -38,6 +38,11 @@ class Step:
         """Whether the model may draft for anybody."""
         return bool(np.count_nonzero(self.asks))
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether prompt lookup may draft for anybody; the planner is not asked about all of its requests."""
+        return (self.budget.look_up or not self.entries.all_planned) and bool(np.count_nonzero(self.view.limits))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admission:

@@ -276,8 +276,7 @@ class SpeculativeWorker(BaseSpecWorker):
         """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Requests that
         switched speculation off get length 0."""
         gamma = self.width - 1
-        looks_up = self.drafter is not None and self.drafter.looks_up and bool(np.count_nonzero(step.view.limits))
-        if self.drafter is None or not (step.drafts or looks_up):
+        if self.drafter is None or not (step.drafts or (self.drafter.looks_up and step.looks_up)):
             if len(self._nothing.lens) != len(rows):
                 self._nothing = self._no_draft(len(rows))
             return self._nothing, 0.0

@@ -31,7 +31,7 @@ def test_admits_what_the_planner_admits(requests, gamma, share, bounded, hurried
     lens, survival = admission.admit(*arguments, bounds, first)
     planned = survival_of(confidence, draft_lens)
     assert torch.equal(survival, planned)
-    worth = at_least(planned, 0.3, factors) if bounded else planned
+    worth = at_least(planned, 0.3 / factors) if bounded else planned
     assert torch.equal(lens, top_k(worth, tokens, None if first is None else first.numpy()))
     for one, other in zip(torch_admit(*arguments, bounds=bounds, first=first), (lens, survival), strict=True):
         assert torch.equal(one, other)
