@@ -1,15 +1,15 @@
 """The asynchronous planner (DSpark, section 5.2), with a choice of who drafts, and service levels.
 
-Candidates are compared by the best point of their whole, possibly jagged, throughput curve: the model drafts for nobody,
-for some requests, for all. With survivals of two steps ago, sorted, the curve is
+Candidates are compared by the best point of their whole, possibly jagged, throughput curve: the model drafts for
+nobody, for some requests, for all. With survivals of two steps ago, sorted, the curve is
 
     Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft) + T_decide).
 
-Requests that do not draft have what prompt lookup finds, which costs no more than T_decide, the host's time for looking
-up and admitting. A further candidate is to rest: nothing is looked up, planned or admitted, T_decide is saved, and that
-holds until a probe is due (`probing.py`) or a quarter of the requests are others. The `some` are those that bring most at the
-price of a second, by Dinkelbach's method: at throughput lambda a draft is worth sum_k max(0, a_k - lambda dT/dK), and
-as many of the best draft as pay for lambda T_draft(n).
+Requests that do not draft have what prompt lookup finds, which takes no more than T_decide, the host's time to look up
+and admit. A further candidate is to rest: nothing is looked up, planned or admitted, which saves T_decide, until a
+probe is due or others have come (`resting.py`). The `some` are those that bring most at the price of a second, by
+Dinkelbach's method: at throughput lambda a draft is worth sum_k max(0, a_k - lambda dT/dK), and as many of the best
+draft as pay for lambda T_draft(n).
 
 Few requests (R < `smoothing`) are looked at over several past steps of each. One number of tokens for all of these
 would ignore how good the draft at hand is, so the budget then is a survival, and K what reaches it: Theta is a ratio of
@@ -34,6 +34,7 @@ from outrider.scheduler.planners.admission import at_least, survival_of, top_k
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
+from outrider.scheduler.planners.resting import Resting, same_requests
 from outrider.scheduler.planners.sorting import RESOLUTION
 from outrider.scheduler.planners.survival_history import Correction, SurvivalHistory
 from outrider.scheduler.service_levels import behind, levels_kept
@@ -51,8 +52,6 @@ LATE = 64
 """Steps that may be unobserved at a time."""
 FEW = 64
 """With fewer requests there is time to look at drafts of all as well."""
-STILL_THERE = 0.75
-"""Share of the requests for which it holds that nothing is drafted; with fewer of them it is decided anew."""
 STALE = 32
 """Steps after which a request that did not draft while others did is asked again."""
 
@@ -119,8 +118,7 @@ class Asynchronous(Planner):
         self._probing = Probing()  # whether the model should draft
         self._looking = Probing(LOOK_SHARE)  # whether something should be looked up
         self._cannot_look_up = False
-        self._resting: StepView | None = None  # the last that was seen while nothing is drafted; None: not so
-        self._rested: np.ndarray = np.zeros(0, dtype=np.int64)  # requests for which that was decided
+        self._resting = Resting()
         self._number = 0
         self._last_probe = -LAG
         self._plan: tuple[Budget, _Issued] | None = None  # the last that was made, and for which step
@@ -138,12 +136,12 @@ class Asynchronous(Planner):
         """Not while the last plan holds; limits only fall, and bound what is drafted themselves."""
         if self._plan is None:
             return True
-        if self._resting is not None:
-            return not self._rests(step)
+        if self._resting.on:
+            return self._probing.ready or self._looking.ready or not self._resting.holds(step)
         budget, made = self._plan
-        if self._number - made.number >= self.held or budget.probe or np.count_nonzero(step.levels):
+        if self._number - made.number >= self.held or budget.probe or not budget.look_up:
             return True
-        return not (_same(step.rows, made.view.rows) and _same(step.generations, made.view.generations))
+        return bool(np.count_nonzero(step.levels)) or not same_requests(step, made.view)
 
     def budget(self, step: StepView) -> Budget:
         issued = _Issued(self._number, step, int(np.add.reduce(step.limits)))
@@ -152,12 +150,12 @@ class Asynchronous(Planner):
             budget, made = self._plan
             if not budget.draft and budget.seconds is not None and made.room:
                 self._probing.save(float(budget.seconds[0]))
-                if self._resting is not None:
+                if self._resting.on:
                     self._looking.save(float(budget.seconds[0]))
-                    self._resting = step
+                    self._resting.go_on(step)
         else:
             self._absorb()
-            self._resting = None
+            self._resting.end()
             budget = self._decide(issued)
             self._plan = budget, issued
         issued.budget = budget
@@ -165,16 +163,6 @@ class Asynchronous(Planner):
             self._last_probe = self._number
         self._number += 1
         return budget
-
-    def _rests(self, step: StepView) -> bool:
-        """Whether it stays decided that nothing is drafted."""
-        last = self._resting
-        if last is None or self._probing.ready or self._looking.ready or np.count_nonzero(step.levels):
-            return False
-        if _same(step.rows, last.rows) and _same(step.generations, last.generations):
-            return True
-        there = np.count_nonzero(np.isin(_names(step), self._rested))
-        return bool(there >= STILL_THERE * max(len(self._rested), len(step.rows)))
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         survival = survival_of(confidence, draft_lens)
@@ -201,7 +189,7 @@ class Asynchronous(Planner):
         if looked_up is None and issued.room and issued.budget is not None and issued.budget.look_up:
             self._cannot_look_up = True
         if drafting:
-            self._resting = None  # there is something new to be looked at
+            self._resting.end()  # there is something new to be looked at
         if drafting or looked_up is not None:
             self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up))
 
@@ -267,7 +255,7 @@ class Asynchronous(Planner):
     def _rest(self, step: StepView, seconds: np.ndarray) -> Budget:
         """Nothing is drafted, until a probe is due or others come; not before the last probe was seen."""
         if self._number > self._last_probe + LAG:
-            self._resting, self._rested = step, _names(step)
+            self._resting.begin(step)
         return Budget(draft=False, tokens=0, seconds=seconds[:1], look_up=False)
 
     def _look_up(self, issued: _Issued, nobody: _Candidate, seconds: np.ndarray, probe: bool) -> Budget:
@@ -402,15 +390,6 @@ class Asynchronous(Planner):
             survival = self.correction.apply(survival, asked=True)
             for _ in range(weight):
                 self.history.write(rows, generations, survival, issued.number)
-
-
-def _names(step: StepView) -> np.ndarray:
-    """[R] int64, one for each request that a row ever had."""
-    return step.generations << 32 | step.rows
-
-
-def _same(ours: np.ndarray, others: np.ndarray) -> bool:
-    return ours is others or np.array_equal(ours, others)
 
 
 def _worth(survival: np.ndarray, margin: np.float32) -> np.ndarray:

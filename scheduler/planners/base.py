@@ -15,6 +15,13 @@ between procedures that are each exact. A choice that looked at this step's draw
 that happens to be confident of what it drew, to leave out a request for what another drew with equal random numbers)
 would not be.
 
+To rest is such a choice too: whether anything is looked up or planned at all in a step, and when a probe ends the rest.
+It is a function of F as long as it counts steps, adds up the times of steps that are over and looks at survivals of
+steps before, of this request or of others; a rest that ended because of what this step's lookup or draft found would
+be none. Lookups are found by a search of the text so far, but in a rest nobody searches, so nothing of what would have
+been found enters. A correction of survivals by what became of earlier drafts is known before as well, and bounds that
+follow from it are compared with c_{r,1..k} alone.
+
 Other requests may be asked because their draws say nothing of x_{r,k}: a request without a seed has random numbers
 that nobody shares. Requests with equal seeds share theirs, so r's admission may well depend on what equals its own
 draw, or one still to come. That does no harm: what a seeded request says at a position is y, a function of its seed,

@@ -105,8 +105,8 @@ class SurvivalHistory:
 
 
 class Correction:
-    """What survivals are worth, learnt from the verified tokens: of two kinds of drafts, those of requests for which the
-    model was asked (row 1 of what is here) and those of prompt lookup alone (row 0).
+    """What survivals are worth, learnt from the verified tokens: of two kinds of drafts, those of requests for which
+    the model was asked (row 1 of what is here) and those of prompt lookup alone (row 0).
 
     A survival is corrected by its size, because lookups are surer of middling drafts than they should be, and right
     about good ones. A larger survival is never corrected to a smaller one, so prefixes stay prefixes.

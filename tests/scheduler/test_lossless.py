@@ -201,6 +201,40 @@ def test_who_drafts_is_decided_without_a_look_at_what_is_drawn(smoothing):
     assert all(0.04 < share < 0.96 for share in asked)
 
 
+@pytest.mark.parametrize("deciding", [0.05, 0.4])
+def test_when_it_rests_is_decided_without_a_look_at_what_is_drawn(deciding):
+    """Lookups now and then, and in the other steps nothing: some rests end by a probe, some because a draft paid."""
+    planner = drafting_is_dear(1)
+    planner.cost.observe_deciding(deciding)
+    planner._looking.share = deciding / 2  # else it would hardly ever look
+    looked = []
+
+    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        step = view(2, 2)
+        budget = planner.budget(step)
+        looked.append(budget.look_up)
+        asked = torch.from_numpy(budget.asked(step.limits))
+        confidence = torch.where(asked[:, None], sure, LOOKUP if budget.look_up else torch.zeros(2))
+        verify_lens = planner.admit(confidence, torch.full((2,), 2 if budget.look_up else 0), budget)
+        survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy() if budget.look_up else None
+        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
+        return asked, verify_lens
+
+    shares, _ = shares_of_two(asks)
+    assert all(abs(share - 0.7) < bound(0.7) for share in shares)
+    assert 0.05 < sum(looked) / SAMPLES < 0.95
+
+
+def test_a_rest_that_ends_by_what_is_drawn_is_seen():
+    """Whoever drew A first has its draft taken after all; who drew B, rests."""
+
+    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([True, True]), torch.where(drafts[:, 0] == A, 1, 0)
+
+    shares, _ = shares_of_two(asks)
+    assert all(abs(share - 0.85) < bound(0.85) for share in shares)
+
+
 def test_a_choice_of_the_source_that_looks_at_the_draw_is_seen():
     """Who drew B gets the looked-up draft instead, of which the planner might think that it is as good."""
 
