@@ -201,7 +201,7 @@ def test_who_drafts_is_decided_without_a_look_at_what_is_drawn(smoothing):
     assert all(0.04 < share < 0.96 for share in asked)
 
 
-@pytest.mark.parametrize("deciding", [0.05, 0.4])
+@pytest.mark.parametrize("deciding", [0.25, 0.4])
 def test_when_it_rests_is_decided_without_a_look_at_what_is_drawn(deciding):
     """Lookups now and then, and in the other steps nothing: some rests end by a probe, some because a draft paid."""
     planner = drafting_is_dear(1)
