@@ -4,28 +4,14 @@ from fractions import Fraction
 
 import pytest
 import torch
-import triton
-import triton.language as tl
-from batches import some_rules
+from batches import some_rules, verification
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.acceptance import accept_logits
-from outrider.kernels.cuda import acceptance, rules
-from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
+from outrider.kernels.cuda import acceptance, probes, rules
+from outrider.kernels.noise import torch_exponentials
 from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
-
-
-@triton.jit
-def probability_kernel(logits, temperatures, most, norm, cut, last, out, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    temperature, _ = rules.heat(temperatures, row)
-    for start in range(0, width, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits + row * width + token, mask=token < width, other=0.0).to(tl.float32)
-        w = rules.weight(logit, tl.load(most + row), temperature)
-        p = rules.kept(w, token, tl.load(cut + row), tl.load(last + row)) / tl.load(norm + row)
-        tl.store(out + row * width + token, p, mask=token < width)
 
 
 @given(
@@ -44,45 +30,9 @@ def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
     given = some_rules(rows, width, generator)
     found = rules.statistics(logits, *given)
     expected = reference_target_probs(logits, *given)
-    said, random = torch.empty(rows, width), given.temperatures > 0
-    probability_kernel[(rows,)](logits, given.temperatures, *found[:4], said, width, BLOCK=1024)
+    said, random = probes.probabilities(logits, given.temperatures, found), given.temperatures > 0
     torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
     assert torch.equal(found.best.long(), logits.float().argmax(1))
-
-
-def verify_batch(requests, gamma, width, q_kind, dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-    verify_lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
-    qo_indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
-    total = int(qo_indptr[-1]) + 3  # padding
-    logits = (torch.randn(total, width, generator=generator) * 2).to(dtype)
-    request = torch.searchsorted(qo_indptr[1:].contiguous(), torch.arange(total), right=True).clamp(max=requests - 1)
-    given = some_rules(requests, width, generator)
-    decided = torch.rand(requests, generator=generator) < 0.4
-    vocab = torch.arange(0, width, 2) if q_kind == "truncated" else None
-    q = (torch.randn(requests, gamma, width if vocab is None else len(vocab), generator=generator) * 2).softmax(-1)
-
-    def keys(count):
-        return torch.randint(2**62, (count,), generator=generator)
-
-    tokens = torch_gumbel_argmax(q.flatten(0, 1), keys(requests * gamma)).view(requests, gamma)
-    tokens = tokens if vocab is None else vocab[tokens]
-    row_keys, probs = keys(total), reference_target_probs(logits, *given.of(request))
-    # Of requests that are decided, most drafts are what will be wanted.
-    wanted = torch_gumbel_argmax(probs.nan_to_num(1.0), row_keys)
-    agree = wanted[qo_indptr[:-1, None] + torch.arange(gamma).clamp(max=verify_lens[:, None])]
-    lucky = torch.rand(tokens.shape, generator=generator) < 0.7
-    tokens = agree.where(lucky & (decided | (given.temperatures <= 0))[:, None], tokens)
-    tokens = tokens.where(torch.arange(gamma) < verify_lens[:, None], 10**9)
-    keywords = {
-        "uniforms": torch.rand(requests, gamma, generator=generator, dtype=torch.float64),
-        "final_keys": keys(requests),
-        "decided": decided,
-        "row_keys": row_keys,
-        "draft_probs": None if q_kind == "point mass" else q,
-        "vocab": vocab,
-    }
-    return (tokens, verify_lens, qo_indptr, request, logits, given), keywords
 
 
 def accept(arrays, keywords):
@@ -104,7 +54,7 @@ def accept(arrays, keywords):
     seed=st.integers(0, 2**31),
 )
 def test_accepts_as_torch(requests, gamma, width, q_kind, dtype, seed):
-    arrays, keywords = verify_batch(requests, gamma, width, q_kind, dtype, seed)
+    arrays, keywords = verification(requests, gamma, width, q_kind, dtype, seed)
     lens, out = accept(arrays, keywords)
     expected_lens, expected = accept_logits(*arrays, **keywords)
     assert torch.equal(lens, expected_lens)
@@ -112,7 +62,7 @@ def test_accepts_as_torch(requests, gamma, width, q_kind, dtype, seed):
 
 
 def test_fifteen_draft_tokens():
-    arrays, keywords = verify_batch(2, 15, 24, "full", torch.float32, 1)
+    arrays, keywords = verification(2, 15, 24, "full", torch.float32, 1)
     for found, expected in zip(accept(arrays, keywords), accept_logits(*arrays, **keywords), strict=True):
         assert torch.equal(found, expected)
 

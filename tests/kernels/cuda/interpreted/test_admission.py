@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from outrider.kernels.cuda import admission
 from outrider.kernels.drafts import torch_admit
+from outrider.kernels.random_batches import admission as admission_batch
 from outrider.scheduler.planners.admission import at_least, survival_of, top_k
 
 
@@ -18,13 +19,8 @@ from outrider.scheduler.planners.admission import at_least, survival_of, top_k
     seed=st.integers(0, 2**31),
 )
 def test_admits_what_the_planner_admits(requests, gamma, share, bounded, hurried, seed):
-    generator = torch.Generator().manual_seed(seed)
-    confidence = torch.tensor([0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.5, -1.0, torch.nan])  # many ties
-    confidence = confidence[torch.randint(9, (gamma, requests), generator=generator)].T
-    confidence = torch.where(torch.rand(confidence.shape, generator=generator) < 0.5, 0.8, confidence)
-    draft_lens = torch.randint(gamma + 1, (requests,), generator=generator)
+    confidence, draft_lens, first = admission_batch(requests, gamma, seed, hurried=hurried)
     tokens = int(share * requests * gamma)
-    first = torch.rand(requests, generator=generator) < 0.3 if hurried else None
     factors = torch.linspace(1.0, 0.5, gamma).numpy()
     bounds = torch.from_numpy(0.3 / factors) if bounded else None
     arguments = confidence, draft_lens, torch.tensor([tokens])

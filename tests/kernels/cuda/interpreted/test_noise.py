@@ -1,13 +1,11 @@
 """Noise with the bits of the CPU's, and tokens drawn with it."""
 
 import torch
-import triton
-import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cpu import native
-from outrider.kernels.cuda import noise
+from outrider.kernels.cuda import noise, probes
 from outrider.kernels.noise import (
     Purpose,
     substreams,
@@ -18,21 +16,13 @@ from outrider.kernels.noise import (
 )
 
 
-@triton.jit
-def noise_kernel(keys, out, BLOCK: tl.constexpr):
-    row, token = tl.program_id(0), tl.arange(0, BLOCK)
-    tl.store(out + row * BLOCK + token, noise.exponential(tl.load(keys + row), token.to(tl.int64)))
-
-
 def some_keys(*shape, seed=0):
     return torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_bits_of_the_noise():
     keys = some_keys(64)
-    out = torch.empty(64, 1024, dtype=torch.float64)
-    noise_kernel[(64,)](keys, out, BLOCK=1024)
-    assert torch.equal(out, torch_exponentials(keys, torch.arange(1024)))
+    assert torch.equal(probes.exponentials(keys, 1024), torch_exponentials(keys, torch.arange(1024)))
 
 
 def test_bits_of_keys_and_numbers(monkeypatch):

@@ -1,25 +1,12 @@
 """Flatten and commit against torch, and the whole of torch's against the version without padding."""
 
 import torch
+from batches import flattening
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cuda import ragged
 from outrider.kernels.ragged import torch_commit, torch_flatten_tier, torch_flatten_verify
-
-
-def verify_batch(requests, gamma, seed):
-    generator = torch.Generator().manual_seed(seed)
-    context = 2 * gamma + 5
-    lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
-    return (
-        torch.randint(1000, (requests,), generator=generator),
-        torch.randint(1000, (gamma, requests), generator=generator).T,  # not dense, as a drafter may give them
-        lens,
-        torch.randint(context - gamma, (requests,), generator=generator),
-        torch.randperm((requests + 3) * context, generator=generator).view(-1, context).int(),
-        torch.randperm(requests + 3, generator=generator)[:requests],
-    )
 
 
 @given(
@@ -30,7 +17,7 @@ def verify_batch(requests, gamma, seed):
     seed=st.integers(0, 2**31),
 )
 def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified, seed):
-    batch = verify_batch(requests, gamma, seed)
+    batch = flattening(requests, gamma, seed)
     if verified is not None:
         batch[2].fill_(verified)
     total = int((batch[2] + 1).sum())
