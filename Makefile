@@ -76,6 +76,12 @@ check-deploy: $(CHECKERS) ## Check deploy/ with linters and schemas (a minute)
 check-image: ## Build the image for CPUs and have it serve (root, buildah and debootstrap; ten minutes)
 	@deploy/docker/check.sh $(ARGS)
 
+# Without an installation: what is there is used, so that a part runs with torch and Triton alone.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+.PHONY: gpu-check
+gpu-check: ## Check on a GPU what tests without one cannot show: make gpu-check PART=A (docs/gpu.md)
+	@PYTHONPATH=.src $(GPU_PYTHON) -m outrider.server.cli.main gpu-check $(or $(PART),--help) $(ARGS)
+
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
 .PHONY: check-sanitizers
 check-sanitizers: $(PROJECT) $(DEV) ## Run what uses the C++ kernels under ASan and UBSan (ten minutes; the build is kept)

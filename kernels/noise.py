@@ -61,14 +61,14 @@ def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
     """[N, count] int64 keys, independent of each other, from keys [N]."""
     if cuda.fits(keys):
         return torch.ops.outrider_cuda.substreams(keys, count)
-    return torch.ops.outrider.substreams(keys, count) if _compiled(keys) else _numbers(keys, count)
+    return torch.ops.outrider.substreams(keys, count) if _compiled(keys) else torch_numbers(keys, count)
 
 
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     """[N, count] float64 in (0, 1), the middles of 2**52 equal parts, for keys [N] int64."""
     if cuda.fits(keys):
         return torch.ops.outrider_cuda.uniforms(keys, count)
-    return torch.ops.outrider.uniforms(keys, count) if _compiled(keys) else _uniform(_numbers(keys, count))
+    return torch.ops.outrider.uniforms(keys, count) if _compiled(keys) else torch_uniforms(keys, count)
 
 
 def gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
@@ -108,8 +108,14 @@ def _compiled(keys: torch.Tensor) -> bool:
     return keys.is_cpu and native.available()
 
 
-def _numbers(keys: torch.Tensor, count: int) -> torch.Tensor:
+def torch_numbers(keys: torch.Tensor, count: int) -> torch.Tensor:
+    """`substreams` without compiled kernels, on any device."""
     return _mix(keys[:, None] + _GOLDEN * torch.arange(1, count + 1, device=keys.device))
+
+
+def torch_uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
+    """`uniforms` without compiled kernels, on any device."""
+    return _uniform(torch_numbers(keys, count))
 
 
 def _uniform(bits: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,9 @@ def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
     )
 
 
-def flattening(requests: int, gamma: int, seed: int) -> tuple[torch.Tensor, ...]:
+def flattening(
+    requests: int, gamma: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The first six arguments of `ragged.flatten_tier`: lengths from 0 to gamma, scattered slots."""
     generator = torch.Generator().manual_seed(seed)
     context = 2 * gamma + 5

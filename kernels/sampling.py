@@ -171,9 +171,9 @@ def _take(rule: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
 def reference_target_probs(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
+    top_ks: torch.Tensor | None = None,
+    top_ps: torch.Tensor | None = None,
+    min_ps: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `target_probs` means, one row at a time, by a complete sort."""
     out = torch.zeros_like(logits, dtype=torch.float32)
@@ -183,10 +183,12 @@ def reference_target_probs(
             continue
         ranked, tokens = (row / temperatures[b]).softmax(-1).sort(descending=True, stable=True)
         before = ranked.cumsum(-1) - ranked
-        ranked[int(top_ks[b]) :] = 0
-        if top_ps[b] < 1:
+        if top_ks is not None:
+            ranked[int(top_ks[b]) :] = 0
+        if top_ps is not None and top_ps[b] < 1:
             ranked[before > top_ps[b]] = 0
-        ranked[ranked < ranked[0] * min_ps[b]] = 0
+        if min_ps is not None:
+            ranked[ranked < ranked[0] * min_ps[b]] = 0
         out[b, tokens] = ranked / ranked.sum()
     return out
 

@@ -27,10 +27,11 @@ MAY_IMPORT_IN_SERVER = {
     "bench": {"engine", "plugin"},
     "http": {"tune", "bench", "engine", "plugin"},
     "doctor": {"http", "engine", "plugin"},
-    "cli": {"doctor", "http", "tune", "bench", "engine", "plugin"},
+    "gpu_check": {"tune", "bench", "engine", "plugin"},
+    "cli": {"gpu_check", "doctor", "http", "tune", "bench", "engine", "plugin"},
 }
 BELOW_ALL = {"errors", "pictures"}  # modules beside the parts
-COMMANDS = [["tune", "cli"], ["bench", "cli"]]  # command lines, which cli/main.py finds by name
+COMMANDS = [["tune", "cli"], ["bench", "cli"], ["gpu_check", "cli"]]  # command lines, which cli/main.py finds by name
 # library: the folder that alone may import it
 ONLY_IN = {"sglang": "server", "fastapi": "server/http", "starlette": "server/http", "uvicorn": "server/http"}
 

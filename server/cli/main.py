@@ -44,6 +44,7 @@ COMMANDS = {
     "train": ("outrider.server.cli.train", "train a drafter for a model"),
     "export": ("outrider.server.cli.export", "write a drafter in another storage"),
     "key": ("outrider.server.cli.key", "make an API key for `outrider serve --api-keys`"),
+    "gpu-check": ("outrider.server.gpu_check.cli", "check on a GPU what tests without one cannot show"),
     "doctor": ("outrider.server.cli.doctor", "say what is wrong with this installation, and what to do"),
     "version": ("outrider.server.cli.version", "print versions"),
 }
