@@ -56,9 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="outrider", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"outrider {version('outrider')}")
+    parser.add_argument("--version", action="store_true", help="print Outrider's version")
     add_commands(parser.add_subparsers(dest="command", metavar="COMMAND", title="commands"), COMMANDS, argv)
     args = parser.parse_args(argv)
+    if args.version:
+        print(f"outrider {version('outrider')}")
+        return 0
     if args.command is None:
         parser.print_help()
         return 0
