@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     FINAL = 3
     TOKEN = 4
     CHOICE = 5
+    UNMASK = 6
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -1,0 +1,1 @@
+"""Block-diffusion models in SGLang's dllm mode: which they are, what a denoising step reveals, how they run."""

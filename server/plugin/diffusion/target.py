@@ -1,0 +1,106 @@
+"""Which models decode by block diffusion, and how: read from their config.json.
+
+A block-diffusion model fills blocks of tokens from left to right. The tokens of the open block are masked at first, see
+each other and all blocks before, and are revealed in several denoising steps.
+
+Fields of a config.json, by SDAR's names where it has them:
+
+block_size: tokens of a block. (Fast-dLLM v2 calls it bd_size.)
+mask_token_id: of the token that stands where nothing is revealed yet.
+shift: the states at a position predict the token after it, as in the autoregressive model it was made of.
+context_mask: what a position of a finished block or of the prompt sees: "block", all of its block and what is before;
+    "causal", itself and what is before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CONTEXT_MASKS = ("block", "causal")
+
+
+class DiffusionConfigError(ValueError):
+    """A config.json names no block diffusion that can be run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionTarget:
+    """What a block-diffusion model is; see the module."""
+
+    block_size: int
+    mask_token_id: int
+    shift: bool = False
+    causal_context: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models of one architecture. layers: SGLang's class that has their layers; "" where SGLang knows the architecture.
+
+    model_type, base_type: a config.json's, and the known one that is read in its place; "" where it is known itself.
+    The rest is what their config.json leaves out; 0: it says so.
+    """
+
+    layers: str = ""
+    model_type: str = ""
+    base_type: str = ""
+    block_size: int = 0
+    mask_token_id: int = 0
+    shift: bool = False
+
+
+FAMILIES = {
+    "SDARForCausalLM": Family(model_type="sdar", base_type="qwen3", block_size=4, mask_token_id=151669),
+    "SDARMoeForCausalLM": Family(model_type="sdar_moe", base_type="qwen3_moe", block_size=4, mask_token_id=151669),
+    "LLaDA2MoeModelLM": Family(model_type="llada2_moe", block_size=32, mask_token_id=156895),
+    "Fast_dLLM_QwenForCausalLM": Family(
+        layers="sglang.srt.models.qwen2:Qwen2ForCausalLM",
+        model_type="Fast_dLLM_Qwen",
+        base_type="qwen2",
+        block_size=32,
+        mask_token_id=151665,
+        shift=True,
+    ),
+    "A2DQwen3LMHeadModel": Family(  # OPDLM
+        layers="sglang.srt.models.qwen3:Qwen3ForCausalLM",
+        model_type="a2d-qwen3",
+        base_type="qwen3",
+        block_size=4,
+        mask_token_id=151669,
+    ),
+}
+"""Architectures that are always block diffusion."""
+
+CONVERTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Architectures that are block diffusion where their config.json has block_size and mask_token_id."""
+
+
+def recognise(config: Mapping[str, Any], block_size: int | None = None) -> DiffusionTarget | None:
+    """What a config.json describes; None where it is no block-diffusion model.
+
+    block_size: in place of the config's. Raises DiffusionConfigError where it contradicts itself.
+    """
+    architecture = (config.get("architectures") or [""])[0]
+    family = FAMILIES.get(architecture)
+    if family is None:
+        if architecture not in CONVERTED or not {"block_size", "mask_token_id"} <= config.keys():
+            return None
+        family = Family()
+    block = block_size or config.get("block_size") or config.get("bd_size") or family.block_size
+    mask = config.get("mask_token_id", family.mask_token_id)
+    context = config.get("context_mask", "block")
+    vocabulary = config.get("vocab_size", 0)
+    if not isinstance(block, int) or not 1 < block <= 256:
+        raise DiffusionConfigError(f"block_size is a number from 2 to 256, not {block!r}")
+    if not isinstance(mask, int) or not 0 <= mask < vocabulary:
+        raise DiffusionConfigError(f"mask_token_id is a token below vocab_size ({vocabulary}), not {mask!r}")
+    if context not in CONTEXT_MASKS:
+        raise DiffusionConfigError(f"context_mask is one of {', '.join(CONTEXT_MASKS)}, not {context!r}")
+    return DiffusionTarget(
+        block_size=block,
+        mask_token_id=mask,
+        shift=bool(config.get("shift", family.shift)),
+        causal_context=context == "causal",
+    )
