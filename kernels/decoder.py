@@ -60,11 +60,12 @@ class Decoder:
         slots: torch.Tensor,
         batch: FlatBatch,
         captured: Sequence[int] = (),
+        causal: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run N embedded tokens `residual` [N, H], which is changed, through all layers and the last norm.
 
         positions: [N] int64. slots: [N] int64, where their keys and values go. batch: which tokens belong to which
-        request. captured: rising numbers of C layers, none of them 0.
+        request. captured: rising numbers of C layers, none of them 0. causal: as of `flat_attention`.
 
         Returns
         -------
@@ -78,6 +79,7 @@ class Decoder:
             batch.kv_lens,
             batch.rows,
             batch.page_table,
+            causal,
             list(captured),
         )
 
@@ -89,13 +91,14 @@ def reference_forward(
     slots: torch.Tensor,
     batch: FlatBatch,
     captured: Sequence[int] = (),
+    causal: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `Decoder.forward` means: the same bits, one layer after the other."""
     x, kept = None, []
     for number, (layer, pools) in enumerate(zip(decoder.layers, decoder.pools, strict=True)):
         if number in captured:
             kept.append(residual if x is None else x + residual)
-        x = decoder_layer(x, residual, layer, positions, decoder.cos_sin, *pools, slots, batch)
+        x = decoder_layer(x, residual, layer, positions, decoder.cos_sin, *pools, slots, batch, causal)
     assert x is not None
     normed = fused.add_rms_norm(x, residual, decoder.norm, decoder.layers[0].eps)
     return normed, torch.stack(kept, 1) if kept else residual.new_empty(len(residual), 0, residual.shape[1])

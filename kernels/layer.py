@@ -70,19 +70,20 @@ def decoder_layer(
     v_pool: torch.Tensor,
     slots: torch.Tensor,
     batch: FlatBatch,
+    causal: bool = True,
 ) -> torch.Tensor:
     """Run N tokens through the layer: [N, H], to be added to `residual`, which is changed in place.
 
     x: [N, H], what the layer before returned; None for the first layer.
     residual: [N, H], the sum so far. positions: [N] int64. cos_sin: as of `fused.rope`.
     k_pool, v_pool: this layer's cache [S, Hkv, D]; slots: [N] int64, where the tokens' keys and values go.
-    batch: which tokens belong to which request.
+    batch: which tokens belong to which request. causal: as of `flat_attention`.
     """
     weights, kinds, scales, outputs = layer._prepared
     return torch.ops.outrider.decoder_layer(
         x, residual, positions, cos_sin, k_pool, v_pool, slots,
         batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table,
-        weights, kinds, scales, layer.norms, outputs, layer.eps, layer.scale, layer.window, layer.logit_cap,
+        weights, kinds, scales, layer.norms, outputs, layer.eps, layer.scale, causal, layer.window, layer.logit_cap,
     )  # fmt: skip
 
 
@@ -96,6 +97,7 @@ def reference_decoder_layer(
     v_pool: torch.Tensor,
     slots: torch.Tensor,
     batch: FlatBatch,
+    causal: bool = True,
 ) -> torch.Tensor:
     """What `decoder_layer` means: the same bits, one operation after the other."""
     qkv_weight, out_weight, up_weight, down_weight = layer.weights
@@ -109,7 +111,7 @@ def reference_decoder_layer(
     q, k, v = qkv.split([qkv.shape[1] - 2 * heads, heads, heads], dim=1)
     fused.rope_write(q, k, v, positions, cos_sin, k_pool, v_pool, slots)
     attended = flat_attention(
-        q, k_pool, v_pool, batch, scale=layer.scale, window=layer.window, logit_cap=layer.logit_cap
+        q, k_pool, v_pool, batch, scale=layer.scale, causal=causal, window=layer.window, logit_cap=layer.logit_cap
     )
     x = multiply(attended.flatten(1), out_weight)
     normed = fused.add_rms_norm(x, residual, between, layer.eps)

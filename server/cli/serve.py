@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from outrider.server.engine import traces
 from outrider.server.engine.flags import add_drafter_flags, add_target_flags
 from outrider.server.engine.logs import SERVER
-from outrider.server.engine.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, Settings
+from outrider.server.engine.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, UNMASKINGS, Settings
 
 _say = logging.getLogger(SERVER).info
 
@@ -59,6 +59,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=defaults.tune,
         help="without a profile that fits, measure a quick one at start and refine it in idle time (default: yes)",
+    )
+
+    diffusion = parser.add_argument_group("block-diffusion models")
+    diffusion.add_argument(
+        "--unmasking",
+        choices=UNMASKINGS,
+        default=defaults.unmasking,
+        help="which masked tokens a forward reveals; threshold: all that are certain enough; static: a fixed number, "
+        "the most certain (default: %(default)s)",
+    )
+    diffusion.add_argument(
+        "--unmasking-threshold",
+        type=float,
+        default=defaults.unmasking_threshold,
+        metavar="P",
+        help="probability above which --unmasking threshold reveals a token; at least one is (default: %(default)s)",
+    )
+    diffusion.add_argument(
+        "--unmasking-tokens",
+        type=int,
+        default=defaults.unmasking_tokens,
+        metavar="N",
+        help="that --unmasking static reveals in each forward (default: %(default)s)",
+    )
+    diffusion.add_argument(
+        "--block-size", type=int, metavar="N", help="tokens of a block (default: what the model's config.json says)"
     )
 
     capacity = parser.add_argument_group("capacity")
@@ -164,7 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """Settings from the flags; raises UserError where one cannot be."""
-    values = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    values = {field.name: getattr(args, field.name) for field in fields(Settings) if hasattr(args, field.name)}
     return Settings(**values | {"sglang_flags": tuple(args.sglang_flags)})
 
 
@@ -278,6 +304,8 @@ def _announce(settings: Settings, engine: Engine) -> None:
     several = f"{settings.resolved_engines} engines, each with " if settings.resolved_engines > 1 else ""
     capacity = f"{several}context {engine.context_length} tokens, KV cache {engine.max_total_tokens}"
     speculation = "speculation off" if settings.drafter == "off" else f"{settings.drafter} drafts of {settings.gamma}"
+    if settings.diffusion:
+        speculation = f"blocks of {settings.diffusion.block_size}, unmasking by {settings.unmasking}"
     _say(
         f"Ready: {url}  ({capacity}, {speculation})\n\n"
         f"Try it:\n\n"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.server.engine import checkpoints, memory, profile_lookup, quantized, target
+from outrider.server.engine import checkpoints, diffusion, memory, profile_lookup, quantized, target
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
+from outrider.server.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
     thing that is not right.
     """
     settings, model, plan = _without_profile(settings)
-    say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), drafter {settings.drafter}")
+    how = f"unmasking by {settings.unmasking}" if settings.diffusion else f"drafter {settings.drafter}"
+    say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), {how}")
     if not settings.parallel.leads:  # the first node plans
         return Resolved(settings, model, plan, unmeasured=False)
     settings, unmeasured = profile_lookup.with_profile(settings, model)
@@ -50,6 +52,8 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
 def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
     """As `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
     settings, model, plan = _without_profile(settings)
+    if settings.diffusion:
+        raise UserError(f"{model.name} is a block-diffusion model: there is no drafter to measure")
     return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
 
 
@@ -57,5 +61,5 @@ def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
     quantized.check(settings, model)
     target.check_heads(model, settings.parallel.tp_size)
-    settings = checkpoints.with_drafter_path(settings, model)
+    settings = checkpoints.with_drafter_path(diffusion.with_diffusion(settings, model), model)
     return settings, model, memory.plan(settings, model)

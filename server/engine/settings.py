@@ -12,6 +12,7 @@ from outrider.server.engine.parallel import Parallel
 from outrider.server.engine.topology import Topology
 from outrider.server.errors import UserError
 from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.diffusion.target import UNMASKINGS, DiffusionTarget
 
 DRAFTERS = ("auto", *drafters.names(), "off")
 CHECKPOINT_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).needs_checkpoint)
@@ -44,6 +45,9 @@ class Settings:
     denoising_steps: forward passes for a draft, of a drafter that denoises; None is its own number.
     denoising_order: which tokens each of them reveals.
     planner: decides how much of each draft is verified. threshold: of survival, for the planner of that name.
+    diffusion: what the model is, where it is a block-diffusion model; found by `resolve`.
+    unmasking: how such a model's tokens are revealed; unmasking_tokens: of static, in each forward;
+    unmasking_threshold: of threshold, a token's confidence. block_size: in place of the model's.
     profile: folder or name of measured step costs and calibration; None finds the one that fits.
     tune: without a profile that fits, measure a quick one at start.
     max_total_tokens: tokens of the KV cache, all requests together.
@@ -89,6 +93,11 @@ class Settings:
     denoising_order: str = "left"
     planner: str = "asynchronous"
     threshold: float = 0.3
+    diffusion: DiffusionTarget | None = None
+    unmasking: str = "threshold"
+    unmasking_tokens: int = 1
+    unmasking_threshold: float = 0.95
+    block_size: int | None = None
     profile: str | None = None
     tune: bool = True
     max_running_requests: int | None = None
@@ -114,6 +123,9 @@ class Settings:
         self._require_one_of("drafter", (*DRAFTERS, MEASURING_DRAFTER))
         self._require_one_of("planner", PLANNERS)
         self._require_between("threshold", 0, 1)
+        self._require_one_of("unmasking", UNMASKINGS)
+        self._require_between("unmasking_tokens", 1, 256)
+        self._require_between("unmasking_threshold", 0, 1)
         self._require_one_of("dtype", DTYPES)
         self._require_one_of("quantization", QUANTIZATIONS)
         self._require_one_of("device", DEVICES)
@@ -260,6 +272,10 @@ class Settings:
             threshold=self.threshold,
             profile=self.profile or "",
             quantization=self.quantization,
+            diffusion=self.diffusion,
+            unmasking=self.unmasking,
+            unmasking_tokens=self.unmasking_tokens,
+            unmasking_threshold=self.unmasking_threshold,
         )
 
 

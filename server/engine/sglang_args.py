@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider.server.engine import bundled_model, gpu_attention, hardware, logs, several, traces
+from outrider.server.engine import bundled_model, diffusion, gpu_attention, hardware, logs, several, traces
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
@@ -47,6 +47,8 @@ OURS = {
     "load_balance_method": "--engines",
     "speculative_algorithm": "--drafter",
     "speculative_num_draft_tokens": "--gamma",
+    "dllm_algorithm": "--unmasking",
+    "dllm_algorithm_config": "--unmasking",
 }
 # Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
 NOT_HERE = {
@@ -68,6 +70,7 @@ NOT_HERE = {
     "enable_ssl_refresh": "renewed certificates are taken up anyway",
     "enable_custom_logit_processor": "no code from requests",
     "config": "flags on the command line",
+    "dllm_fdfo": "every round takes all requests",
 }
 
 
@@ -123,16 +126,31 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         given = parse_flags(settings.sglang_flags)
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given)
         arguments["disable_cuda_graph"] = True  # SGLang gives other algorithms than its own no graphs of a verification
-    # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
-    # and penalties are the same code with speculation on and off.
-    arguments |= {
-        "speculative_algorithm": ALGORITHM,
-        "speculative_num_draft_tokens": (settings.plugin_config.longest if settings.drafter != "off" else 0) + 1,
-    }
+    arguments |= _decoding(settings, model, context)
     try:
         return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
     except (TypeError, ValueError) as error:
         raise UserError(f"SGLang refuses these settings: {first_line(error)}") from None
+
+
+def _decoding(settings: Settings, model: Model, context: int | None) -> dict[str, Any]:
+    """The arguments that bring our worker, or block diffusion, in; context: tokens of prompt and answer together."""
+    if settings.diffusion is None:
+        # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
+        # and penalties are the same code with speculation on and off.
+        return {
+            "speculative_algorithm": ALGORITHM,
+            "speculative_num_draft_tokens": (settings.plugin_config.longest if settings.drafter != "off" else 0) + 1,
+        }
+    block = settings.diffusion.block_size
+    return {
+        "dllm_algorithm": ALGORITHM,
+        "dllm_fdfo": True,
+        "page_size": block,  # a page is a block, so that shared prefixes end where a block does
+        "max_running_requests": settings.max_running_requests or diffusion.REQUESTS,
+        # The open block ends within the context, and the longest request alone fits into the cache beside it.
+        "context_length": (context or model.context_length) // block * block,
+    }
 
 
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:

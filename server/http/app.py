@@ -43,6 +43,7 @@ def build(
         context_length=engine.context_length,
         max_choices=settings.max_choices,
         has_tool_parser=bool(manager.config_value("tool_call_parser")),
+        diffusion=settings.diffusion is not None,
     )
     app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     errors.install(app)

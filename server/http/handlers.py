@@ -58,7 +58,7 @@ class _Handler:
         manager = self.tokenizer_manager  # type: ignore[attr-defined]
         return Told(
             manager.tokenizer,
-            manager.config_value("speculative_num_draft_tokens") - 1,
+            (manager.config_value("speculative_num_draft_tokens") or 1) - 1,
             trace=request.speculation is not None and request.speculation.trace,
             keep_special=not request.skip_special_tokens,
             incremental=manager.config_value("incremental_streaming_output"),

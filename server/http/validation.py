@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outrider.server.http import diffusion
 from outrider.server.http.errors import ApiError
 from outrider.server.http.protocol import ChatRequest, TextRequest
 
@@ -20,6 +21,7 @@ class Limits:
     model: the name it answers to.
     context_length: tokens of prompt and answer together.
     max_body_bytes: of a request's body.
+    diffusion: the model fills blocks of tokens, see `diffusion`.
     """
 
     max_body_bytes: int
@@ -28,6 +30,7 @@ class Limits:
     context_length: int
     max_choices: int
     has_tool_parser: bool
+    diffusion: bool = False
 
 
 def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
@@ -39,6 +42,8 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
             param="model",
             code="model_not_found",
         )
+    if limits.diffusion:
+        diffusion.check(request)
     if isinstance(request, ChatRequest):
         _check_chat(request, limits)
     else:

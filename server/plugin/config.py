@@ -7,12 +7,14 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 
+from outrider.server.plugin.diffusion.target import DiffusionTarget
+
 ENV = "OUTRIDER_PLUGIN_CONFIG"
 
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """Settings of the speculative worker.
+    """Settings of the speculative worker, or of block diffusion in its place.
 
     drafter: which drafter proposes tokens; "off" means that no speculation is set up.
     gamma: draft tokens per step.
@@ -23,6 +25,8 @@ class PluginConfig:
     planner: which planner decides what is verified. threshold: of survival, for the planner of that name.
     profile: folder of the profile measured for this server; "" or a folder that is not there yet: none.
     quantization: "int8" rounds the target's weights as they are loaded; "none" keeps them.
+    diffusion: what the target is, where it is a block-diffusion model. unmasking: the policy that reveals its tokens;
+        unmasking_tokens, unmasking_threshold: of the policies static and threshold.
     """
 
     drafter: str = "off"
@@ -35,6 +39,10 @@ class PluginConfig:
     threshold: float = 0.3
     profile: str = ""
     quantization: str = "none"
+    diffusion: DiffusionTarget | None = None
+    unmasking: str = "threshold"
+    unmasking_tokens: int = 1
+    unmasking_threshold: float = 0.95
 
     @property
     def longest(self) -> int:
@@ -47,4 +55,7 @@ class PluginConfig:
     @classmethod
     def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> PluginConfig:
         """Read what the parent process wrote; without it (SGLang started on its own) the defaults hold."""
-        return cls(**json.loads(environ.get(ENV, "{}")))
+        said = json.loads(environ.get(ENV, "{}"))
+        if said.get("diffusion"):
+            said["diffusion"] = DiffusionTarget(**said["diffusion"])
+        return cls(**said)

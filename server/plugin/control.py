@@ -33,8 +33,12 @@ def _get(original: Any, scheduler: Any, request: Any) -> Any:
 
 def _live(scheduler: Any) -> dict[str, Any]:
     free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
-    return scheduler.draft_worker.outrider_live() | {
-        "requests": {"running": len(scheduler.running_batch.reqs), "queued": len(scheduler.waiting_queue)},
+    if scheduler.dllm_config is not None:
+        worker, running = scheduler.tp_worker.dllm_algorithm, scheduler.dllm_manager.waiting_queue
+    else:
+        worker, running = scheduler.draft_worker, scheduler.running_batch.reqs
+    return worker.outrider_live() | {
+        "requests": {"running": len(running), "queued": len(scheduler.waiting_queue)},
         "cache": {"used": scheduler.max_total_num_tokens - free, "size": scheduler.max_total_num_tokens},
     }
 

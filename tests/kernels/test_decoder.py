@@ -65,20 +65,20 @@ def test_same_bits_as_layer_after_layer(prepare, dtype, threads):
         _, k_pool, v_pool, batch = ragged_attention(q_lens, kv_lens, heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
         slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
         x = torch.randn(batch.tokens, HIDDEN).to(dtype)
-        for captured in ([], [1], [1, 2]):
+        for captured, causal in (([], True), ([1], False), ([1, 2], True)):
             found = []
             for run in (Decoder.forward, reference_forward):
                 pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
                 residual = x.clone()
                 out, kept = run(
-                    Decoder(layers, pools, norm, cos_sin), residual, batch.positions, slots, batch, captured
+                    Decoder(layers, pools, norm, cos_sin), residual, batch.positions, slots, batch, captured, causal
                 )
                 found.append((out, kept, residual, *(pool for pair in pools for pool in pair)))
             assert found[0][1].shape == (batch.tokens, len(captured), HIDDEN)
             for got, expected in zip(*found, strict=True):
                 assert got.dtype == dtype
                 same = (got == expected) | (got.isnan() & expected.isnan())  # slots nobody owns hold NaN
-                assert same.all(), f"{name}, captured {captured}"
+                assert same.all(), f"{name}, captured {captured}, causal {causal}"
 
 
 def test_the_same_call_again_gives_the_same(threads):

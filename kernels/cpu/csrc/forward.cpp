@@ -76,7 +76,8 @@ class Decoder : public torch::CustomClassHolder {
   // flat_attention. captured: before which layers the sum is kept, rising, none the first.
   // Returns the last norm's output [N, H] and the kept sums [N, captured, H].
   std::tuple<Tensor, Tensor> forward(Tensor residual, Tensor positions, Tensor slots, Tensor qo_indptr, Tensor kv_lens,
-                                     Tensor rows, Tensor page_table, std::vector<int64_t> captured) const {
+                                     Tensor rows, Tensor page_table, bool causal,
+                                     std::vector<int64_t> captured) const {
     const int64_t tokens = residual.size(0);
     TORCH_CHECK(residual.dim() == 2 && residual.is_contiguous() && residual.size(1) == hidden_ &&
                     type_of(residual, "residual") == type_,
@@ -90,7 +91,7 @@ class Decoder : public torch::CustomClassHolder {
       TORCH_CHECK((i ? captured[i - 1] : 0) < captured[i] && captured[i] < int64_t(layers_.size()),
                   "layers to capture must rise within 1 .. ", layers_.size() - 1);
     const AttentionPlan plan = plan_attention(tokens, heads_, kv_heads_, width_, value_width_, qo_indptr, kv_lens, rows,
-                                              page_table, true);
+                                              page_table, causal);
     Buffers buffers = buffers_for(tokens, residual, plan);
     const Tensor kept = at::empty({tokens, int64_t(captured.size()), hidden_}, residual.options());
     RopeArgs rope{};

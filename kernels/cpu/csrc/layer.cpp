@@ -14,7 +14,8 @@ Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, con
                      const Tensor& cos_sin, const Tensor& k_pool, const Tensor& v_pool, const Tensor& slots,
                      const Tensor& qo_indptr, const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table,
                      at::TensorList weights, at::IntArrayRef kinds, at::TensorList scales, at::TensorList norms,
-                     at::IntArrayRef outputs, double eps, double scale, int64_t window, double logit_cap) {
+                     at::IntArrayRef outputs, double eps, double scale, bool causal, int64_t window,
+                     double logit_cap) {
   TORCH_CHECK(weights.size() == 4 && kinds.size() == 4 && outputs.size() == 4 &&
                   (scales.empty() || scales.size() == 4) && norms.size() == 2,
               "a layer has four products and two norms");
@@ -33,7 +34,7 @@ Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, con
   const Tensor v = qkv.as_strided({tokens, heads, value_width}, {outputs[0], value_width, 1}, query + heads * width);
   rope(q, k, v, positions, cos_sin, k_pool, v_pool, slots);
   const Tensor seen =
-      flat_attention(q, k_pool, v_pool, qo_indptr, kv_lens, rows, page_table, scale, true, window, logit_cap);
+      flat_attention(q, k_pool, v_pool, qo_indptr, kv_lens, rows, page_table, scale, causal, window, logit_cap);
   const Tensor attended = multiply(seen.view({tokens, seen.size(1) * seen.size(2)}), 1);
   return multiply(silu_mul(multiply(rms_norm(attended, residual, norms[1], eps), 2)), 3);
 }
@@ -43,8 +44,8 @@ Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, con
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("decoder_layer(Tensor? x, Tensor(a!) residual, Tensor positions, Tensor cos_sin, Tensor(b!) k_pool, "
         "Tensor(c!) v_pool, Tensor slots, Tensor qo_indptr, Tensor kv_lens, Tensor rows, Tensor page_table, "
-        "Tensor[] weights, int[] kinds, Tensor[] scales, Tensor[] norms, int[] outputs, float eps, float scale, int window, "
-        "float logit_cap) -> Tensor");
+        "Tensor[] weights, int[] kinds, Tensor[] scales, Tensor[] norms, int[] outputs, float eps, float scale, bool causal, "
+        "int window, float logit_cap) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) { m.impl("decoder_layer", decoder_layer); }

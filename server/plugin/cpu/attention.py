@@ -22,6 +22,11 @@ class FlatAttentionBackend(AttentionBackend):
         self.page_table = runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.batch: FlatBatch  # of the forward under way
+        self.causal = True  # of the same
+
+    def use(self, batch: FlatBatch, *, causal: bool) -> None:
+        """Make the next forward's tokens those of a batch, which need not be SGLang's."""
+        self.batch, self.causal = batch, causal
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         mode = forward_batch.forward_mode
@@ -35,12 +40,13 @@ class FlatAttentionBackend(AttentionBackend):
         else:
             query_lens = forward_batch.extend_seq_lens
             kv_lens = seq_lens
-        self.batch = FlatBatch(
+        batch = FlatBatch(
             qo_indptr=indptr(query_lens),
             kv_lens=kv_lens.to(torch.int32),
             rows=forward_batch.req_pool_indices.long(),
             page_table=self.page_table,
         )
+        self.use(batch, causal=True)
 
     def forward(
         self,
@@ -60,6 +66,7 @@ class FlatAttentionBackend(AttentionBackend):
             self.token_to_kv_pool.get_value_buffer(layer.layer_id),
             self.batch,
             scale=layer.scaling,
+            causal=self.causal,
             window=layer.sliding_window_size if layer.sliding_window_size is not None else -1,
             logit_cap=layer.logit_cap,
         )

@@ -51,6 +51,7 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
             pool.get_value_buffer(layer_id),
             forward_batch.out_cache_loc,
             backend.batch,
+            backend.causal,
         )
         return out, hidden_states if residual is None else residual
 

@@ -46,7 +46,12 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
         captured = captured_layers(self)
         hidden, kept = decoder.forward(
-            self.embed_tokens(input_ids), positions, forward_batch.out_cache_loc, backend.batch, captured
+            self.embed_tokens(input_ids),
+            positions,
+            forward_batch.out_cache_loc,
+            backend.batch,
+            captured,
+            backend.causal,
         )
         return (hidden, kept.flatten(1)) if captured else hidden
 

@@ -20,8 +20,6 @@ import torch
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams
 from outrider.kernels.sampling import Rules, argmax, target_probs
 
-UNMASKINGS = ("threshold", "static")
-
 
 class Policy(Protocol):
     """Decides what a step reveals."""

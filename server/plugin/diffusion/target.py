@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTEXT_MASKS = ("block", "causal")
+UNMASKINGS = ("threshold", "static")
+"""Policies that reveal tokens, see `policy`."""
 
 
 class DiffusionConfigError(ValueError):

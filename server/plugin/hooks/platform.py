@@ -34,7 +34,8 @@ class OutriderCpuPlatform(CpuSRTPlatform):
         return CpuKVPool
 
     def get_paged_allocator_cls(self) -> type:
-        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, alloc_extend_naive
+        from sglang.srt.utils import get_num_new_pages
 
         class CpuAllocator(PagedTokenToKVPoolAllocator):
             free_pages: torch.Tensor
@@ -49,6 +50,29 @@ class OutriderCpuPlatform(CpuSRTPlatform):
                     return None
                 taken, self.free_pages = self.free_pages[:need_size], self.free_pages[need_size:]
                 return taken
+
+            def alloc_extend(
+                self,
+                prefix_lens: torch.Tensor,
+                prefix_lens_cpu: torch.Tensor,
+                seq_lens: torch.Tensor,
+                seq_lens_cpu: torch.Tensor,
+                last_loc: torch.Tensor,
+                extend_num_tokens: int,
+                num_new_pages: int | None = None,
+            ) -> torch.Tensor | None:
+                """As SGLang's, whose arithmetic is a Triton kernel."""
+                if num_new_pages is None:
+                    lens = {"seq_lens": seq_lens_cpu, "prefix_lens": prefix_lens_cpu}
+                    num_new_pages = get_num_new_pages(page_size=self.page_size, **lens)
+                if num_new_pages > len(self.free_pages):
+                    self.merge_and_sort_free()
+                if num_new_pages > len(self.free_pages):
+                    return None
+                out = torch.empty(extend_num_tokens, dtype=torch.int64)
+                alloc_extend_naive(prefix_lens, seq_lens, last_loc, self.free_pages, out, self.page_size, "cpu")
+                self.free_pages = self.free_pages[num_new_pages:]
+                return out
 
         return CpuAllocator
 

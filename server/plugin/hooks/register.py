@@ -11,6 +11,7 @@ import torch
 
 from outrider.kernels.ragged import write_page_table
 from outrider.server.plugin import agreement, control
+from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.hooks import lean_step, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
@@ -27,6 +28,7 @@ def register() -> None:
     _bridge_older_sglang()
     _load_one_tokenizer()
     _register_gguf_loader()
+    _register_diffusion()
     if not torch.cuda.is_available():
         _register_cpu_attention()
         lean_step.register()
@@ -99,6 +101,14 @@ def _register_gguf_loader() -> None:
         return loader_for_gguf(original, load_config, model_config)
 
     HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)
+
+
+def _register_diffusion() -> None:
+    target = PluginConfig.from_env().diffusion
+    if target is not None:
+        from outrider.server.plugin.diffusion import models
+
+        models.register(target)
 
 
 def _register_draft_memory() -> None:

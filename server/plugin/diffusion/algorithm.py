@@ -1,0 +1,134 @@
+"""Block diffusion as SGLang's dllm mode runs it: one forward a round, and what became of each request's open block."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.dllm.algorithm.base import DllmAlgorithm
+
+from outrider.kernels.sampling import Rules
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.decode import live
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.sampling import Sampling
+from outrider.server.plugin.diffusion.forward import BlockForward, BlockRows
+from outrider.server.plugin.diffusion.policy import Policy, Static, Threshold, noise_keys, predict, step, steps_of
+
+NAME = "OUTRIDER"
+"""Of the algorithm, in SGLang's registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round made of a request.
+
+    state: its open block after the round, finished where no mask is left; None: the round had final blocks alone.
+    kept: tokens of the request whose keys and values are final.
+    """
+
+    state: list[int] | None
+    kept: int
+
+
+class BlockDiffusion(DllmAlgorithm):
+    """Every round steps the open block of each request once, and computes the final blocks before it that are new."""
+
+    policy: Policy
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        plugin = PluginConfig.from_env()
+        if plugin.diffusion is None:
+            raise ValueError("no block-diffusion model was named to the plugin")
+        self.target = plugin.diffusion
+        if plugin.unmasking == "static":
+            self.policy = Static(plugin.unmasking_tokens)
+        else:
+            self.policy = Threshold(plugin.unmasking_threshold)
+        self._forward: BlockForward | None = None
+        self.metrics = SpeculationMetrics(1, "off")
+
+    def forward(self, runner: Any) -> BlockForward:
+        """Made at the first round, when weights and cache are in place."""
+        if self._forward is None:
+            self._forward = BlockForward(runner, self.target)
+        return self._forward
+
+    def outrider_live(self) -> dict[str, Any]:
+        """What the page draws."""
+        return live.snapshot(self.metrics, None)
+
+    def generate(self, runner: Any, forward_batch: Any, reqs: Sequence[Any]) -> list[Outcome]:
+        """A round of the requests in a batch, in their order."""
+        rows = self.rows(forward_batch, reqs)
+        masked = (rows.tokens == self.mask_id) & rows.open[:, None]
+        logits = self.forward(runner).run(rows, masked, forward_batch)
+        lengths = torch.tensor(forward_batch.extend_seq_lens_cpu) // self.block_size
+        owner = torch.repeat_interleave(torch.arange(len(reqs)), lengths)
+        states = self.step(rows, masked, logits, owner, self.sampling(forward_batch, reqs))
+        last = (lengths.cumsum(0) - 1).tolist()
+        starts, is_open, after = rows.starts.tolist(), rows.open.tolist(), states.tolist()
+        return [
+            Outcome(after[row], starts[row]) if is_open[row] else Outcome(None, starts[row] + self.block_size)
+            for row in last
+        ]
+
+    def rows(self, forward_batch: Any, reqs: Sequence[Any]) -> BlockRows:
+        """The blocks of a batch, in order: of each request new final ones, and its open one unless these go on."""
+        block = self.block_size
+        tokens = forward_batch.input_ids.long().view(-1, block)
+        begins, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
+        starts = torch.cat([torch.arange(a, a + n, block) for a, n in zip(begins, lengths, strict=True)])
+        counts = torch.tensor(lengths) // block
+        before = tokens[:, -1].roll(1)
+        before[counts.cumsum(0) - counts] = torch.tensor(
+            [req.full_untruncated_fill_ids[a - 1] if a else 0 for req, a in zip(reqs, begins, strict=True)]
+        )
+        return BlockRows(
+            tokens=tokens,
+            starts=starts,
+            before=before,
+            tables=torch.repeat_interleave(forward_batch.req_pool_indices.long(), counts),
+            slots=forward_batch.out_cache_loc.long().view(-1, block),
+            open=(tokens == self.mask_id).any(1),
+        )
+
+    def sampling(self, forward_batch: Any, reqs: Sequence[Any]) -> tuple[Rules, torch.Tensor]:
+        """The rules and seeds [R] of requests."""
+        seeds = torch.tensor([seed_of(req) for req in reqs], dtype=torch.int64)
+        decided = torch.ones(len(reqs), dtype=torch.bool)
+        return Sampling.of(forward_batch.sampling_info, seeds, decided, (True, True)).rules, seeds
+
+    def step(
+        self,
+        rows: BlockRows,
+        masked: torch.Tensor,
+        logits: torch.Tensor,
+        owner: torch.Tensor,
+        sampling: tuple[Rules, torch.Tensor],
+    ) -> torch.Tensor:
+        """The states [N, B] one step after those of `rows`, whose masked places [N, B] have the logits [M, V].
+
+        owner: [N] int64, the request of each row. sampling: of the requests.
+        """
+        rules, seeds = sampling
+        row, place = masked.nonzero(as_tuple=True)
+        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps_of(rows.tokens, self.mask_id)[row])
+        drawn, chances = predict(logits, rules.of(owner[row]), keys, self.mask_id)
+        tokens, confidence = rows.tokens.clone(), torch.zeros(masked.shape)
+        tokens[masked], confidence[masked] = drawn, chances
+        return step(self.policy, rows.tokens, tokens, confidence, self.mask_id)
+
+
+def seed_of(req: Any) -> int:
+    """Of a request's random numbers: the one that came with it, or its own, which stays when it is computed again."""
+    given = req.sampling_params.sampling_seed
+    if given is not None:
+        return int(given)
+    if not hasattr(req, "outrider_seed"):
+        req.outrider_seed = secrets.randbits(62)
+    return int(req.outrider_seed)

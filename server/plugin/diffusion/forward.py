@@ -1,0 +1,151 @@
+"""The target's forward over blocks of many states: rows of one flattened batch, of which several may share a prefix.
+
+No row needs a mask of its own. Every block is a request of the attention's batch whose queries see all of its keys:
+those of its own positions and those before, by way of the page table. So a prompt's blocks, the open block, and drafts
+of it, which have slots of their own, stand side by side. Where the context is causal, a final block is one such request
+per token.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.kernels.flat_batch import FlatBatch
+from outrider.server.plugin.cpu.attention import FlatAttentionBackend
+from outrider.server.plugin.diffusion.target import DiffusionTarget
+
+PADDING_SLOT = 0
+"""SGLang's pools have it for keys and values that nobody reads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRows:
+    """N blocks of B tokens. Those of one request stand in the order of their positions, drafts of its open block last.
+
+    tokens: [N, B] int64, the states. starts: [N] int64, the position of each one's first token, a multiple of B.
+    before: [N] int64, the token before it; of no meaning at position 0.
+    tables: [N] int64, the request's row of the page table, which has the slots of all positions before the block.
+    slots: [N, B] int64, where the block's keys and values go.
+    open: [N] bool, the block is being unmasked; False: its tokens are final, and so are its keys and values.
+    """
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    before: torch.Tensor
+    tables: torch.Tensor
+    slots: torch.Tensor
+    open: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatRows:
+    """Tokens, positions and slots [T] of a forward, its batch, and which of them says what comes at a position.
+
+    says: [N, B] int64, by row and place in the block; -1: none, position 0 under a shift.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    batch: FlatBatch
+    says: torch.Tensor
+
+
+def flatten(rows: BlockRows, target: DiffusionTarget, page_table: torch.Tensor) -> FlatRows:
+    """Lay rows out for a forward.
+
+    page_table: [requests, context] int32. Under a shift a position's distribution is that of the token before: a
+    block's first one gets it from the final block before it in the batch, else from the token there, which is computed
+    again.
+    """
+    count, block = rows.tokens.shape
+    ends = rows.starts + block
+    single = (~rows.open if target.causal_context else torch.zeros_like(rows.open))[:, None].expand(count, block)
+    places = torch.arange(block)
+    # A request of the batch begins at every block's first token, and at every token of a causal one.
+    begins = single | (places == 0)
+    sees = torch.where(single, rows.starts[:, None] + places + 1, ends[:, None])[begins]
+    lengths = torch.where(single, 1, block)[begins]
+    owner = torch.arange(count)[:, None].expand(count, block)[begins]
+    tokens, slots = rows.tokens.flatten(), rows.slots.flatten()
+    positions = (rows.starts[:, None] + places).flatten()
+    says = torch.arange(count * block).view(count, block)
+    if target.shift:
+        says, anchors = _shifted(rows, says)
+        tokens = torch.cat([tokens, rows.before[anchors]])
+        positions = torch.cat([positions, rows.starts[anchors] - 1])
+        slots = torch.cat([slots, torch.full_like(anchors, PADDING_SLOT)])
+        sees = torch.cat([sees, rows.starts[anchors]])
+        lengths = torch.cat([lengths, torch.ones_like(anchors)])
+        owner = torch.cat([owner, anchors])
+    table, table_rows = _page_table(rows, page_table, owner)
+    indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
+    return FlatRows(tokens, positions, slots, FlatBatch(indptr, sees.int(), table_rows, table), says)
+
+
+def _shifted(rows: BlockRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`FlatRows.says` under a shift, and the rows [A] whose token before stands behind all blocks of the batch."""
+    count, block = rows.tokens.shape
+    says = own.roll(1).view(count, block).clone()
+    known: dict[tuple[int, int], int] = {}
+    anchors: list[int] = []
+    requests, starts, is_open = rows.tables.tolist(), rows.starts.tolist(), rows.open.tolist()
+    for row in range(count):
+        if not is_open[row]:
+            known[requests[row], starts[row] + block] = row * block + block - 1
+        elif starts[row] == 0:
+            says[row, 0] = -1
+        else:
+            key = requests[row], starts[row]
+            if key not in known:
+                known[key] = count * block + len(anchors)
+                anchors.append(row)
+            says[row, 0] = known[key]
+    return says, torch.tensor(anchors, dtype=torch.int64)
+
+
+def _page_table(rows: BlockRows, page_table: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A page table in which every row has its own slots, and the row there of each owner [M]."""
+    positions = rows.starts[:, None] + torch.arange(rows.tokens.shape[1])
+    own = page_table[rows.tables[:, None], positions]
+    if torch.equal(own.long(), rows.slots):
+        return page_table, rows.tables[owner]
+    copies = page_table[rows.tables, : int(positions.max()) + 1]
+    copies.scatter_(1, positions, rows.slots.to(copies.dtype))
+    return copies, owner
+
+
+class BlockForward:
+    """Runs SGLang's model over such rows, on a CPU.
+
+    runner: SGLang's model runner. The rows of a forward do not depend on each other but by keys and values.
+    """
+
+    def __init__(self, runner: Any, target: DiffusionTarget) -> None:
+        self.model, self.target = runner.model, target
+        self.backend: FlatAttentionBackend = runner.attn_backend
+        self.processor, self.head = self.model.logits_processor, self.model.lm_head
+
+    def run(self, rows: BlockRows, wanted: torch.Tensor, forward_batch: Any) -> torch.Tensor:
+        """Logits [M, V] of the places that are `wanted`, [N, B] bool, in their order; keys and values are written.
+
+        forward_batch: SGLang's, of the requests that the rows are of.
+        """
+        from sglang.srt.layers.logits_processor import LogitsMetadata
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+        flat = flatten(rows, self.target, self.backend.page_table)
+        batch = copy.copy(forward_batch)
+        batch.input_ids, batch.positions, batch.out_cache_loc = flat.tokens, flat.positions, flat.slots
+        self.backend.use(flat.batch, causal=False)
+        with forward_context(ForwardContext(attn_backend=self.backend)):
+            hidden = self.model.model(flat.tokens, flat.positions, batch)
+            metadata = LogitsMetadata.from_forward_batch(batch)
+            return self.processor._get_logits(hidden[flat.says[wanted]], self.head, metadata)

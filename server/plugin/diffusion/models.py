@@ -1,0 +1,68 @@
+"""Makes SGLang know block-diffusion models: their config.json, their layers, and what its dllm mode asks of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from outrider.server.plugin.diffusion.target import FAMILIES, DiffusionTarget
+
+PROMPT_HOLDS_MASK = "the prompt has the mask token ({name}), which stands for text that is not there yet; leave it out"
+
+
+def register(target: DiffusionTarget) -> None:
+    """Before SGLang reads its settings, in each of its processes."""
+    from sglang.srt.dllm import algorithm
+    from sglang.srt.dllm.config import DllmConfig
+
+    from outrider.server.plugin.diffusion import rounds
+    from outrider.server.plugin.diffusion.algorithm import NAME, BlockDiffusion
+
+    _register_configs()
+    _register_layers()
+    algorithm.algo_name_to_cls[NAME] = BlockDiffusion
+
+    class Config(DllmConfig):
+        def validate_request(self, req: Any) -> str | None:
+            if self.mask_id not in req.origin_input_ids:
+                return None
+            name = req.tokenizer.convert_ids_to_tokens(self.mask_id) if req.tokenizer else self.mask_id
+            return PROMPT_HOLDS_MASK.format(name=name)
+
+    def from_server_args(server_args: Any) -> DllmConfig | None:
+        from sglang.srt.arg_groups.overrides import resolving_view
+
+        given = resolving_view(server_args)
+        if given.dllm_algorithm is None:
+            return None
+        return Config(
+            algorithm=given.dllm_algorithm,
+            algorithm_config={},
+            block_size=target.block_size,
+            mask_id=target.mask_token_id,
+            max_running_requests=given.max_running_requests,
+            first_done_first_out_mode=True,
+        )
+
+    DllmConfig.from_server_args = staticmethod(from_server_args)
+    rounds.register()
+
+
+def _register_configs() -> None:
+    """transformers reads the config.json of an unknown model with the model's own code, which is not run here."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    for family in FAMILIES.values():
+        if not family.model_type or family.model_type in CONFIG_MAPPING:
+            continue
+        base = CONFIG_MAPPING[family.base_type or "qwen3"]
+        AutoConfig.register(family.model_type, type(base.__name__, (base,), {"model_type": family.model_type}))
+
+
+def _register_layers() -> None:
+    from sglang.srt.models.registry import ModelRegistry
+
+    for architecture, family in FAMILIES.items():
+        if family.layers:
+            module, _, name = family.layers.partition(":")
+            ModelRegistry.models[architecture] = getattr(import_module(module), name)

@@ -1,0 +1,192 @@
+"""The rounds of SGLang's dllm scheduler, in which every request takes what it has to compute next.
+
+SGLang's own rounds read one block of a prompt each, hold decoding requests up while there are prompts, spend a forward
+on a finished block alone, reserve no room for what is to come, and lose pages of requests that are aborted between
+rounds. Here a round has, of each request, the final blocks that are not in the cache yet, as many as
+`chunked_prefill_size` allows, and its open block behind them. A finished block is answered with at once; its keys and
+values are computed again beside the next open block. Between rounds a request owns final keys and values alone. Where
+there is no room for all open blocks, the youngest request gives its own up and waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from typing import Any
+
+from sglang.srt.dllm.mixin.req import ReqDllmMixin
+from sglang.srt.dllm.mixin.scheduler import SchedulerDllmMixin
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.scheduler_components.metrics_reporter import QueueCount
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from outrider.server.plugin.diffusion.algorithm import Outcome
+
+
+def register() -> None:
+    """Take the place of SGLang's."""
+    ReqDllmMixin._init_fill_ids_for_dllm = _lay_out
+    ReqDllmMixin.determine_dllm_phase = lambda req: None  # a round takes what is there
+    PrefillAdder._init_dllm_meta = _set_budget
+    SchedulerDllmMixin._fetch_waiting_reqs = lambda scheduler: None  # a request waits until there is room
+    SchedulerDllmMixin._process_dllm_batches = _take_requests
+    SchedulerDllmMixin.process_batch_result_dllm = _process_results
+    SchedulerDllmMixin.finish_dllm_forward = lambda scheduler, req: None  # `_process_results` has
+    TpModelWorker._forward_batch_generation_dllm = _run
+
+
+def known(req: Any) -> array[int]:
+    """Prompt and answer so far."""
+    return req.origin_input_ids + req.output_ids
+
+
+def _lay_out(req: Any) -> None:
+    """Put the open block, as far as it is unmasked, behind the final ones."""
+    config, tokens = req.dllm_config, known(req)
+    start = len(tokens) // config.block_size * config.block_size
+    state = req.dllm_incomplete_ids
+    if not state:
+        masks = config.block_size - (len(tokens) - start)
+        state = tokens[start:] + array("q", [config.mask_id] * masks)
+    req.full_untruncated_fill_ids = tokens[:start] + state
+    req.dllm_initialized = True
+
+
+def _set_budget(adder: Any, config: Any) -> None:
+    """Tokens of a round: those of a chunk of prefill, and at least a block of every request."""
+    adder.dllm_block_size = config.block_size
+    chunk = adder.rem_input_tokens if adder.rem_chunk_tokens is None else adder.rem_chunk_tokens
+    adder.rem_dllm_tokens = max(chunk, config.max_running_requests * config.block_size)
+
+
+def _free(adder: Any) -> int:
+    """Tokens that the cache has room for beside those of this round."""
+    cache = adder.tree_cache
+    room = cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size()
+    return int(room - adder.memory_budget.current_offset)
+
+
+def _add(adder: Any, req: Any) -> bool:
+    """Take as much of a request into the round as there is room for, in whole blocks; False: nothing."""
+    start, block = len(req.prefix_indices), adder.dllm_block_size
+    room = max(0, min(adder.rem_dllm_tokens, _free(adder))) // block * block
+    length = min(len(req.full_untruncated_fill_ids) - start, room)
+    if not length:
+        return False
+    req.set_extend_range(start, start + length)
+    adder.can_run_list.append(req)
+    adder.rem_dllm_tokens -= length
+    adder.memory_budget.current_offset += length
+    adder.log_input_tokens += max(0, min(start + length, len(req.origin_input_ids)) - start)
+    return True
+
+
+def _take_requests(scheduler: Any, adder: Any, running_batch: Any) -> Any:
+    """Fill a round: with requests that decode, then those with more to read, then new ones."""
+    running = scheduler.dllm_manager.waiting_queue
+    _make_room(scheduler, adder, running)
+    for req in sorted(running, key=lambda req: _unread(req) > 2 * adder.dllm_block_size):
+        _add(adder, req)
+    promised = sum(int(adder._get_running_request_total_token_offset(req)) for req in running)
+    while scheduler.waiting_queue and len(running) < scheduler.dllm_config.max_running_requests:
+        req = scheduler.waiting_queue[0]
+        req.init_next_round_input(scheduler.tree_cache)
+        wanted = _unread(req) + int(adder._get_running_request_total_token_offset(req))
+        adder._req_inc_lock_ref(req)  # what it found in the cache is not evictable from here on
+        if (running and _free(adder) < promised + wanted) or not _add(adder, req):
+            scheduler.tree_cache.unpin(req)
+            break
+        adder._account_prefill_cache_admission(req, len(req.prefix_indices))
+        adder.log_hit_tokens += len(req.prefix_indices)
+        running.append(scheduler.waiting_queue.pop(0))
+        promised += wanted - req.extend_range.length
+    return ForwardMode.DLLM_EXTEND
+
+
+def _unread(req: Any) -> int:
+    """Tokens that are not in the cache, the open block's among them."""
+    return len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
+
+
+def _make_room(scheduler: Any, adder: Any, running: list[Any]) -> None:
+    """Let the youngest requests go until the next open block of every other fits."""
+    most = 2 * adder.dllm_block_size
+    while len(running) > 1 and _free(adder) < sum(min(most, _unread(req)) for req in running):
+        _give_up(scheduler, running.pop())
+
+
+def _give_up(scheduler: Any, req: Any) -> None:
+    """Free what a running request has in the cache; it waits, and is computed again."""
+    if req.kv.holds_kv:
+        release_kv_cache(req, scheduler.tree_cache)
+    req.reset_for_retract()
+    reporter = scheduler.metrics_reporter
+    if reporter.enable_metrics:
+        reporter.metrics_collector.increment_retracted_reqs(
+            num_retracted_reqs=1,
+            num_retracted_input_tokens=len(req.origin_input_ids),
+            num_retracted_output_tokens=len(req.output_ids),
+        )
+    scheduler._add_request_to_queue(req, is_retracted=True)
+
+
+def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:
+    outcomes = worker.dllm_algorithm.generate(worker.model_runner, forward_batch, batch.reqs)
+    return GenerationBatchResult(
+        logits_output=None, next_token_ids=[], dllm_algo_state=outcomes, can_run_cuda_graph=False
+    )
+
+
+def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
+    outcomes: list[Outcome] = result.dllm_algo_state
+    allocator, told = scheduler.token_to_kv_pool_allocator, []
+    allocator.free_group_begin()
+    for req, outcome in zip(batch.reqs, outcomes, strict=True):
+        before = known(req)
+        _keep(scheduler, req, outcome.kept)
+        req.dllm_incomplete_ids = array("q")
+        if outcome.state is None:
+            continue
+        if scheduler.dllm_config.mask_id in outcome.state:
+            req.dllm_incomplete_ids = array("q", outcome.state)
+            continue
+        start = len(before) // len(outcome.state) * len(outcome.state)
+        new = outcome.state[len(before) - start :]
+        req.output_ids.extend(new)
+        scheduler.metrics_reporter.num_generated_tokens += len(new)
+        req.update_finish_state(new_accepted_len=len(new))
+        if req.finished():
+            _end(scheduler, req)
+        told.append(req)
+    if told:
+        scheduler.output_streamer.stream_output(told, batch.return_logprob)
+    allocator.free_group_end()
+    running = QueueCount.from_reqs(scheduler.dllm_manager.waiting_queue, scheduler.enable_priority_scheduling)
+    scheduler.metrics_reporter.report_prefill_stats(
+        batch=batch,
+        prefill_stats=dataclasses.replace(batch.prefill_stats, num_running_reqs=running),
+        can_run_cuda_graph=False,
+        dp_cooperation_info=batch.dp_cooperation_info,
+    )
+
+
+def _end(scheduler: Any, req: Any) -> None:
+    if req.kv.holds_kv:
+        release_kv_cache(req, scheduler.tree_cache)
+    req.time_stats.set_completion_time()
+
+
+def _keep(scheduler: Any, req: Any, kept: int) -> None:
+    """Give all slots behind the first `kept` tokens back, and show the rest to the prefix cache."""
+    cache, kv = scheduler.tree_cache, req.kv
+    if kept < kv.kv_allocated_len:
+        cache.free_kv_row(kv, [(kept, kv.kv_allocated_len)])
+    kv.kv_committed_len = kv.kv_allocated_len = kept
+    if kept > len(req.prefix_indices):
+        req.set_extend_range(kept, kept)
+        scheduler.stash_chunked_request(req)
+    if not kept:  # SGLang takes a row of the pool for one with slots
+        scheduler.req_to_token_pool.free(req)
