@@ -83,6 +83,9 @@ class TinyDiffusion:
             shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in of_layer.items()}
         found = {name: torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
         found["model.embed_tokens.weight"] *= self.width**0.5
+        for name in found:
+            if "o_proj" in name or "down_proj" in name:
+                found[name] *= 3  # so that an answer depends on what is around it
         if not self.tied:
             found["lm_head.weight"] *= 4
         norms = ["input_layernorm", "post_attention_layernorm"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -15,10 +16,10 @@ def register(target: DiffusionTarget) -> None:
     from sglang.srt.dllm import algorithm
     from sglang.srt.dllm.config import DllmConfig
 
-    from outrider.server.plugin.diffusion import rounds
+    from outrider.server.plugin.diffusion import configs, rounds
     from outrider.server.plugin.diffusion.algorithm import NAME, BlockDiffusion
 
-    _register_configs()
+    configs.register()
     _register_layers()
     algorithm.algo_name_to_cls[NAME] = BlockDiffusion
 
@@ -48,21 +49,28 @@ def register(target: DiffusionTarget) -> None:
     rounds.register()
 
 
-def _register_configs() -> None:
-    """transformers reads the config.json of an unknown model with the model's own code, which is not run here."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    for family in FAMILIES.values():
-        if not family.model_type or family.model_type in CONFIG_MAPPING:
-            continue
-        base = CONFIG_MAPPING[family.base_type or "qwen3"]
-        AutoConfig.register(family.model_type, type(base.__name__, (base,), {"model_type": family.model_type}))
-
-
 def _register_layers() -> None:
     from sglang.srt.models.registry import ModelRegistry
+    from sglang.srt.models.sdar import SDARForCausalLM
+    from sglang.srt.models.sdar_moe import SDARMoeForCausalLM
+
+    for model in (SDARForCausalLM, SDARMoeForCausalLM):
+        model.load_weights = _tied(model.load_weights)
 
     for architecture, family in FAMILIES.items():
         if family.layers:
             module, _, name = family.layers.partition(":")
             ModelRegistry.models[architecture] = getattr(import_module(module), name)
+
+
+def _tied(load_weights: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """SGLang's SDAR looks for a head of its own where it has made it one with the embedding."""
+
+    def load(model: Any, weights: Any) -> None:
+        tied, model.config.tie_word_embeddings = model.config.tie_word_embeddings, False
+        try:
+            load_weights(model, weights)
+        finally:
+            model.config.tie_word_embeddings = tied
+
+    return load

@@ -47,7 +47,7 @@ def _lay_out(req: Any) -> None:
     """Put the open block, as far as it is unmasked, behind the final ones."""
     config, tokens = req.dllm_config, known(req)
     start = len(tokens) // config.block_size * config.block_size
-    state = req.dllm_incomplete_ids
+    state = req.dllm_algo_state
     if not state:
         masks = config.block_size - (len(tokens) - start)
         state = tokens[start:] + array("q", [config.mask_id] * masks)
@@ -147,11 +147,11 @@ def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
     for req, outcome in zip(batch.reqs, outcomes, strict=True):
         before = known(req)
         _keep(scheduler, req, outcome.kept)
-        req.dllm_incomplete_ids = array("q")
+        req.dllm_algo_state = None
         if outcome.state is None:
             continue
         if scheduler.dllm_config.mask_id in outcome.state:
-            req.dllm_incomplete_ids = array("q", outcome.state)
+            req.dllm_algo_state = array("q", outcome.state)
             continue
         start = len(before) // len(outcome.state) * len(outcome.state)
         new = outcome.state[len(before) - start :]

@@ -39,38 +39,26 @@ class DiffusionTarget:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models of one architecture. layers: SGLang's class that has their layers; "" where SGLang knows the architecture.
+    """What the config.json of an architecture leaves out; 0: it says so.
 
-    model_type, base_type: a config.json's, and the known one that is read in its place; "" where it is known itself.
-    The rest is what their config.json leaves out; 0: it says so.
+    layers: SGLang's class that has its layers; "" where SGLang knows the architecture.
     """
 
     layers: str = ""
-    model_type: str = ""
-    base_type: str = ""
     block_size: int = 0
     mask_token_id: int = 0
     shift: bool = False
 
 
 FAMILIES = {
-    "SDARForCausalLM": Family(model_type="sdar", base_type="qwen3", block_size=4, mask_token_id=151669),
-    "SDARMoeForCausalLM": Family(model_type="sdar_moe", base_type="qwen3_moe", block_size=4, mask_token_id=151669),
-    "LLaDA2MoeModelLM": Family(model_type="llada2_moe", block_size=32, mask_token_id=156895),
+    "SDARForCausalLM": Family(block_size=4, mask_token_id=151669),
+    "SDARMoeForCausalLM": Family(block_size=4, mask_token_id=151669),
+    "LLaDA2MoeModelLM": Family(block_size=32, mask_token_id=156895),
     "Fast_dLLM_QwenForCausalLM": Family(
-        layers="sglang.srt.models.qwen2:Qwen2ForCausalLM",
-        model_type="Fast_dLLM_Qwen",
-        base_type="qwen2",
-        block_size=32,
-        mask_token_id=151665,
-        shift=True,
+        layers="sglang.srt.models.qwen2:Qwen2ForCausalLM", block_size=32, mask_token_id=151665, shift=True
     ),
     "A2DQwen3LMHeadModel": Family(  # OPDLM
-        layers="sglang.srt.models.qwen3:Qwen3ForCausalLM",
-        model_type="a2d-qwen3",
-        base_type="qwen3",
-        block_size=4,
-        mask_token_id=151669,
+        layers="sglang.srt.models.qwen3:Qwen3ForCausalLM", block_size=4, mask_token_id=151669
     ),
 }
 """Architectures that are always block diffusion."""

@@ -1,0 +1,74 @@
+"""Servers of tiny block-diffusion models, and their exact answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from running import Server
+from tiny_diffusion import Reference, TinyDiffusion
+from transformers import AutoTokenizer
+
+POOL = 1024
+FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A started server, and the reference for its answers.
+
+    threshold: of its unmasking; None: static, of `per_step` tokens.
+    """
+
+    server: Server
+    reference: Reference
+    tokenizer: Any
+    threshold: float | None
+    per_step: int = 1
+
+    def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Token ids of these lengths, which begin differently."""
+        text = (Path(__file__).parent / "prompts.txt").read_text()
+        tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [tokens[7 * i : 7 * i + length] for i, length in enumerate(lengths)]
+
+    def exact(self, prompt: Sequence[int], count: int) -> list[int]:
+        return self.reference.answer(prompt, count, threshold=self.threshold, per_step=self.per_step)
+
+    def post(self, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{self.server.url}/v1/completions", json={"model": "tiny"} | body, timeout=120)
+
+    def ask(self, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
+        """Token ids of an answer of `count` tokens."""
+        body = {"prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        answer = self.post(body | {"return_token_ids": True, "skip_special_tokens": False} | options)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["token_ids"]
+
+    def ask_all(self, prompts: Sequence[Sequence[int]], count: int, at_once: int, **options: Any) -> list[list[int]]:
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda prompt: self.ask(prompt, count, **options), prompts))
+
+    def cached(self) -> dict[str, int]:
+        """Tokens of the cache that requests hold, and how many it has room for."""
+        return httpx.get(f"{self.server.url}/outrider/live", timeout=30).json()["cache"]
+
+
+def serve(
+    folder: Path, shape: TinyDiffusion, *flags: str, threshold: float | None, per_step: int = 1
+) -> Iterator[Served]:
+    model = shape.write(folder / "model")
+    unmasking = ("--unmasking", "static", "--unmasking-tokens", str(per_step))
+    if threshold is not None:
+        unmasking = ("--unmasking", "threshold", "--unmasking-threshold", str(threshold))
+    server = Server(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        server.wait_until_ready()
+        yield Served(server, Reference(shape, tokenizer.mask_token_id), tokenizer, threshold, per_step)
+    finally:
+        server.stop()

@@ -1,0 +1,160 @@
+"""Block diffusion against plain torch, token for token, in float32: whatever the prompt's length, company and cache.
+
+With --exhaustive also tied and untied, blocks of 4 and 32, both policies, and with and without shared prefixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from diffusion_servers import POOL, Served, serve
+from metrics_page import metric
+from running import wait_until
+from tiny_diffusion import MASK, TinyDiffusion
+
+SDAR = TinyDiffusion(tied=False)
+SHIFTED = TinyDiffusion(architecture="LlamaForCausalLM", block_size=8, shift=True, context_mask="causal")
+VARIANTS = {
+    f"{'tied' if tied else 'untied'}, block {block}, {unmasking}, {'shared' if shared else 'no shared'} prefixes": (
+        TinyDiffusion(tied=tied, block_size=block), unmasking, shared
+    )
+    for tied, block, unmasking, shared in product((True, False), (4, 32), ("threshold", "static"), (True, False))
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sdar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """SDAR as it is, with shared prefixes; a prompt of more than 32 tokens takes several rounds."""
+    folder = tmp_path_factory.mktemp("sdar")
+    yield from serve(folder, SDAR, "--chunked-prefill-size", "32", "--max-running-requests", "8", threshold=0.3)
+
+
+@pytest.fixture(scope="module")
+def shifted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A converted Llama whose context is causal, without shared prefixes."""
+    yield from serve(tmp_path_factory.mktemp("shifted"), SHIFTED, "--disable-radix-cache", threshold=None, per_step=3)
+
+
+@pytest.fixture(params=["sdar_server", "shifted_server"])
+def served(request: pytest.FixtureRequest) -> Served:
+    found: Served = request.getfixturevalue(request.param)
+    return found
+
+
+def test_prompts_of_every_length_one_and_eight_at_a_time(served: Served) -> None:
+    block = served.reference.shape.block_size
+    prompts = served.prompts([*range(1, 2 * block + 2), 61, 130])
+    count = 3 * block + 1
+    expected = [served.exact(prompt, count) for prompt in prompts]
+    assert len({token for answer in expected for token in answer}) > 20  # there was something to get wrong
+    assert served.ask_all(prompts, count, 8) == expected
+    assert served.ask_all(prompts[::3], count, 1) == expected[::3]
+
+
+def test_a_seed_decides_alone_and_in_company(served: Served) -> None:
+    prompts = served.prompts([5, 9, 40, 17, 33, 21, 12, 29])
+    options = {"temperature": 1.0, "top_p": 0.95, "top_k": 100}
+    together = served.ask_all(prompts, 20, 8, seed=7, **options)
+    assert served.ask_all(prompts[:4], 20, 1, seed=7, **options) == together[:4]
+    assert served.ask_all(prompts[:4], 20, 1, seed=8, **options) != together[:4]
+    assert served.ask_all(prompts[:4], 20, 1, **options) != served.ask_all(prompts[:4], 20, 1, **options)
+
+
+def test_a_full_cache_and_requests_that_leave_and_come_back(served: Served) -> None:
+    """Twelve times a third of the cache, eight at a time."""
+    prompts = served.prompts([40 + i for i in range(12)])
+    count = POOL // 3 - 60
+    assert served.ask_all(prompts, count, 12) == [served.exact(prompt, count) for prompt in prompts]
+    assert served.cached()["used"] == 0
+
+
+def test_the_largest_request_fits(served: Served) -> None:
+    limit = served.post({"prompt": [5] * 8, "max_tokens": POOL}).json()["error"]["message"]
+    count = POOL - 40
+    (prompt,) = served.prompts([24])
+    assert len(served.ask(prompt, count)) == count, limit
+    assert served.cached()["used"] == 0
+
+
+def test_aborts_leave_nothing_behind(served: Served) -> None:
+    client = served.server.client()
+    for stop_after in (0, 1, 3, 8):
+        streams = [
+            client.completions.create(
+                model="tiny", prompt=prompt, max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True}
+            )
+            for prompt in served.prompts([3, 30, 90, 200])
+        ]
+        for stream in streams:
+            for _ in zip(range(stop_after), stream, strict=False):
+                pass
+            stream.close()
+    wait_until(lambda: served.cached()["used"] == 0, 20)
+    (prompt,) = served.prompts([50])
+    assert served.ask(prompt, 12) == served.exact(prompt, 12)
+
+
+def test_stops_and_limits_mean_what_they_mean(served: Served) -> None:
+    (prompt,) = served.prompts([11])
+    whole = served.exact(prompt, 30)
+    for count in (1, 2, 7):
+        answer = served.post({"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}).json()
+        assert answer["usage"]["completion_tokens"] == count
+        assert answer["choices"][0]["finish_reason"] == "length"
+    at = next(i for i in range(3, 30) if whole[i] not in whole[:i])
+    body = {"prompt": prompt, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    answer = served.post(body | {"stop_token_ids": [whole[at]], "ignore_eos": False}).json()
+    assert answer["usage"]["completion_tokens"] == at + 1
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    text = served.post(body).json()["choices"][0]["text"]
+    stop = text[5:8]
+    assert served.post(body | {"stop": stop}).json()["choices"][0]["text"] == text[: text.index(stop)]
+
+
+def test_what_block_diffusion_cannot_do_is_refused(sdar_server: Served) -> None:
+    mask = sdar_server.tokenizer.mask_token_id
+    for fields, reason in (
+        ({"frequency_penalty": 0.5}, "'frequency_penalty': a block-diffusion model draws tokens before"),
+        ({"logit_bias": {"5": 1}}, "'logit_bias': block diffusion applies no bias"),
+        ({"regex": "a+"}, "'regex': an answer in its form cannot be enforced"),
+        ({"response_format": {"type": "json_object"}}, "'response_format': an answer in its form"),
+        ({"logprobs": 1}, "'logprobs': the tokens of a block-diffusion model have no probability"),
+        ({"min_tokens": 3}, "'min_tokens'"),
+        ({"prompt": f"a {MASK} b"}, f"the mask token ({MASK})"),
+        ({"prompt": [4, mask, 4]}, f"the mask token ({MASK})"),
+    ):
+        answer = sdar_server.post({"prompt": "a", "max_tokens": 2} | fields)
+        assert answer.status_code == 400, fields
+        assert reason in answer.json()["error"]["message"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    client = sdar_server.server.client()
+    with pytest.raises(openai.BadRequestError, match="'tools'"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}], tools=[tool])
+    with pytest.raises(openai.BadRequestError, match="mask token"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": f"a {MASK}"}])
+
+
+def test_a_long_prompt_takes_few_rounds(served: Served) -> None:
+    """And the metrics know what runs."""
+    (prompt,) = served.prompts([500])
+    served.ask(prompt, 1)
+    assert metric(served.server.url, "sglang:prompt_tokens_total") > 500
+    assert httpx.get(f"{served.server.url}/outrider/live", timeout=30).json()["requests"]["running"] == 0
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive serves every variant")
+    shape, unmasking, shared = VARIANTS[name]
+    flags = () if shared else ("--disable-radix-cache",)
+    for served in serve(tmp_path, shape, *flags, threshold=0.3 if unmasking == "threshold" else None):
+        test_prompts_of_every_length_one_and_eight_at_a_time(served)
+        test_a_seed_decides_alone_and_in_company(served)
+        test_aborts_leave_nothing_behind(served)

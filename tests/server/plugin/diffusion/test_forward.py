@@ -1,0 +1,96 @@
+"""How blocks of many requests and drafts lie in one forward: against a mask over each request's own sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.kernels.attention import flat_attention
+from outrider.server.plugin.diffusion.forward import PADDING_SLOT, BlockRows, flatten
+from outrider.server.plugin.diffusion.target import DiffusionTarget
+
+BLOCK, HEADS, KV_HEADS, WIDTH, CONTEXT = 4, 4, 2, 16, 32
+TARGETS = {
+    f"{context} context, {'shift' if shift else 'no shift'}": DiffusionTarget(
+        block_size=BLOCK, mask_token_id=0, shift=shift, causal_context=context == "causal"
+    )
+    for context in ("block", "causal")
+    for shift in (False, True)
+}
+
+
+class Batch:
+    """Three requests of 16, 8 and 0 tokens in the cache, whose slots are scattered. The first computes a final and an
+    open block and two drafts of it, the second three final blocks, the third its first, open one."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        slots = 1 + torch.randperm(200, generator=draw)
+        self.page_table = slots[: 3 * CONTEXT].view(3, CONTEXT).int()
+        starts = [16, 20, 20, 20, 8, 12, 16, 0]
+        self.tables = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+        self.starts = torch.tensor(starts)
+        own = self.page_table[self.tables[:, None], self.starts[:, None] + torch.arange(BLOCK)].long()
+        own[2:4] = slots[3 * CONTEXT : 3 * CONTEXT + 2 * BLOCK].view(2, BLOCK)
+        self.rows = BlockRows(
+            tokens=torch.randint(1, 50, (8, BLOCK), generator=draw),
+            starts=self.starts,
+            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0]),
+            tables=self.tables,
+            slots=own,
+            open=torch.tensor([False, True, True, True, False, False, False, True]),
+        )
+        self.k, self.v = torch.randn(2, 201, KV_HEADS, WIDTH, generator=draw)
+
+    def expected(self, q: torch.Tensor, row: int, place: int, causal: bool) -> torch.Tensor:
+        """Of the query at a place of a block: softmax over what it sees, gathered slot by slot."""
+        start, final = int(self.starts[row]), not bool(self.rows.open[row])
+        end = start + place + 1 if causal and final else start + BLOCK
+        slots = [*self.page_table[self.tables[row], :start].tolist(), *self.rows.slots[row].tolist()][:end]
+        keys, values = (pool[torch.tensor(slots)].repeat_interleave(HEADS // KV_HEADS, 1) for pool in (self.k, self.v))
+        weights = (torch.einsum("hd,khd->hk", q, keys) * WIDTH**-0.5).softmax(-1)
+        return torch.einsum("hk,khd->hd", weights, values)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_every_token_sees_its_block_and_what_is_before(target: DiffusionTarget, compiled: None) -> None:
+    batch = Batch()
+    flat = flatten(batch.rows, target, batch.page_table)
+    flat.batch.validate()
+    q = torch.randn(len(flat.tokens), HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
+    found = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=False)
+    for row in range(len(batch.rows)):
+        for place in range(BLOCK):
+            at = row * BLOCK + place
+            expected = batch.expected(q[at], row, place, target.causal_context)
+            torch.testing.assert_close(found[at], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_who_says_what_comes_at_a_position(target: DiffusionTarget) -> None:
+    batch = Batch()
+    rows, flat = batch.rows, flatten(batch.rows, target, batch.page_table)
+    blocks = len(rows) * BLOCK
+    own = torch.arange(blocks).view(-1, BLOCK)
+    assert torch.equal(flat.tokens[:blocks].view(-1, BLOCK), rows.tokens)
+    assert torch.equal(flat.slots[:blocks].view(-1, BLOCK), rows.slots)
+    assert torch.equal(flat.positions[:blocks].view(-1, BLOCK), rows.starts[:, None] + torch.arange(BLOCK))
+    if not target.shift:
+        assert torch.equal(flat.says, own)
+        assert len(flat.tokens) == blocks
+        return
+    assert torch.equal(flat.says[rows.open, 1:], own[rows.open, :-1])
+    assert flat.says[1:4, 0].tolist() == [BLOCK - 1] * 3  # the last of the final block before it, of the drafts too
+    assert flat.says[7, 0] == -1  # nothing stands before position 0
+    assert len(flat.tokens) == blocks
+
+
+def test_under_a_shift_the_token_before_is_computed_again_where_it_must_be() -> None:
+    """With its slot left alone, and once for an open block and its drafts."""
+    batch, target = Batch(), TARGETS["causal context, shift"]
+    alone = BlockRows(**{name: getattr(batch.rows, name)[1:4] for name in BlockRows.__dataclass_fields__})
+    flat = flatten(alone, target, batch.page_table)
+    assert flat.says[:, 0].tolist() == [3 * BLOCK] * 3
+    assert (flat.tokens[-1], flat.positions[-1], flat.slots[-1]) == (7, 19, PADDING_SLOT)
+    assert flat.batch.host_kv_lens[-1] == 20
+    assert len(flat.tokens) == 3 * BLOCK + 1
