@@ -164,7 +164,7 @@ class Reference:
             context, state = tokens[:start], tokens[start:] + [self.mask] * (start + block - len(tokens))
             while self.mask in state:
                 logits = self.logits(context + state, start // block)
-                said = logits[start - 1 : start + block - 1] if self.shape.shift else logits[start:]
+                said = (logits.roll(1, 0) if self.shape.shift else logits)[start:]
                 probs = said.softmax(1)
                 said[:, self.mask] = -torch.inf
                 best = said.argmax(1)
