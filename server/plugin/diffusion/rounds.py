@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.dllm.mixin.req import ReqDllmMixin
@@ -22,6 +23,7 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.server.plugin.diffusion.algorithm import Outcome
 
@@ -36,6 +38,7 @@ def register() -> None:
     SchedulerDllmMixin.process_batch_result_dllm = _process_results
     SchedulerDllmMixin.finish_dllm_forward = lambda scheduler, req: None  # `_process_results` has
     TpModelWorker._forward_batch_generation_dllm = _run
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.abort_request", _abort, HookType.AROUND)
 
 
 def known(req: Any) -> array[int]:
@@ -52,7 +55,6 @@ def _lay_out(req: Any) -> None:
         masks = config.block_size - (len(tokens) - start)
         state = tokens[start:] + array("q", [config.mask_id] * masks)
     req.full_untruncated_fill_ids = tokens[:start] + state
-    req.dllm_initialized = True
 
 
 def _set_budget(adder: Any, config: Any) -> None:
@@ -62,18 +64,17 @@ def _set_budget(adder: Any, config: Any) -> None:
     adder.rem_dllm_tokens = max(chunk, config.max_running_requests * config.block_size)
 
 
-def _free(adder: Any) -> int:
-    """Tokens that the cache has room for beside those of this round."""
+def _room(adder: Any) -> int:
+    """Tokens that the cache has room for."""
     cache = adder.tree_cache
-    room = cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size()
-    return int(room - adder.memory_budget.current_offset)
+    return int(cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size())
 
 
 def _add(adder: Any, req: Any) -> bool:
     """Take as much of a request into the round as there is room for, in whole blocks; False: nothing."""
     start, block = len(req.prefix_indices), adder.dllm_block_size
-    room = max(0, min(adder.rem_dllm_tokens, _free(adder))) // block * block
-    length = min(len(req.full_untruncated_fill_ids) - start, room)
+    room = min(adder.rem_dllm_tokens, _room(adder) - adder.memory_budget.current_offset)
+    length = min(_unread(req), max(0, room) // block * block)
     if not length:
         return False
     req.set_extend_range(start, start + length)
@@ -90,19 +91,18 @@ def _take_requests(scheduler: Any, adder: Any, running_batch: Any) -> Any:
     _make_room(scheduler, adder, running)
     for req in sorted(running, key=lambda req: _unread(req) > 2 * adder.dllm_block_size):
         _add(adder, req)
-    promised = sum(int(adder._get_running_request_total_token_offset(req)) for req in running)
+    promised = sum(_wanted(adder, req) for req in running)
     while scheduler.waiting_queue and len(running) < scheduler.dllm_config.max_running_requests:
         req = scheduler.waiting_queue[0]
         req.init_next_round_input(scheduler.tree_cache)
-        wanted = _unread(req) + int(adder._get_running_request_total_token_offset(req))
         adder._req_inc_lock_ref(req)  # what it found in the cache is not evictable from here on
-        if (running and _free(adder) < promised + wanted) or not _add(adder, req):
+        promised += _wanted(adder, req)
+        if (running and _room(adder) < promised) or not _add(adder, req):
             scheduler.tree_cache.unpin(req)
             break
         adder._account_prefill_cache_admission(req, len(req.prefix_indices))
         adder.log_hit_tokens += len(req.prefix_indices)
         running.append(scheduler.waiting_queue.pop(0))
-        promised += wanted - req.extend_range.length
     return ForwardMode.DLLM_EXTEND
 
 
@@ -111,10 +111,15 @@ def _unread(req: Any) -> int:
     return len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
 
 
+def _wanted(adder: Any, req: Any) -> int:
+    """Tokens that a request is likely to need beside those that it has in the cache."""
+    return _unread(req) + int(adder._get_running_request_total_token_offset(req))
+
+
 def _make_room(scheduler: Any, adder: Any, running: list[Any]) -> None:
     """Let the youngest requests go until the next open block of every other fits."""
     most = 2 * adder.dllm_block_size
-    while len(running) > 1 and _free(adder) < sum(min(most, _unread(req)) for req in running):
+    while len(running) > 1 and _room(adder) < sum(min(most, _unread(req)) for req in running):
         _give_up(scheduler, running.pop())
 
 
@@ -131,6 +136,20 @@ def _give_up(scheduler: Any, req: Any) -> None:
             num_retracted_output_tokens=len(req.output_ids),
         )
     scheduler._add_request_to_queue(req, is_retracted=True)
+    scheduler.waiting_queue.insert(0, scheduler.waiting_queue.pop())  # it has waited before
+
+
+def _abort(original: Callable[..., None], scheduler: Any, asked: Any) -> None:
+    """As SGLang's, which tells the client of a running request no reason, and forgets what it has computed."""
+    from sglang.srt.managers.scheduler import _make_abort_req
+
+    for req in scheduler.dllm_manager.pop_aborted_reqs(asked.abort_all, asked.rid):
+        scheduler._release_aborted_request(req)
+        told = _make_abort_req(req, finished_reason=asked.finished_reason)
+        scheduler.ipc_channels.send_to_tokenizer.send_output(told, req)
+        if req.kv.holds_kv:
+            release_kv_cache(req, scheduler.tree_cache)
+    original(scheduler, asked)
 
 
 def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:
