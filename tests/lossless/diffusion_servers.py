@@ -13,7 +13,7 @@ from running import Server
 from tiny_diffusion import Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
-POOL = 1024
+POOL = 512
 FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
 
 
