@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 from running import Server
-from tiny_diffusion import Reference, TinyDiffusion
+from tiny_diffusion import PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
 POOL = 512
@@ -32,7 +32,7 @@ class Served:
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
         """Token ids of these lengths, which begin differently."""
-        text = (Path(__file__).parent / "prompts.txt").read_text()
+        text = PROMPTS.read_text()
         tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [tokens[7 * i : 7 * i + length] for i, length in enumerate(lengths)]
 
