@@ -2,8 +2,8 @@
 
 No row needs a mask of its own. Every block is a request of the attention's batch whose queries see all of its keys:
 those of its own positions and those before, by way of the page table. So a prompt's blocks, the open block, and drafts
-of it, which have slots of their own, stand side by side. Where the context is causal, a final block is one such request
-per token.
+of it, which have slots of their own, stand side by side. Where the context is causal, final blocks are one such request
+per token; or, where they are the most, those of a request are one that is causal, and open blocks one per token.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ class BlockRows:
 class FlatRows:
     """Tokens, positions and slots [T] of a forward, its batch, and which of them says what comes at a position.
 
-    says: [N, B] int64, by row and place in the block; -1: none, position 0 under a shift.
+    causal: as of `flat_attention`. says: [N, B] int64, by row and place in the block; -1: none, at position 0 under a
+    shift.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     batch: FlatBatch
+    causal: bool
     says: torch.Tensor
 
 
@@ -66,16 +68,20 @@ def flatten(rows: BlockRows, target: DiffusionTarget, page_table: torch.Tensor) 
     again.
     """
     count, block = rows.tokens.shape
-    ends = rows.starts + block
-    single = (~rows.open if target.causal_context else torch.zeros_like(rows.open))[:, None].expand(count, block)
-    places = torch.arange(block)
-    # A request of the batch begins at every block's first token, and at every token of a causal one.
-    begins = single | (places == 0)
-    sees = torch.where(single, rows.starts[:, None] + places + 1, ends[:, None])[begins]
-    lengths = torch.where(single, 1, block)[begins]
-    owner = torch.arange(count)[:, None].expand(count, block)[begins]
+    places, final = torch.arange(block), ~rows.open
+    positions = rows.starts[:, None] + places
+    causal = target.causal_context and int(final.sum()) > int(rows.open.sum())
+    alone = torch.zeros_like(final) if not target.causal_context else rows.open if causal else final
+    # A request of the batch begins at every block's first token, and at every token of those that stand alone.
+    begins = alone[:, None] | (places == 0)
+    if causal:
+        begins[:, 0] &= ~_continues(rows)
+    reach = torch.where((alone & final)[:, None], positions + 1, rows.starts[:, None] + block).flatten()
+    first = begins.flatten().nonzero()[:, 0]
+    lengths = torch.cat([first[1:], first.new_tensor([count * block])]) - first
+    sees, owner = reach[first + lengths - 1], first // block
     tokens, slots = rows.tokens.flatten(), rows.slots.flatten()
-    positions = (rows.starts[:, None] + places).flatten()
+    positions = positions.flatten()
     says = torch.arange(count * block).view(count, block)
     if target.shift:
         says, anchors = _shifted(rows, says)
@@ -87,7 +93,15 @@ def flatten(rows: BlockRows, target: DiffusionTarget, page_table: torch.Tensor) 
         owner = torch.cat([owner, anchors])
     table, table_rows = _page_table(rows, page_table, owner)
     indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
-    return FlatRows(tokens, positions, slots, FlatBatch(indptr, sees.int(), table_rows, table), says)
+    return FlatRows(tokens, positions, slots, FlatBatch(indptr, sees.int(), table_rows, table), causal, says)
+
+
+def _continues(rows: BlockRows) -> torch.Tensor:
+    """[N] bool, a final block that follows the final one before it in the batch."""
+    before = rows.starts.roll(1) + rows.tokens.shape[1]
+    found = ~rows.open & ~rows.open.roll(1) & (rows.tables == rows.tables.roll(1)) & (rows.starts == before)
+    found[0] = False
+    return found
 
 
 def _shifted(rows: BlockRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +158,7 @@ class BlockForward:
         flat = flatten(rows, self.target, self.backend.page_table)
         batch = copy.copy(forward_batch)
         batch.input_ids, batch.positions, batch.out_cache_loc = flat.tokens, flat.positions, flat.slots
-        self.backend.use(flat.batch, causal=False)
+        self.backend.use(flat.batch, causal=flat.causal)
         with forward_context(ForwardContext(attn_backend=self.backend)):
             hidden = self.model.model(flat.tokens, flat.positions, batch)
             metadata = LogitsMetadata.from_forward_batch(batch)

@@ -52,13 +52,21 @@ class Batch:
         return torch.einsum("hk,khd->hd", weights, values)
 
 
+def some(rows: BlockRows, chosen: list[int]) -> BlockRows:
+    return BlockRows(**{name: getattr(rows, name)[chosen] for name in BlockRows.__dataclass_fields__})
+
+
+@pytest.mark.parametrize("chosen", [[*range(8)], [0, 1, 4, 5, 6, 7], [4, 5, 6], [1, 2]], ids=str)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_every_token_sees_its_block_and_what_is_before(target: DiffusionTarget, compiled: None) -> None:
+def test_every_token_sees_its_block_and_what_is_before(
+    target: DiffusionTarget, chosen: list[int], compiled: None
+) -> None:
     batch = Batch()
+    batch.rows, batch.starts, batch.tables = some(batch.rows, chosen), batch.starts[chosen], batch.tables[chosen]
     flat = flatten(batch.rows, target, batch.page_table)
     flat.batch.validate()
     q = torch.randn(len(flat.tokens), HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
-    found = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=False)
+    found = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
     for row in range(len(batch.rows)):
         for place in range(BLOCK):
             at = row * BLOCK + place
@@ -88,8 +96,7 @@ def test_who_says_what_comes_at_a_position(target: DiffusionTarget) -> None:
 def test_under_a_shift_the_token_before_is_computed_again_where_it_must_be() -> None:
     """With its slot left alone, and once for an open block and its drafts."""
     batch, target = Batch(), TARGETS["causal context, shift"]
-    alone = BlockRows(**{name: getattr(batch.rows, name)[1:4] for name in BlockRows.__dataclass_fields__})
-    flat = flatten(alone, target, batch.page_table)
+    flat = flatten(some(batch.rows, [1, 2, 3]), target, batch.page_table)
     assert flat.says[:, 0].tolist() == [3 * BLOCK] * 3
     assert (flat.tokens[-1], flat.positions[-1], flat.slots[-1]) == (7, 19, PADDING_SLOT)
     assert flat.batch.host_kv_lens[-1] == 20
