@@ -8,9 +8,12 @@ from pathlib import Path
 import torch
 
 from ..block.config import BLOCK_KINDS
+from ..conversion.layout import LAYOUTS
 
 DIFFUSION_STAGES = {"specdiff": ("stage-1",), "deer": ("stage-1", "stage-2")}
 """What the training of each diffusion drafter consists of."""
+CONVERSION = "dllm"
+"""Not a drafter: the target itself becomes a block-diffusion model."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "kind",
-        choices=[*BLOCK_KINDS, "both", *DIFFUSION_STAGES],
-        help="drafter to train; both: dspark and dflash, one after the other, on the same answers",
+        choices=[*BLOCK_KINDS, "both", *DIFFUSION_STAGES, CONVERSION],
+        help="drafter to train; both: dspark and dflash, one after the other, on the same answers; dllm: no drafter, "
+        "the target is made into a block-diffusion model",
     )
     add("--target", required=True, help="Hugging Face folder or name of the target model")
     add("--prompts", nargs="*", default=[], metavar="FILE", help="JSONL files of prompts, or of answered prompts")
@@ -59,13 +63,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--draft-vocab", type=int, default=8192, help="tokens it can propose; 0 for all")
     shape.add_argument("--rank", type=int, default=64, help="rank of the sequential head (dspark)")
     shape.add_argument("--markov-head", choices=["vanilla", "gated", "rnn"], default="vanilla")
-    shape.add_argument("--mask-token", type=int, help="token id of the mask (default: unknown, else padding)")
+    shape.add_argument(
+        "--mask-token",
+        type=int,
+        help="token id of the mask (default: unknown, else padding; for dllm a special token that nothing uses)",
+    )
     shape.add_argument(
         "--start",
         default="target",
         metavar="target|fresh|FOLDER",
         help="first weights: the target's layers, random ones, or those of a drafter, whose shape is then taken; "
         "for both, drafters FOLDER/dspark and FOLDER/dflash (default: %(default)s)",
+    )
+    conversion = parser.add_argument_group("conversion (dllm)")
+    conversion.add_argument("--block-size", type=int, default=4, help="tokens of a block (default: %(default)s)")
+    conversion.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="shift",
+        help="shift: each row predicts the next token, finished rows are causal, as in the target; sdar: each row "
+        "predicts its own token, finished rows see their whole block (default: %(default)s)",
+    )
+    conversion.add_argument(
+        "--delta-rank", type=int, default=20, metavar="R", help="of every projection's delta (default: %(default)s)"
+    )
+    conversion.add_argument(
+        "--streams",
+        type=int,
+        default=2,
+        help="times a block is masked anew each time it is read (default: %(default)s)",
     )
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument("--steps", type=int, default=20000)
@@ -123,7 +149,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `outrider export`."""
-    parser.add_argument("drafter", type=Path, help="drafter folder, in any storage, or a run's checkpoint.pt")
+    parser.add_argument(
+        "drafter", type=Path, help="drafter folder, in any storage, a run's checkpoint.pt, or a dllm run's delta"
+    )
     parser.add_argument("--out", required=True, type=Path, help="folder to write")
     parser.add_argument(
         "--storage",
@@ -131,3 +159,4 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         default="bf16",
         help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters",
     )
+    parser.add_argument("--target", type=Path, help="folder of the model that a dllm run's delta is of")

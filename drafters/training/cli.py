@@ -22,10 +22,14 @@ from .. import registry
 from ..block import checkpoint
 from ..block.config import BLOCK_KINDS, BlockConfig
 from ..block.model import BlockModel
+from ..conversion import delta
+from ..conversion.layout import Layout
+from ..conversion.run import ConversionRun
+from ..conversion.start import convert, spare_token
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
 from ..networks import load_any
-from .arguments import DIFFUSION_STAGES
+from .arguments import CONVERSION, DIFFUSION_STAGES
 from .deadline import Deadline, OutOfTime
 from .decode import Wanted
 from .diffusion import DiffusionRun
@@ -145,6 +149,8 @@ def run(args: argparse.Namespace) -> int:
     target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
     if args.kind in DIFFUSION_STAGES:
         return run_diffusion(args, target, deadline)
+    if args.kind == CONVERSION:
+        return run_conversion(args, target, deadline)
     kinds = list(BLOCK_KINDS) if args.kind == "both" else [args.kind]
     formers = [former_drafter(args, kind, target) for kind in kinds]
     layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
@@ -232,12 +238,17 @@ def finish(folder: Path, store: FeatureStore, held_out: list[int], training: Tra
     """Write what the run has come to as `folder`/drafter, with facts about it."""
     with training.optimiser.averaged():
         checkpoint.save_compact(training.model, folder / "drafter")
+    write_facts(folder / "drafter", store, held_out, training)
+
+
+def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
+    """Beside the finished weights."""
     facts = {
         "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
         "anchors": training.anchors, "seconds": round(training.seconds),
     }  # fmt: skip
-    (folder / "drafter" / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    print(f"drafter written to {folder / 'drafter'}")
+    (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    print(f"{folder.name} written to {folder}")
 
 
 def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadline) -> int:
@@ -272,6 +283,39 @@ def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadl
         if stage != DIFFUSION_STAGES[args.kind][-1]:
             training.optimiser.adopt_means()  # the next stage goes on from what was measured
     finish(args.out, store, held_out, training)
+    return 0
+
+
+def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Deadline) -> int:
+    """`outrider train dllm`, as far as the deadline lets it; returns the exit status."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        store = gather_features(args, target, (), deadline)
+    except OutOfTime:
+        print("the minutes are over before all answers were there; the same command goes on")
+        return 0
+    held_out = held_out_numbers(store, args.validation)
+    mask = spare_token(target) if args.mask_token is None else args.mask_token
+    layout = Layout(args.block_size, mask, args.layout == "shift")
+    config = replace(
+        make_config(args, "diffusion", target, ()), gamma=args.block_size, mask_token_id=mask,
+        num_layers=target.config.num_hidden_layers, confidence_head=False, draft_vocab_size=None,
+    )  # fmt: skip
+    torch.manual_seed(args.seed)
+    model = convert(target, config, layout, args.delta_rank).to(device=args.device, dtype=target.embedding.dtype)
+    training = ConversionRun(
+        args.out, model, Frozen(target.embedding, target.head[model.vocab].contiguous()),
+        replace(make_recipe(args, args.kind), short_steps=0), streams=args.streams, stops=target.stop_ids,
+    )  # fmt: skip
+    if training.resume():
+        print(f"resuming {args.out} at step {training.step}")
+    try:
+        training.train(store, held_out, deadline=deadline)
+    except OutOfTime:
+        print(f"the minutes are over at step {training.step} of {args.steps}; the same command goes on")
+    with training.optimiser.averaged():
+        delta.save(model, args.out / "delta")
+    write_facts(args.out / "delta", store, held_out, training)
     return 0
 
 
@@ -310,7 +354,11 @@ def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> to
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write a drafter in another storage; returns the exit status."""
+    """Write a drafter in another storage, or a delta merged into its target; returns the exit status."""
+    if args.target:
+        delta.write_merged(args.target, args.drafter, args.out)
+        print(f"wrote {args.out}")
+        return 0
     model = checkpoint_model(args.drafter) if args.drafter.is_file() else load_any(args.drafter, dtype=torch.float32)
     if args.storage == "int8":
         checkpoint.save_compact(model, args.out)

@@ -14,13 +14,13 @@ from ..diffusion.denoise import Schedule, denoise
 from ..diffusion.model import DiffusionModel
 from .batches import BatchMaker, Step, anchor_range, random_steps
 from .forward import Frozen
-from .loop import Recipe, TrainingRun, learn_from
+from .loop import DraftRun, Recipe, learn_from
 from .masked import MaskedStep, block_states, hide, masked_anywhere, masked_at_the_end
 from .store import FeatureStore, Sequence
 from .validate import walk
 
 
-class DiffusionRun(TrainingRun[DiffusionModel]):
+class DiffusionRun(DraftRun[DiffusionModel]):
     """Stage I, or stage II where there is an `alpha`.
 
     schedule: of the greedy drafting that is measured.

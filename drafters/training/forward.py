@@ -35,7 +35,7 @@ def tile_attention(
     past = past.masked_fill(tile.hidden[None, :, None], float("-inf"))
     own = grouped.reshape(groups, blocks, per * queries, dim) @ k.permute(2, 0, 3, 1)
     weights = torch.cat([past, own], -1).softmax(-1)
-    past_weights = weights[..., : tile.length].reshape(groups, -1, tile.length)
+    past_weights = weights[..., : tile.length].reshape(groups, blocks * per * queries, tile.length)
     out = (past_weights @ past_v).view(groups, blocks, per * queries, dim)
     out = out + weights[..., tile.length :] @ v.permute(2, 0, 1, 3)
     return out.view(groups, blocks, per, queries, dim).permute(1, 3, 0, 2, 4).reshape(blocks, queries, heads, dim)

@@ -39,7 +39,6 @@ COLUMNS = (
     "first",
     "norm",
     "rate",
-    "tau",
 )
 
 
@@ -149,7 +148,12 @@ Model = TypeVar("Model", bound=DraftModel)
 
 
 class TrainingRun(ABC, Generic[Model]):
-    """State of a training run in `folder`: checkpoint.pt, losses.csv."""
+    """State of a training run in `folder`: checkpoint.pt, losses.csv.
+
+    measured: the column of losses.csv for what `validate` returns.
+    """
+
+    measured: str
 
     def __init__(self, folder: Path, model: Model, frozen: Frozen, recipe: Recipe) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,16 +171,19 @@ class TrainingRun(ABC, Generic[Model]):
         """Gradients of one step, and what is logged of it: scalars that are still on the device."""
 
     @abstractmethod
-    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
-        """Of greedy drafting along answers."""
+    def validate(self, store: FeatureStore, held_out: list[int]) -> float:
+        """How good the weights that would be saved are on held-out answers; prints more of it."""
+
+    def shape(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with a run that goes on from it."""
+        return {"config": self.model.config.to_json()}
 
     def save(self, path: Path | None = None) -> None:
         """Write the checkpoint, replacing the old one only when complete."""
         path = path or self.checkpoint
         state = {"optimiser": self.optimiser.state_dict(), "step": self.step, "anchors": self.anchors}
         temporary = path.with_suffix(".tmp")
-        shape = {"config": self.model.config.to_json(), "vocab": self.model.vocab.cpu()}
-        torch.save({**state, **shape, "seconds": self.seconds}, temporary)
+        torch.save({**state, **self.shape(), "vocab": self.model.vocab.cpu(), "seconds": self.seconds}, temporary)
         os.replace(temporary, path)
 
     def resume(self) -> bool:
@@ -184,8 +191,8 @@ class TrainingRun(ABC, Generic[Model]):
         if not self.checkpoint.exists():
             return False
         state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        if state["config"] != self.model.config.to_json():
-            raise ValueError(f"{self.checkpoint} is of a drafter of another shape; use another --out")
+        if any(state.get(key) != value for key, value in self.shape().items()):
+            raise ValueError(f"{self.checkpoint} is of a model of another shape; use another --out")
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.anchors, self.seconds = state["step"], state["anchors"], state["seconds"]
         if self.csv.exists():
@@ -197,12 +204,13 @@ class TrainingRun(ABC, Generic[Model]):
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one row to losses.csv."""
+        columns = (*COLUMNS, self.measured)
         new = not self.csv.exists()
         with self.csv.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             if new:
-                writer.writerow(COLUMNS)
-            writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in (row.get(c, "") for c in COLUMNS)])
+                writer.writerow(columns)
+            writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in (row.get(c, "") for c in columns)])
 
     def train(
         self,
@@ -249,7 +257,7 @@ class TrainingRun(ABC, Generic[Model]):
                 means = {**mean, "step": self.step, "anchors": self.anchors, "seconds": self.seconds, "rate": rate}
                 progress.set_postfix_str(f"first {mean['first']:.3f} accept {mean['accept']:.3f}")
                 if validate and held_out:
-                    means["tau"] = self.validate(store, held_out)
+                    means[self.measured] = self.validate(store, held_out)
                 self.log(means)
                 sums, summed = {}, 0
             if keep and self.step == decay_start:
@@ -263,6 +271,16 @@ class TrainingRun(ABC, Generic[Model]):
                 deadline.check()
         progress.close()
 
+
+class DraftRun(TrainingRun[Model]):
+    """Training of a drafter."""
+
+    measured = "tau"
+
+    @abstractmethod
+    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
+        """Of greedy drafting along answers."""
+
     def validate(self, store: FeatureStore, held_out: list[int]) -> float:
         """tau on held-out greedy answers, of the weights that would be saved."""
         with self.optimiser.averaged():
@@ -272,7 +290,7 @@ class TrainingRun(ABC, Generic[Model]):
         return found.accepted_length
 
 
-class Run(TrainingRun[BlockModel]):
+class Run(DraftRun[BlockModel]):
     """Training of a block drafter."""
 
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Step]:

@@ -11,20 +11,21 @@ if TYPE_CHECKING:
 
 
 def plot_losses(table: Path, figure: Figure) -> None:
-    """Draw losses.csv: losses on the left, acceptance and tau on the right, over the anchors trained on."""
+    """Draw losses.csv: losses left, acceptance and what was validated right, over the anchors trained on."""
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     figure.set_size_inches(10, 4)
     axes = figure.subplots(1, 2)
     anchors = [int(r["anchors"]) for r in rows]
-    for name in ("ce", "tv", "confidence"):
-        axes[0].plot(anchors, [float(r[name]) for r in rows], label=name)
+    for name in ("ce", "tv", "kl", "confidence"):
+        if rows[0][name]:
+            axes[0].plot(anchors, [float(r[name]) for r in rows], label=name)
     axes[0].set_ylabel("loss per position")
     axes[1].plot(anchors, [float(r["first"]) for r in rows], label="c* of the first position")
     axes[1].plot(anchors, [float(r["accept"]) for r in rows], label="mean c*")
-    tau = [(int(r["anchors"]), float(r["tau"])) for r in rows if r["tau"]]
-    if tau:
-        axes[1].plot(*zip(*tau, strict=True), "o-", label="tau, held out")
+    measured = list(rows[0])[-1]
+    if found := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
+        axes[1].plot(*zip(*found, strict=True), "o-", label=f"{measured}, held out")
     for axis in axes:
         axis.set_xlabel("anchors")
         axis.legend()

@@ -1,4 +1,7 @@
-"""Write a drafter folder in another storage: int8, as Outrider ships drafters, or bfloat16, for stock SGLang."""
+"""Write a drafter folder in another storage: int8, as Outrider ships drafters, or bfloat16, for stock SGLang.
+
+With --target, merge the delta that `outrider train dllm` made into that model's weights: a folder to serve.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.profiles.fingerprint import WEIGHT_FILES
-from outrider.server.engine import bundled_model, gguf_model
+from outrider.server.engine import bundled_dllm, bundled_model, gguf_model
 from outrider.server.errors import UserError
 from outrider.server.plugin.loading.gguf_weights import GgufWeights, is_prepared
 
@@ -44,6 +44,9 @@ def find(wanted: str | None) -> Model:
     if wanted is None:
         folder = bundled_model.prepare()
         return Model(str(folder), bundled_model.NAME, _read_config(folder), folder)
+    if wanted == bundled_dllm.NAME:
+        folder = bundled_dllm.prepare()
+        return Model(str(folder), bundled_dllm.NAME, _read_config(folder), folder)
     folder = Path(wanted).expanduser()
     if folder.is_file():
         prepared = gguf_model.prepare(folder, folder.stem)

@@ -1,0 +1,186 @@
+"""Training batches: finished rows of some answers, their blocks with random masks, and what each row is to predict.
+
+Every block of an answer is masked `streams` times over the same finished rows, which never see an open block.
+A step's sequences go through the model in packs of bounded size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..training.batches import CPU_TILE, GPU_TILE, Tile
+from ..training.loss import Labels
+from ..training.store import FeatureStore, Sequence
+from .layout import Layout
+
+CPU_ROWS, GPU_ROWS = 1024, 32768
+"""Rows of a pack: what fills the products, and what a memory holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Sequences that go through the model together: C finished rows, A open blocks of B.
+
+    ids: [C]; spans: first row and length of each sequence; starts: [A] positions; block_ids: [A, B] the true tokens;
+    masked: [A, B] bool; rows: [N] what predicts, a finished row or, from C on, one of the A * B open ones.
+    labels.place: the column of the block that is predicted. whole: [A] bool, blocks without a prompt's token.
+    """
+
+    ids: torch.Tensor
+    spans: list[tuple[int, int]]
+    starts: torch.Tensor
+    block_ids: torch.Tensor
+    masked: torch.Tensor
+    tiles: list[Tile]
+    rows: torch.Tensor
+    labels: Labels
+    whole: torch.Tensor
+    before: torch.Tensor
+    """[A] the finished row before each block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionStep:
+    """The packs of one optimiser step; `anchors` are its blocks."""
+
+    packs: list[Pack]
+
+    @property
+    def anchors(self) -> range:
+        return range(sum(len(pack.starts) for pack in self.packs))
+
+
+def rising_masks(blocks: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """[blocks, size] bool: column c is masked with probability 1 - (1 - t)^(c + 1), at least one column of each.
+
+    t is a block's own, spread evenly over 0 .. 1. Later columns are masked more often, as they are while decoding;
+    two blocks in five are masked whole (size 4), which is how each begins.
+    """
+    t = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / max(1, blocks)
+    chance = 1 - (1 - t[:, None]) ** (1 + torch.arange(size))
+    masked = torch.rand(blocks, size, generator=generator) < chance
+    masked[~masked.any(1), -1] = True
+    return masked
+
+
+def usable(store: FeatureStore, number: int, layout: Layout) -> bool:
+    """Whether an answer reaches into a whole block behind its prompt, and no mask stands in it."""
+    entry = store.entries[number]
+    long_enough = entry.length // layout.block_size * layout.block_size > entry.prompt > 0
+    return long_enough and layout.mask_token_id not in store[number].tokens
+
+
+def whole_blocks(s: Sequence, size: int, stops: set[int]) -> Sequence:
+    """The answer up to a multiple of the block size: filled up with its stop token if it has ended, else cut."""
+    last = int(s.tokens[-1])
+    if last not in stops:
+        return s.first(len(s.tokens) // size * size)
+    missing = -len(s.tokens) % size
+    ids, probs = s.top_ids.new_zeros(missing, s.top_ids.shape[1]), s.top_probs.new_zeros(missing, s.top_ids.shape[1])
+    ids[:, 0], probs[:, 0] = last, 1.0
+    return Sequence(
+        tokens=torch.cat([s.tokens, s.tokens.new_full((missing,), last)]),
+        prompt=s.prompt,
+        features=s.features,
+        top_ids=torch.cat([s.top_ids, ids]),
+        top_probs=torch.cat([s.top_probs, probs]),
+    )
+
+
+class PackMaker:
+    """Makes packs for one layout; vocab_size: V of the target."""
+
+    def __init__(self, layout: Layout, vocab_size: int, *, device: torch.device, tile: int | None = None) -> None:
+        self.layout, self.device = layout, device
+        self.tile = tile or (CPU_TILE if device.type == "cpu" else GPU_TILE)
+        self.columns = torch.arange(vocab_size)
+        self.columns[layout.mask_token_id :] -= 1
+        self.columns[layout.mask_token_id] = -1
+
+    def make(self, sequences: list[Sequence], masks: list[torch.Tensor]) -> Pack:
+        """masks: [streams, blocks, B] bool of each sequence; a prompt's tokens are never masked."""
+        size, shift = self.layout.block_size, self.layout.shift
+        finished = sum(len(s.tokens) for s in sequences)
+        spans, tiles, row, first = [], [], 0, 0
+        parts: dict[str, list[torch.Tensor]] = {
+            n: [] for n in ("starts", "block_ids", "masked", "whole", "before", "rows", "answer", "token", "place")
+        }
+        for s, drawn in zip(sequences, masks, strict=True):
+            streams, length = drawn.shape[0], len(s.tokens)
+            starts = torch.arange(s.prompt // size * size, length, size).repeat_interleave(streams)
+            reach = starts[:, None] + torch.arange(size)
+            answer = reach >= s.prompt
+            masked = drawn.transpose(0, 1).reshape(-1, size) & answer
+            wanted = masked.clone()
+            number = first + torch.arange(len(starts))
+            predicts = finished + number[:, None] * size + torch.arange(size)
+            if shift:
+                predicts = torch.cat([row + starts[:, None] - 1, predicts[:, :-1]], 1)
+                wanted[:, 0] = answer[:, 0] & (torch.arange(len(starts)) % streams == 0)  # once, whatever is masked
+            for key, value in (
+                ("starts", starts), ("block_ids", s.tokens[reach]), ("masked", masked), ("whole", answer.all(1)),
+                ("before", row + starts - 1), ("rows", predicts[wanted]), ("token", s.tokens[reach[wanted]]),
+                ("place", torch.arange(size).expand_as(reach)[wanted]),
+            ):  # fmt: skip
+                parts[key].append(value)
+            parts["answer"].append(reach[wanted] - s.prompt)
+            for piece in starts.split(self.tile):
+                seen = int(piece[-1])
+                hidden = (torch.arange(seen) >= piece[:, None]).to(self.device)
+                tiles.append(Tile(first, first + len(piece), row, seen, hidden))
+                first += len(piece)
+            spans.append((row, length))
+            row += length
+        answers = parts.pop("answer")
+        tops = torch.cat([s.top_ids[at] for s, at in zip(sequences, answers, strict=True)])
+        probs = torch.cat([s.top_probs[at] for s, at in zip(sequences, answers, strict=True)])
+        joined = {name: torch.cat(values).to(self.device) for name, values in parts.items()}
+        labels = Labels(
+            token=self.columns[joined.pop("token").cpu()].to(self.device),
+            top=self.columns[tops].to(self.device),
+            probs=probs.to(self.device),
+            weight=torch.ones(len(tops), device=self.device),
+            place=joined.pop("place"),
+            blocks=list(range(len(tops))),
+        )
+        ids = torch.cat([s.tokens for s in sequences]).to(self.device)
+        return Pack(ids=ids, spans=spans, tiles=tiles, labels=labels, **joined)
+
+    def packs(self, sequences: Iterable[Sequence], masks: Iterable[torch.Tensor]) -> list[Pack]:
+        """As many as keep each within its rows, but for a sequence that is longer alone."""
+        most = CPU_ROWS if self.device.type == "cpu" else GPU_ROWS
+        packs: list[tuple[list[Sequence], list[torch.Tensor]]] = []
+        used = most
+        for s, drawn in zip(sequences, masks, strict=True):
+            rows = len(s.tokens) + drawn.numel()
+            if used + rows > most:
+                packs.append(([], []))
+                used = 0
+            packs[-1][0].append(s)
+            packs[-1][1].append(drawn)
+            used += rows
+        return [self.make(*pack) for pack in packs]
+
+    def blocks(self, s: Sequence) -> int:
+        """Blocks that hold some of an answer."""
+        return len(s.tokens) // self.layout.block_size - s.prompt // self.layout.block_size
+
+
+def random_steps(
+    store: FeatureStore, numbers: list[int], maker: PackMaker, stops: set[int], *, sequences: int, streams: int,
+    seed: int, step: int,
+) -> Iterator[ConversionStep]:  # fmt: skip
+    """Endless steps from step number `step` on; step i depends on (seed, i) alone, as a resumed run needs it."""
+    size = maker.layout.block_size
+    per_epoch = max(1, len(numbers) // sequences)
+    while True:
+        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed * 7 + step // per_epoch))
+        at = (step % per_epoch) * sequences
+        chosen = [whole_blocks(store[numbers[i]], size, stops) for i in order[at : at + sequences].tolist()]
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        masks = [rising_masks(streams * maker.blocks(s), size, generator).view(streams, -1, size) for s in chosen]
+        yield ConversionStep(maker.packs(chosen, masks))
+        step += 1

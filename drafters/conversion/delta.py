@@ -1,0 +1,104 @@
+"""The delta on disk: low-rank factors in int8 and the mask's embedding, and how a target's weights take it in.
+
+A factor has one scale for each of its r rows (b is kept transposed). A target and its delta make an ordinary folder of
+the target's architecture, whose config.json also says how it decodes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ..block.checkpoint import WEIGHTS, quantise, target_identity
+from ..block.config import CheckpointError
+from .model import ConvertedModel
+
+FIELDS = ("block_size", "mask_token_id", "shift", "context_mask")
+"""What config.json says of block diffusion."""
+TARGETS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o_proj": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down_proj": ("mlp.down_proj",),
+}
+"""The target's projections, stacked by rows, that share a delta."""
+
+
+def save(model: ConvertedModel, folder: Path) -> None:
+    """Write the delta of the model's present weights."""
+    tensors = {"mask": model.mask.detach().cpu().bfloat16()}
+    for name, factor in model.deltas().items():
+        rows = factor.detach().cpu()
+        tensors[name], tensors[f"{name}.scale"] = quantise(rows.T if name.endswith(".b") else rows)
+    layout = model.layout
+    config = {name: getattr(layout, name) for name in FIELDS} | {"rank": model.rank, "target": model.config.target}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({n: v.contiguous() for n, v in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Raises CheckpointError where the folder holds no delta."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} holds no block-diffusion delta: {error}") from None
+    if not isinstance(config, dict) or not {*FIELDS, "rank", "target"} <= config.keys():
+        raise CheckpointError(f"{folder / 'config.json'} is not that of a block-diffusion delta")
+    return config
+
+
+def merge(folder: Path, weights: dict[str, torch.Tensor], layers: int) -> None:
+    """Add a delta to a target's weights, by their Hugging Face names, in place; each keeps its dtype."""
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS} is damaged: {error}; copy it here again") from None
+    try:
+        for layer in range(layers):
+            for ours, theirs in TARGETS.items():
+                a, b = (_factor(tensors, f"layers.{layer}.{ours}.{part}") for part in "ab")
+                delta = (b.T @ a).split([weights[f"model.layers.{layer}.{n}.weight"].shape[0] for n in theirs])
+                for name, change in zip(theirs, delta, strict=True):
+                    weight = weights[f"model.layers.{layer}.{name}.weight"]
+                    weight.copy_(weight.float() + change)
+        weights["model.embed_tokens.weight"][read_config(folder)["mask_token_id"]] = tensors["mask"].to(
+            weights["model.embed_tokens.weight"].dtype
+        )
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{folder} does not fit the target: {error}") from None
+
+
+def _factor(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    return tensors[name].float() * tensors[f"{name}.scale"]
+
+
+def write_merged(target: Path, folder: Path, into: Path) -> None:
+    """A folder of the target with the delta in its weights; raises CheckpointError where they do not fit.
+
+    target: a Hugging Face folder with safetensors.
+    """
+    from transformers import AutoConfig
+
+    delta, theirs = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(target.glob("*.safetensors")):
+        weights |= load_file(path)
+    found = target_identity(theirs, weights["model.embed_tokens.weight"])
+    differ = [f"{k} is {found[k]}, the delta is for {v}" for k, v in delta["target"].items() if found.get(k) != v]
+    if differ:
+        raise CheckpointError(f"{folder} does not fit {target}: {'; '.join(differ)}")
+    merge(folder, weights, theirs.num_hidden_layers)
+    into.mkdir(parents=True, exist_ok=True)
+    for path in target.iterdir():
+        ours = path.name.startswith("outrider-") or "safetensors" in path.name
+        if path.suffix in (".json", ".jinja", ".model", ".txt") and not ours:
+            (into / path.name).write_bytes(path.read_bytes())
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    (into / "config.json").write_text(json.dumps(config | {n: delta[n] for n in FIELDS}, indent=1) + "\n")
+    save_file(weights, into / WEIGHTS, metadata={"format": "pt"})

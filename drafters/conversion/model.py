@@ -1,0 +1,146 @@
+"""The network being converted: the target's layers with low-rank deltas, and its two passes.
+
+Finished rows are read first, without a look at any open block; open blocks then read keys and values of these. Both
+are plain functions of rows, so that training, validation and decoding share them, and gradients flow through either.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..block.config import BlockConfig
+from ..block.layers import DraftLayer, RMSNorm, Rotary
+from ..block.model import DraftModel
+from ..training.batches import Tile
+from ..training.forward import tile_attention
+from ..training.start import check_shape, copy_layer
+from ..training.target import TargetModel
+from .layout import Layout
+from .low_rank import LowRankLinear
+
+PROJECTIONS = ("qkv", "o_proj", "gate_up", "down_proj")
+Cache = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values [C, Hkv, D] of finished rows, by layer."""
+
+
+def finished_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """[Q, Hq, D] of rows q [Q, Hq, D] over k, v [K, Hkv, D]; seen: [Q, K] bool.
+
+    By products on a CPU, where forward and backward of torch's fused attention take twice as long at these lengths.
+    """
+    if q.device.type != "cpu":
+        one, two, three = (x.transpose(0, 1)[None] for x in (q, k, v))
+        fused = F.scaled_dot_product_attention(one, two, three, attn_mask=seen, enable_gqa=True)
+        return fused[0].transpose(0, 1)
+    queries, heads, dim = q.shape
+    groups = k.shape[1]
+    flat = (q * dim**-0.5).view(queries, groups, -1, dim).permute(1, 2, 0, 3).reshape(groups, -1, dim)
+    unseen = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
+    weights = ((flat @ k.permute(1, 2, 0)).view(groups, -1, *seen.shape) + unseen).softmax(-1)
+    out = weights.view(groups, -1, len(k)) @ v.transpose(0, 1)
+    return out.view(groups, -1, queries, dim).permute(2, 0, 1, 3).reshape(queries, heads, dim)
+
+
+class ConvertedModel(DraftModel):
+    """The target's layers, each projection with a delta of rank r, and the mask's input embedding [d].
+
+    vocab: [V - 1], all tokens but the mask, which is never predicted.
+    """
+
+    kinds = ()
+
+    def __init__(self, config: BlockConfig, layout: Layout, rank: int) -> None:
+        super().__init__(config)
+        self.config, self.layout, self.rank = config, layout, rank
+        self.mask = nn.Parameter(torch.zeros(config.hidden_size))
+        layers = [DraftLayer(config) for _ in range(config.num_layers)]
+        for layer in layers:
+            for name in PROJECTIONS:
+                setattr(layer, name, LowRankLinear(getattr(layer, name), rank))
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.max_positions)
+        self.markov_head, self.confidence_head = None, None
+        mask = layout.mask_token_id
+        vocab = torch.cat([torch.arange(mask), torch.arange(mask + 1, config.vocab_size)])
+        self.register_buffer("vocab", vocab, persistent=False)
+        self.requires_grad_(False)
+        for parameter in (self.mask, *self.deltas().values()):
+            parameter.requires_grad_(True)
+
+    def projections(self) -> dict[str, LowRankLinear]:
+        """By name, `layers.0.qkv` to the last layer's `down_proj`."""
+        return {name: module for name, module in self.named_modules() if isinstance(module, LowRankLinear)}
+
+    def deltas(self) -> dict[str, nn.Parameter]:
+        """`layers.0.qkv.a` and all others."""
+        return {f"{name}.{k}": p for name, module in self.projections().items() for k, p in module.named_parameters()
+                if k != "weight"}  # fmt: skip
+
+    def merge(self) -> None:
+        """To be called after every change of the deltas."""
+        for module in self.projections().values():
+            module.merge()
+
+    @torch.no_grad()
+    def start_from(self, target: TargetModel) -> None:
+        """The target's weights; the mask begins as the mean of all embeddings."""
+        for ours, theirs in zip(self.draft_layers, target.model.model.layers, strict=True):
+            check_shape(self.config, theirs)
+            copy_layer(ours, theirs)
+            if self.config.qk_norm:
+                ours.q_norm.weight.copy_(theirs.self_attn.q_norm.weight)
+                ours.k_norm.weight.copy_(theirs.self_attn.k_norm.weight)
+        self.norm.weight.copy_(target.model.model.norm.weight)
+        self.mask.copy_(target.embedding.float().mean(0))
+        self.merge()
+
+    def read_finished(
+        self, embedded: torch.Tensor, spans: list[tuple[int, int]], past: Cache | None = None
+    ) -> tuple[torch.Tensor, Cache]:
+        """Normed states [C, d] of finished rows [C, d], and their keys and values.
+
+        spans: first row and length of each sequence, which begins at position 0. With `past` there is one sequence,
+        and its rows stand behind these.
+        """
+        before = past[0][0].shape[0] if past else 0
+        places = [before + torch.arange(length, device=embedded.device) for _, length in spans]
+        masks = [self.layout.seen(at, torch.arange(before + len(at), device=at.device)) for at in places]
+        cache: Cache = []
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            if past:
+                k, v = (torch.cat(pair) for pair in zip(past[layer], (k, v), strict=True))
+            cache.append((k, v))
+            out = []
+            for (start, length), seen in zip(spans, masks, strict=True):
+                queries, own = slice(start, start + length), slice(start, start + before + length)
+                out.append(finished_attention(q[queries], k[own], v[own], seen))
+            return torch.cat(out)
+
+        return self(embedded, torch.cat(places), attend), cache
+
+    def read_open(self, embedded: torch.Tensor, starts: torch.Tensor, cache: Cache, tiles: list[Tile]) -> torch.Tensor:
+        """Normed states [A, B, d] of open blocks' inputs [A, B, d] that begin at positions `starts` [A].
+
+        tiles: which finished rows of the cache blocks see, those before their own start.
+        """
+        blocks, size = embedded.shape[:2]
+        positions = starts[:, None] + torch.arange(size, device=starts.device)
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.reshape(-1, size, *x.shape[1:]) for x in (q, k, v))
+            keys, values = cache[layer]
+            out = []
+            for tile in tiles:
+                rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
+                out.append(tile_attention(q[rows], k[rows], v[rows], (keys[past], values[past]), tile))
+            return torch.cat(out).flatten(0, 1)
+
+        return self(embedded.flatten(0, 1), positions.flatten(), attend).view(blocks, size, -1)
+
+    def inputs(self, embedding: torch.Tensor, ids: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+        """Embeddings [..., d] of tokens, the mask's own where `masked`."""
+        return torch.where(masked[..., None], self.mask, embedding[ids])
