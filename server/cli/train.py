@@ -7,9 +7,9 @@
   outrider train dllm --target ./model --prompts prompts.jsonl --out runs/dllm
 
 Without prompts of your own the target writes some itself. The same command resumes a run that was interrupted.
-The result, OUT/drafter, is what `outrider serve --drafter dspark --drafter-path` takes. `dllm` makes the target itself a
-block-diffusion model; its result is OUT/delta, of which `outrider export runs/dllm/delta --target ./model --out dllm`
-makes the folder that `outrider serve --model` takes.
+The result, OUT/drafter, is what `outrider serve --drafter dspark --drafter-path` takes. `dllm` makes the target itself
+a block-diffusion model: of OUT/delta `outrider export runs/dllm/delta --target ./model --out dllm` makes the folder
+that `outrider serve --model` takes.
 """
 
 from __future__ import annotations
