@@ -22,6 +22,8 @@ ROOM = 320 * 2**20
 
 def prepare() -> Path:
     """Return the model's folder, made or mended if need be; raises UserError."""
+    if not (DELTA / "model.safetensors").is_file():
+        raise UserError(f"the weights of {NAME} are not in this installation ({DELTA})")
     target = bundled_model.prepare()
     key = sha256(DELTA / "model.safetensors")[:8]
 
