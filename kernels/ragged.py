@@ -151,3 +151,19 @@ def torch_write_page_table(
     row = rows.repeat_interleave(lengths)
     offsets = torch.arange(row.numel(), device=row.device) - before.repeat_interleave(lengths)
     page_table[row, starts.repeat_interleave(lengths) + offsets] = slots[: row.numel()].to(page_table.dtype)
+
+
+def write_cached_slots(
+    out: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, begins: torch.Tensor, indptr: torch.Tensor
+) -> None:
+    """Write the KV slots of rows [R] of page_table [rows, context], each from position begins [R] on, into out [N].
+
+    indptr: [S + 1], out[indptr[r]:indptr[r + 1]] is request r's; what is behind those of the requests is padding and
+    gets slot 0, which belongs to nobody. N is the host's: nothing is waited for.
+    """
+    place, last = torch.arange(len(out), device=out.device), len(rows) - 1
+    request = torch.searchsorted(indptr[1:].contiguous(), place, right=True)
+    padding = request > last
+    request = request.clamp(max=last)
+    position = (begins[request] + place - indptr[request]).masked_fill(padding, 0)
+    out.copy_(page_table[rows[request], position].masked_fill(padding, 0))

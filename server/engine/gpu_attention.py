@@ -6,32 +6,54 @@ from typing import Any
 
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
-from outrider.server.plugin.attention_backends import Capability, fitting, unfit
+from outrider.server.plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
 
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 """Of SGLang, by any of which verification may run."""
 
 
-def choose(capability: Capability, model: Model, given: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's arguments. given: those of the command line, by the names of their fields.
+def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:
+    """SGLang's arguments. given: those of the command line, by the names of their fields. dtype: of `--dtype`.
 
     Raises UserError for a backend that cannot verify requests of different lengths here, naming those that can.
     """
-    kind = {"windowed": has_windows(model.config), "latent": bool(model.config.get("kv_lora_rank"))}
-    usable = fitting(capability, **kind)
+    needs = needs_of(model.config, dtype)
+    usable = fitting(capability, needs)
     if not usable:
-        special = ["multi-head latent attention"] * kind["latent"] + ["sliding windows"] * kind["windowed"]
+        elsewhere = "; one of 9.0 has one" if fitting((9, 0), needs) else ""
         raise UserError(
-            f"no attention backend verifies drafts of a model{' with ' if special else ''}{' and '.join(special)} on a "
-            f"GPU of compute capability {'.'.join(map(str, capability))}; one of 9.0 has one"
+            f"no attention backend verifies drafts of a model{_said(needs)} on a "
+            f"GPU of compute capability {'.'.join(map(str, capability))}{elsewhere}"
         )
     for flag in FLAGS:
         name = given.get(flag)
-        if name is not None and (reason := unfit(name, capability, **kind)) is not None:
+        if name is not None and (reason := unfit(name, capability, needs)) is not None:
             raise UserError(
                 f"--{flag.replace('_', '-')} {name} cannot verify drafts here: {reason}; use {' or '.join(usable)}"
             )
-    return {} if given.get("attention_backend") else {"attention_backend": usable[0]}
+    chosen = {} if given.get("attention_backend") else {"attention_backend": usable[0]}
+    if OURS in {usable[0] if chosen else None, *(given.get(flag) for flag in FLAGS)}:
+        # It has one KV slot a token for all layers, and no metadata for SGLang's graphs of prefills.
+        chosen |= {"disable_hybrid_swa_memory": True, "disable_prefill_cuda_graph": True}
+    return chosen
+
+
+def needs_of(config: dict[str, Any], dtype: str = "auto") -> Needs:
+    """What a model asks of attention, by its config.json."""
+    heads = config.get("num_attention_heads") or 0
+    return Needs(
+        windowed=has_windows(config),
+        latent=bool(config.get("kv_lora_rank")),
+        capped=bool(config.get("attn_logit_softcapping")),
+        head=config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0),
+        float32=dtype == "float32",
+    )
+
+
+def _said(needs: Needs) -> str:
+    special = ["multi-head latent attention"] * needs.latent + ["sliding windows"] * needs.windowed
+    special += ["capped attention scores"] * needs.capped + ["float32 weights"] * needs.float32
+    return f" with {' and '.join(special)}" if special else ""
 
 
 def has_windows(config: dict[str, Any]) -> bool:

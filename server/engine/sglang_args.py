@@ -124,7 +124,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         }
     else:
         given = parse_flags(settings.sglang_flags)
-        arguments |= gpu_attention.choose(hardware.compute_capability(), model, given)
+        arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
         arguments["disable_cuda_graph"] = True  # SGLang gives other algorithms than its own no graphs of a verification
     arguments |= _decoding(settings, model, context)
     try:

@@ -2,8 +2,9 @@
 
 The others take every request to have gamma + 1 rows, whatever is said, and would read and write beyond the batch. By
 reading of SGLang 0.5.21: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the
-latter where it runs its sm_100 kernels and not XQA; `flashinfer_backend.py` asks the spec input for its index arrays,
-outside graphs, and leaves the window out of them; `triton_backend.py` computes gamma + 1 rows.
+latter where it runs its sm_100 kernels and not XQA, and no cap on scores; `triton_backend.py` computes gamma + 1 rows.
+`flashinfer` is ours on top of SGLang's (`cuda/flashinfer.py`), which plans without a model's cap on scores (sglang
+issue 33915). `outrider` is all ours (`flat_attention.py`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.kernels.attention import CUDA_HEADS
 from outrider.scheduler.planners.tiers import Tiers
 
+OURS = "outrider"
+"""The backend that runs our Triton kernels."""
 Capability = tuple[int, int]
 """Of a GPU: (9, 0) is sm_90."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model and how it is served ask of attention.
+
+    windowed: some layers see a sliding window only. latent: multi-head latent attention. capped: scores go through
+    tanh. head: numbers of a head, 0: not known. float32: it is computed in 32 bits.
+    """
+
+    windowed: bool = False
+    latent: bool = False
+    capped: bool = False
+    head: int = 0
+    float32: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,46 +42,54 @@ class Entry:
 
     majors: of the compute capabilities that it runs on. padded: rows behind the last request are left alone, so that a
     step may have a size that is decided before its lengths are known; otherwise it waits for them.
-    windows: sliding windows are exact. latent: also for multi-head latent attention, on these majors.
+    windows: sliding windows are exact. capped: so are capped scores. latent: also for multi-head latent attention, on
+    these majors. heads: the only sizes of a head; (): all that SGLang has. float32: computes in 32 bits, too.
     """
 
     majors: tuple[int, ...]
     padded: bool
     windows: bool
+    capped: bool
     latent: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    float32: bool = False
 
 
 BACKENDS = {
-    "fa3": Entry(majors=(8, 9), padded=True, windows=True, latent=(9,)),
-    "trtllm_mha": Entry(majors=(10,), padded=True, windows=True),
-    "flashinfer": Entry(majors=(8, 9, 10, 12), padded=False, windows=False),
+    "fa3": Entry(majors=(8, 9), padded=True, windows=True, capped=True, latent=(9,)),
+    "trtllm_mha": Entry(majors=(10,), padded=True, windows=True, capped=False),
+    "flashinfer": Entry(majors=(8, 9, 10, 12), padded=True, windows=True, capped=False),
+    OURS: Entry(majors=(8, 9, 10, 12), padded=True, windows=True, capped=True, heads=CUDA_HEADS, float32=True),
 }
 DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("flashinfer",)}
 """By major, the first that fits is taken."""
 
 
-def unfit(name: str, capability: Capability, *, windowed: bool, latent: bool) -> str | None:
-    """Why a backend cannot verify here; None: it can.
-
-    windowed: some layers of the model see a window only. latent: it has multi-head latent attention.
-    """
+def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
+    """Why a backend cannot verify here; None: it can."""
     major, minor = capability
     entry = BACKENDS.get(name)
     if entry is None:
         return "it takes every request to verify as many tokens"
     if major not in entry.majors:
         return f"it does not verify requests of different lengths on a GPU of compute capability {major}.{minor}"
-    if latent and major not in entry.latent:
+    if needs.latent and major not in entry.latent:
         return "the model has multi-head latent attention"
-    if windowed and not entry.windows:
+    if needs.windowed and not entry.windows:
         return "the model has sliding windows, which it leaves out of verification"
+    if needs.capped and not entry.capped:
+        return "the model caps its attention scores, which it leaves out"
+    if needs.head and entry.heads and needs.head not in entry.heads:
+        return f"it takes heads of {' or '.join(map(str, entry.heads))} numbers, the model's have {needs.head}"
+    if needs.float32 and not entry.float32:
+        return "it computes in 16 bits, not in float32"
     return None
 
 
-def fitting(capability: Capability, *, windowed: bool, latent: bool) -> list[str]:
+def fitting(capability: Capability, needs: Needs) -> list[str]:
     """Backends that can verify here, the best first."""
     known = [*DEFAULTS.get(capability[0], ()), *BACKENDS]
-    return [name for name in dict.fromkeys(known) if unfit(name, capability, windowed=windowed, latent=latent) is None]
+    return [name for name in dict.fromkeys(known) if unfit(name, capability, needs) is None]
 
 
 def tiers_of(runner: Any, requests: int, width: int) -> Tiers | None:

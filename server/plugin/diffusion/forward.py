@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.server.plugin.cpu.attention import FlatAttentionBackend
+from outrider.server.plugin.flat_attention import FlatAttentionBackend
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 
 PADDING_SLOT = 0

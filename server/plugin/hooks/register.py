@@ -37,6 +37,7 @@ def register() -> None:
         _register_cpu_kernels()
     else:
         _register_draft_memory()
+        _register_gpu_attention()
 
 
 def _register_algorithm() -> None:
@@ -124,9 +125,34 @@ def _register_cpu_attention() -> None:
 
     @register_attention_backend("torch_native")
     def backend(runner: Any) -> Any:
-        from outrider.server.plugin.cpu.attention import FlatAttentionBackend
+        from outrider.server.plugin.flat_attention import FlatAttentionBackend
 
         return FlatAttentionBackend(runner)
+
+
+def _register_gpu_attention() -> None:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
+    from sglang.srt.server_args import add_attention_backend_choices
+
+    from outrider.server.plugin.attention_backends import OURS
+
+    original = ATTENTION_BACKENDS["flashinfer"]
+
+    @register_attention_backend("flashinfer")
+    def flashinfer(runner: Any) -> Any:
+        if runner.use_mla_backend:
+            return original(runner)
+        from outrider.server.plugin.cuda.flashinfer import RaggedFlashInferBackend
+
+        return RaggedFlashInferBackend(runner, init_new_workspace=runner.init_new_workspace)
+
+    @register_attention_backend(OURS)
+    def ours(runner: Any) -> Any:
+        from outrider.server.plugin.flat_attention import FlatAttentionBackend
+
+        return FlatAttentionBackend(runner)
+
+    add_attention_backend_choices([OURS])
 
 
 def _register_cpu_kernels() -> None:

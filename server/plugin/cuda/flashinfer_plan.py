@@ -1,0 +1,64 @@
+"""What FlashInfer is told of a ragged verification: which rows and which cached positions belong together.
+
+FlashInfer's fa2 kernels cut a request's keys into chunks, and both the plan (on the host) and the kernel (from its own
+copy of the lengths) count them to know where a partial result lies: `PrefillSplitQOKVIndptr` of its scheduler.cuh,
+`num_kv_chunks` of its prefill.cuh, 0.6.15. So an upper bound of a cached length is not enough: with more chunks in the
+plan than in the kernel, partial results are merged from places where others lie. Lengths are exact here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PAGE = 1
+"""Tokens of a page: SGLang hands FlashInfer slots, whatever pages its own allocator has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of R requests, laid out in S slots and T rows of queries.
+
+    qo_indptr: [S + 1] int32, rows `qo_indptr[s]:qo_indptr[s + 1]` belong to slot s; the last is T.
+    kv_indptr: [S + 1] int32, where each slot's list of cached positions begins in the one list of all.
+    kv_begins: [R] int32, the position that a request's list begins at: later ones follow, up to its last query's own.
+    """
+
+    qo_indptr: np.ndarray
+    kv_indptr: np.ndarray
+    kv_begins: np.ndarray
+
+    @property
+    def kv_lens(self) -> np.ndarray:
+        """[S] int32."""
+        return np.diff(self.kv_indptr)
+
+
+def plan_verify(query_lens: np.ndarray, seq_lens: np.ndarray, *, tokens: int, slots: int, window: int = -1) -> Plan:
+    """Lay out a verification of query_lens [R] tokens behind seq_lens [R] cached ones.
+
+    tokens: rows of the forward. What the requests leave over is padding, and is the first free slot's: FlashInfer
+    wants every row of q in `qo_indptr`. It sees as many positions as it has rows, since no query may lie before its
+    first key. Further slots are empty.
+    window: as in `kernels.attention.flat_attention`; positions before the first query's window are left out of the
+    list, which a window's exactness does not rest on: FlashInfer is told the window itself as well.
+
+    Raises ValueError where the requests do not fit.
+    """
+    count, padding = len(query_lens), tokens - int(query_lens.sum())
+    if padding < 0 or count + (padding > 0) > slots:
+        raise ValueError(
+            f"{count} requests of {tokens - padding} tokens do not fit {tokens} rows and {slots} slots"
+            + " with one for padding" * (padding > 0)
+        )
+    begins = np.maximum(seq_lens - window, 0) if window >= 0 else np.zeros_like(seq_lens)
+    queries, cached = np.zeros((2, slots), dtype=np.int64)
+    queries[:count], cached[:count] = query_lens, seq_lens + query_lens - begins
+    if padding:
+        queries[count] = cached[count] = padding
+    return Plan(_indptr(queries), _indptr(cached), begins.astype(np.int32))
+
+
+def _indptr(lens: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], lens.cumsum()]).astype(np.int32)

@@ -1,0 +1,106 @@
+"""SGLang's backend `outrider`, as on a GPU, whose Triton kernels are interpreted: every kind of forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_attention import Paged
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+from outrider.kernels.cpu import native
+from outrider.kernels.cuda import attention
+from outrider.kernels.cuda import native as cuda
+from outrider.server.plugin.flat_attention import FlatAttentionBackend
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+SHAPES = [  # heads, numbers of a head, type, window, cap
+    ((1, 1), 64, torch.float32, -1, 0.0),
+    ((8, 2), 128, torch.float16, -1, 0.0),
+    ((6, 2), 64, torch.float32, 9, 0.0),
+    ((8, 1), 64, torch.float16, 20, 0.0),
+    ((4, 2), 128, torch.float32, -1, 5.0),
+    ((5, 1), 64, torch.float16, 0, 5.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Triton kernels are chosen, for tensors of the CPU."""
+    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(cuda, "fits", lambda *_: True)
+    monkeypatch.setattr(attention, "LEAST", 64)  # else short contexts are not split
+
+
+def backend_of(paged: Paged) -> FlatAttentionBackend:
+    return FlatAttentionBackend(paged.runner(device="cuda"))
+
+
+def paged_of(shape, lens, **more):
+    heads, dim, dtype, window, cap = shape
+    return Paged(lens, heads=heads, dim=dim, dtype=dtype, window=window, cap=cap, **more)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(found.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_extend_behind_a_prefix_decode_and_verify(shape):
+    dtype = shape[2]
+    for lens, query_lens, kind in (
+        ([0, 33, 100], [9, 1, 3], "extend"),
+        ([3, 70], [1, 1], "decode"),
+        ([70, 0, 130], [1, 1, 3], "verify"),
+    ):
+        paged = paged_of(shape, lens)
+        tier = sum(query_lens) + (4 if kind == "verify" else 0)
+        if kind == "verify":
+            batch = paged.verify(query_lens, tokens=tier, width=4)
+        else:
+            batch = paged.extend(query_lens) if kind == "extend" else paged.decode()
+        backend = backend_of(paged)
+        backend.init_forward_metadata(batch)
+        q, k, v = paged.rows_of(tier)
+        found = backend.forward(q, k, v, paged.layer, batch)
+        assert_near(found[: sum(query_lens)], paged.expected(q, query_lens), dtype)
+        assert not found[sum(query_lens) :].any()  # padding, whose keys lie in slot 0
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:3])
+def test_a_graph_reads_the_arrays_of_every_replay(shape):
+    """One capture, replays of other requests and lengths."""
+    dtype, slots, tokens, width = shape[2], 5, 10, 3
+    paged = paged_of(shape, [2] * slots)
+    backend = backend_of(paged)
+    backend.init_cuda_graph_state(slots + 3, 64)
+    captured = paged.verify([2] * slots, tokens=tokens, width=width)
+    backend.init_forward_metadata_out_graph(captured, in_capture=True)
+    arrays = backend.batch
+    assert (arrays.requests, arrays.most_queries) == (slots, width)
+    for lens, query_lens in (([70, 1, 9], [3, 1, 2]), ([5], [1]), ([3, 0, 80, 7], [3, 1, 1, 2])):
+        live = paged_of(shape, lens, seed=len(lens))
+        backend.page_table.copy_(torch.nn.functional.pad(live.requests.req_to_token, (0, 0, 0, slots - len(lens))))
+        backend.token_to_kv_pool = live.cache
+        batch = live.verify(query_lens, tokens=tokens, width=width)
+        padded = slots - len(lens)
+        batch.batch_size = slots  # a replay's view has a graph's slots
+        batch.seq_lens = torch.nn.functional.pad(batch.seq_lens, (0, padded), value=1)
+        batch.req_pool_indices = torch.nn.functional.pad(batch.req_pool_indices, (0, padded))
+        backend.init_forward_metadata_out_graph(batch)
+        assert backend.batch is arrays
+        q, k, v = live.rows_of(tokens)
+        found = backend.forward(q, k, v, live.layer, batch)
+        assert_near(found[: sum(query_lens)], live.expected(q, query_lens), dtype)
+        assert not found[sum(query_lens) :].any()
+
+
+@pytest.mark.parametrize("kind", ["extend", "decode"])
+def test_as_sglangs_own_torch(kind):
+    paged = Paged([20, 0, 75], heads=(4, 2), dim=64)
+    batch = paged.extend([3, 9, 1]) if kind == "extend" else paged.decode()
+    q, k, v = paged.rows_of(len(batch.out_cache_loc))
+    found = []
+    for backend in (backend_of(paged), TorchNativeAttnBackend(paged.runner(device="cpu"))):
+        backend.init_forward_metadata(batch)
+        found.append(backend.forward(q, k, v, paged.layer, batch))
+    torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=2e-5)

@@ -1,0 +1,200 @@
+"""Our FlashInfer backend: SGLang's own with our plans, on kernels that are FlashInfer's index by index (`fa2.py`)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import fa2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_attention import CONTEXT, Paged
+from sglang.srt.layers.attention import flashinfer_backend
+
+from outrider.kernels.ragged import write_cached_slots
+from outrider.server.plugin.cuda.flashinfer import RaggedFlashInferBackend
+from outrider.server.plugin.cuda.flashinfer_plan import plan_verify
+
+requests = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 300)), min_size=1, max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests=requests, padding=st.integers(0, 9), more=st.integers(0, 4), window=st.sampled_from([-1, 0, 5, 128]))
+def test_every_row_is_in_one_slot_and_lists_what_its_window_lets_it_see(requests, padding, more, window):
+    query_lens, seq_lens = np.array(requests).T
+    tokens, slots = int(query_lens.sum()) + padding, len(requests) + (padding > 0) + more
+    plan = plan_verify(query_lens, seq_lens, tokens=tokens, slots=slots, window=window)
+    assert plan.qo_indptr.dtype == plan.kv_indptr.dtype == np.int32
+    assert (len(plan.qo_indptr), len(plan.kv_indptr), plan.qo_indptr[-1]) == (slots + 1, slots + 1, tokens)
+    queries = np.diff(plan.qo_indptr)
+    assert (plan.kv_lens >= queries).all()  # else the first query would lie before its first key
+    assert queries[len(requests) :].tolist() == ([padding] if padding else [0] * (more > 0)) + [0] * (
+        slots - len(requests) - 1
+    )
+    for (length, cached), begin, listed in zip(requests, plan.kv_begins, plan.kv_lens, strict=False):
+        assert begin + listed == cached + length
+        assert begin == (max(cached - window, 0) if window >= 0 else 0)
+
+
+@pytest.mark.parametrize(("tokens", "slots"), [(5, 9), (6, 1), (7, 2)])
+def test_what_does_not_fit_is_refused(tokens, slots):
+    with pytest.raises(ValueError, match="2 requests of 6 tokens do not fit"):
+        plan_verify(np.array([2, 4]), np.array([0, 9]), tokens=tokens, slots=slots)
+
+
+def test_cached_slots_are_the_requests_in_their_order_and_padding_has_slot_0():
+    table = torch.arange(60, dtype=torch.int32).view(3, 20)
+    out = torch.full((12,), -1, dtype=torch.int32)
+    write_cached_slots(out, table, torch.tensor([2, 0]), torch.tensor([3, 0]), torch.tensor([0, 4, 9, 12, 12]))
+    assert out.tolist() == [43, 44, 45, 46, *range(5), 0, 0, 0]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """SGLang's FlashInfer backend imports; its kernels are those of `fa2`, its process's state is a stand-in."""
+    monkeypatch.setattr(flashinfer_backend, "BatchPrefillWithPagedKVCacheWrapper", fa2.PagedWrapper, raising=False)
+    for name in ("BatchPrefillWithRaggedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):
+        monkeypatch.setattr(flashinfer_backend, name, lambda *_, **__: None, raising=False)
+    deterministic = SimpleNamespace(enable_deterministic_inference=False)
+    state = {
+        "get_exec": SimpleNamespace(features=SimpleNamespace(enable_mis=False), deterministic=deterministic),
+        "get_parallel": SimpleNamespace(attn_tp_size=1, attn_dcp_size=1),
+        "get_platform": SimpleNamespace(is_sm100=False),
+    }
+    for name, value in state.items():
+        monkeypatch.setattr(flashinfer_backend, name, lambda value=value: value)
+    monkeypatch.setattr(flashinfer_backend, "get_buffer", lambda name, make: torch.empty(64 << 20, dtype=torch.uint8))
+    monkeypatch.setattr(flashinfer_backend, "get_cuda_graph_max_batch_size", lambda size: size)
+    monkeypatch.setattr(flashinfer_backend.DllmConfig, "from_server_args", lambda _: None)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=fa2.PROCESSORS)
+    )
+    fa2.WORKSPACES.clear()
+
+
+def backend_of(paged, window):
+    heads, kv_heads = paged.heads
+    config = SimpleNamespace(
+        num_attention_heads=heads, get_num_kv_heads=lambda *_: kv_heads, get_max_num_attention_heads=lambda: heads,
+        context_len=CONTEXT, is_multimodal=False, is_encoder_decoder=False, head_dim=paged.dim, v_head_dim=paged.dim,
+        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
+    )  # fmt: skip
+    runner = paged.runner(
+        model_config=config, sliding_window_size=None if window < 0 else window, device="cpu", page_size=1,
+        dtype=paged.dtype, kv_cache_dtype=paged.dtype, kv_index_translator=None, server_args=None,
+        is_draft_worker=False, prefill_attention_backend_str="flashinfer", decode_attention_backend_str="flashinfer",
+        token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: paged.cache),
+    )  # fmt: skip
+    return RaggedFlashInferBackend(runner)
+
+
+def paged_of(lens, *, heads=(4, 2), window=-1, seed=0):
+    return Paged(lens, heads=heads, dim=16, window=window, room=12, seed=seed)
+
+
+def attend(backend, paged, batch, tokens):
+    q, k, v = paged.rows_of(tokens)
+    return q, backend.forward(q, k, v, paged.layer, batch)
+
+
+def assert_right(paged, q, found, query_lens):
+    count = sum(query_lens)
+    torch.testing.assert_close(found[:count], paged.expected(q, query_lens), atol=2e-5, rtol=2e-5)
+    assert found[count:].isfinite().all()
+
+
+@pytest.mark.parametrize("window", [-1, 0, 7, 200])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 1)])
+def test_outside_graphs(kernels, heads, window):
+    paged = paged_of([300, 3, 140, 0, 7], heads=heads, window=window)
+    query_lens = [5, 1, 8, 1, 2]
+    for padding in (0, 4):
+        batch = paged.verify(query_lens, tokens=17 + padding, width=8)
+        backend = backend_of(paged, window)
+        backend.init_forward_metadata(batch)
+        assert_right(paged, *attend(backend, paged, batch, 17 + padding), query_lens)
+
+
+@pytest.mark.parametrize("window", [-1, 7, 200])
+@pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
+def test_every_replay_of_a_tiers_graph(kernels, heads, window):
+    """Captured for tiers, replayed with other requests: what replay reads lies where capture said."""
+    slots, width = 5, 4
+    paged = paged_of([1] * slots, heads=heads, window=window)
+    backend = backend_of(paged, window)
+    backend.init_cuda_graph_state(slots, 16)
+    assert backend.cuda_graph_kv_indices[0].numel() == slots * CONTEXT + 16
+    captured = {}
+    for tokens, lens in ((16, [4, 3, 3, 3, 3]), (10, [2] * 5), (4, [1] * 4)):
+        tier = paged_of([1] * len(lens), heads=heads, window=window)
+        adopt(backend, tier)
+        backend.init_forward_metadata_out_graph(tier.verify(lens, tokens=tokens, width=width), in_capture=True)
+        captured[tokens] = backend.forward_metadata, len(lens)
+    for number, (tokens, lens, query_lens) in enumerate(
+        [
+            (16, [300, 2, 145, 9], [4, 4, 1, 3]),
+            (10, [250], [1]),
+            (10, [0, 129, 130, 7], [4, 4, 1, 1]),
+            (4, [400, 3], [2, 1]),
+            (16, [5, 300, 301, 9, 2], [4, 4, 4, 2, 2]),
+            (4, [1, 200, 3, 7], [1, 1, 1, 1]),
+        ]
+    ):
+        live = paged_of(lens, heads=heads, window=window, seed=number)
+        adopt(backend, live)
+        batch = live.verify(query_lens, tokens=tokens, width=width)
+        backend.forward_metadata, batch.batch_size = captured[tokens]
+        wrappers = backend.forward_metadata.prefill_wrappers
+        at = [w._qo_indptr_buf.data_ptr() for w in wrappers], [w._paged_kv_indices_buf.data_ptr() for w in wrappers]
+        backend.init_forward_metadata_out_graph(batch)
+        assert at == (
+            [w._qo_indptr_buf.data_ptr() for w in wrappers], [w._paged_kv_indices_buf.data_ptr() for w in wrappers]
+        )  # fmt: skip
+        assert_right(live, *attend(backend, live, batch, tokens), query_lens)
+    assert max(fa2.WORKSPACES) <= backend._workspace_bytes(slots, 16, torch.device("cpu"))
+
+
+def adopt(backend, paged):
+    """Another's requests and cache."""
+    backend.req_to_token_pool, backend.token_to_kv_pool = paged.requests, paged.cache
+    backend.indices_updater_prefill.req_to_token = paged.requests.req_to_token
+
+
+def test_full_layers_of_a_model_with_windows_see_everything(kernels):
+    paged = paged_of([300, 20], window=-1)
+    batch = paged.verify([3, 2], tokens=8, width=4)
+    backend = backend_of(paged, 9)
+    assert backend.use_paged  # prefills, too, are planned with the window
+    backend.init_forward_metadata(batch)
+    assert_right(paged, *attend(backend, paged, batch, 8), [3, 2])
+
+
+def test_a_layer_with_another_window_than_was_planned_is_refused(kernels):
+    paged = paged_of([30], window=5)
+    backend = backend_of(paged, 9)
+    batch = paged.verify([1], tokens=1, width=4)
+    backend.init_forward_metadata(batch)
+    with pytest.raises(ValueError, match="has a window of 5, but FlashInfer was planned for the model's 9"):
+        attend(backend, paged, batch, 1)
+
+
+def test_an_upper_bound_of_a_cached_length_is_not_enough(kernels):
+    """Why the host must know the lengths: the kernel counts chunks of its own length, the plan those of the bound."""
+    paged = paged_of([250])
+    backend = backend_of(paged, -1)
+    batch = paged.verify([4], tokens=4, width=8)
+    backend.init_forward_metadata(batch)
+    q, found = attend(backend, paged, batch, 4)
+    assert_right(paged, q, found, [4])
+    wrapper = backend.prefill_wrappers_verify[0]
+    plan = wrapper._plan_info
+    bounded = torch.tensor([0, 254 + 128], dtype=torch.int32)
+    wrapper._plan_info = wrapper._cut(
+        wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, None, wrapper._qo_indptr_buf, bounded, None, 4,
+        1, 4, 2, 1, False, 16, 16, True, -1, -1, False, 0,
+    )  # fmt: skip
+    assert plan.split
+    wrong = backend.forward(q, None, None, paged.layer, batch)
+    assert not torch.allclose(wrong, found, atol=1e-3)
