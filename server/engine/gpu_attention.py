@@ -31,7 +31,7 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
             raise UserError(
                 f"--{flag.replace('_', '-')} {name} cannot verify drafts here: {reason}; use {' or '.join(usable)}"
             )
-    chosen = {} if given.get("attention_backend") else {"attention_backend": usable[0]}
+    chosen: dict[str, Any] = {} if given.get("attention_backend") else {"attention_backend": usable[0]}
     if OURS in {usable[0] if chosen else None, *(given.get(flag) for flag in FLAGS)}:
         # It has one KV slot a token for all layers, and no metadata for SGLang's graphs of prefills.
         chosen |= {"disable_hybrid_swa_memory": True, "disable_prefill_cuda_graph": True}
@@ -42,7 +42,6 @@ def needs_of(config: dict[str, Any], dtype: str = "auto") -> Needs:
     """What a model asks of attention, by its config.json."""
     heads = config.get("num_attention_heads") or 0
     return Needs(
-        windowed=has_windows(config),
         latent=bool(config.get("kv_lora_rank")),
         capped=bool(config.get("attn_logit_softcapping")),
         head=config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0),
@@ -51,14 +50,6 @@ def needs_of(config: dict[str, Any], dtype: str = "auto") -> Needs:
 
 
 def _said(needs: Needs) -> str:
-    special = ["multi-head latent attention"] * needs.latent + ["sliding windows"] * needs.windowed
-    special += ["capped attention scores"] * needs.capped + ["float32 weights"] * needs.float32
+    special = ["multi-head latent attention"] * needs.latent + ["capped attention scores"] * needs.capped
+    special += ["float32 weights"] * needs.float32
     return f" with {' and '.join(special)}" if special else ""
-
-
-def has_windows(config: dict[str, Any]) -> bool:
-    """Whether some layers see a sliding window only, by the model's config.json."""
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        return any("sliding" in str(kind) for kind in kinds)
-    return bool(config.get("sliding_window")) and config.get("use_sliding_window", True) is not False

@@ -1,4 +1,4 @@
-"""SGLang's attention backends on NVIDIA GPUs: which of them verify requests of different lengths as they are.
+"""SGLang's attention backends on NVIDIA GPUs: which of them verify requests of different lengths, in windows too.
 
 The others take every request to have gamma + 1 rows, whatever is said, and would read and write beyond the batch. By
 reading of SGLang 0.5.21: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the
@@ -25,11 +25,10 @@ Capability = tuple[int, int]
 class Needs:
     """What a model and how it is served ask of attention.
 
-    windowed: some layers see a sliding window only. latent: multi-head latent attention. capped: scores go through
-    tanh. head: numbers of a head, 0: not known. float32: it is computed in 32 bits.
+    latent: multi-head latent attention. capped: scores go through tanh. head: numbers of a head, 0: not known. float32:
+    it is computed in 32 bits.
     """
 
-    windowed: bool = False
     latent: bool = False
     capped: bool = False
     head: int = 0
@@ -42,13 +41,12 @@ class Entry:
 
     majors: of the compute capabilities that it runs on. padded: rows behind the last request are left alone, so that a
     step may have a size that is decided before its lengths are known; otherwise it waits for them.
-    windows: sliding windows are exact. capped: so are capped scores. latent: also for multi-head latent attention, on
-    these majors. heads: the only sizes of a head; (): all that SGLang has. float32: computes in 32 bits, too.
+    capped: capped scores are exact. latent: also for multi-head latent attention, on these majors. heads: the only
+    sizes of a head; (): all that SGLang has. float32: computes in 32 bits, too.
     """
 
     majors: tuple[int, ...]
     padded: bool
-    windows: bool
     capped: bool
     latent: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
@@ -56,10 +54,10 @@ class Entry:
 
 
 BACKENDS = {
-    "fa3": Entry(majors=(8, 9), padded=True, windows=True, capped=True, latent=(9,)),
-    "trtllm_mha": Entry(majors=(10,), padded=True, windows=True, capped=False),
-    "flashinfer": Entry(majors=(8, 9, 10, 12), padded=True, windows=True, capped=False),
-    OURS: Entry(majors=(8, 9, 10, 12), padded=True, windows=True, capped=True, heads=CUDA_HEADS, float32=True),
+    "fa3": Entry(majors=(8, 9), padded=True, capped=True, latent=(9,)),
+    "trtllm_mha": Entry(majors=(10,), padded=True, capped=False),
+    "flashinfer": Entry(majors=(8, 9, 10, 12), padded=True, capped=False),
+    OURS: Entry(majors=(8, 9, 10, 12), padded=True, capped=True, heads=CUDA_HEADS, float32=True),
 }
 DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("flashinfer",)}
 """By major, the first that fits is taken."""
@@ -75,8 +73,6 @@ def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
         return f"it does not verify requests of different lengths on a GPU of compute capability {major}.{minor}"
     if needs.latent and major not in entry.latent:
         return "the model has multi-head latent attention"
-    if needs.windowed and not entry.windows:
-        return "the model has sliding windows, which it leaves out of verification"
     if needs.capped and not entry.capped:
         return "the model caps its attention scores, which it leaves out"
     if needs.head and entry.heads and needs.head not in entry.heads:

@@ -98,7 +98,7 @@ class FlatAttentionBackend(AttentionBackend):
             query_lens, kv_lens, most_queries = torch.ones_like(seq_lens), seq_lens, 1
         else:
             query_lens, kv_lens = forward_batch.extend_seq_lens, seq_lens
-            most_queries = max(forward_batch.extend_seq_lens_cpu, default=1)
+            most_queries = None if self._on_host else max(forward_batch.extend_seq_lens_cpu)
         return FlatBatch(
             qo_indptr=indptr(query_lens),
             kv_lens=kv_lens.to(torch.int32),

@@ -65,7 +65,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         first = kv_indices_buf if kv_indices_buf is not None else _zeros(positions, device)
         self.cuda_graph_kv_indices = [first] + [_zeros(positions, device) for _ in range(self.num_wrappers - 1)]
         self.cuda_graph_qo_indptr = [torch.zeros_like(indptr) for indptr in self.kv_indptr]
-        self.cuda_graph_swa_out_cache_loc = None
+        self.cuda_graph_swa_out_cache_loc: Any = None
         if self.use_sliding_window_kv_pool:
             self.cuda_graph_swa_out_cache_loc = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._workspace = self.workspace_buffer
@@ -82,7 +82,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         tokens, slots = layout.graph_num_tokens, forward_batch.batch_size
         written = None
         if self.use_sliding_window_kv_pool:
-            written = self._windowed_writes[:tokens]
+            written = self.cuda_graph_swa_out_cache_loc[:tokens]
             written.copy_(self._windowed_slots(forward_batch.out_cache_loc[:tokens]))
         if in_capture:
             self._tiers[tokens] = [self._make_wrapper(index, slots) for index in range(self.num_wrappers)]

@@ -71,27 +71,6 @@ class VerifyInput(SpecInput):
         self.draft_token_num = self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = draft_token_num
         self.capture_hidden_mode = CaptureHiddenMode.FULL if capture_hidden else CaptureHiddenMode.NULL
 
-    def generate_attn_arg_prefill(
-        self,
-        req_pool_indices: torch.Tensor,
-        paged_kernel_lens: torch.Tensor,
-        paged_kernel_lens_sum: int | None,
-        req_to_token: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        """FlashInfer's view of the batch: (kv_indices, kv_indptr, qo_indptr, no custom mask).
-
-        paged_kernel_lens_sum: of paged_kernel_lens, on the host; None: the device is waited for.
-        """
-        kv_lens = paged_kernel_lens + self.query_lens
-        kv_indptr = indptr(kv_lens)
-        qo_indptr = indptr(self.query_lens)
-        known = paged_kernel_lens_sum
-        total = int(kv_indptr[-1]) if known is None else known + len(self.positions)
-        place = torch.arange(total, device=kv_lens.device)
-        request = torch.searchsorted(kv_indptr[1:].long(), place, right=True).clamp(max=len(kv_lens) - 1)
-        kv_indices = req_to_token[req_pool_indices[request], place - kv_indptr[request]]
-        return kv_indices.to(torch.int32), kv_indptr, qo_indptr, None
-
 
 @dataclass(frozen=True, slots=True)
 class FlatVerify:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.server.engine.gpu_attention import choose, has_windows
+from outrider.server.engine.gpu_attention import choose
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
 
@@ -97,10 +97,3 @@ def test_where_none_fits_that_is_said(capability, config, says):
 def test_what_none_can_anywhere_is_not_sent_elsewhere():
     with pytest.raises(UserError, match=r"with multi-head latent attention and float32 weights on a GPU .* 9\.0$"):
         chosen((9, 0), LATENT, dtype="float32")
-
-
-def test_windows_are_read_from_the_config():
-    assert has_windows({"sliding_window": 4096})
-    assert not has_windows({"sliding_window": 4096, "use_sliding_window": False})
-    assert not has_windows({"sliding_window": None})
-    assert not has_windows({"sliding_window": 512, "layer_types": ["full_attention"]})

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_attention import CONTEXT, Paged
 from sglang.srt.layers.attention import flashinfer_backend
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from outrider.kernels.ragged import write_cached_slots
 from outrider.server.plugin.cuda.flashinfer import RaggedFlashInferBackend
@@ -162,6 +163,36 @@ def adopt(backend, paged):
     backend.indices_updater_prefill.req_to_token = paged.requests.req_to_token
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_layers_with_windows_may_have_a_pool_of_their_own(kernels, graph):
+    paged, window, query_lens, tokens = paged_of([300, 20, 6], window=9), 9, [3, 1, 4], 12
+    keys, values = paged.cache.get_key_buffer(0), paged.cache.get_value_buffer(0)
+    places = torch.cat([torch.zeros(1), torch.randperm(len(keys) - 1) + 1]).long()
+    paged.cache = SWAKVPool(
+        len(keys) - 1, len(keys) - 1, 1, paged.dtype, paged.heads[1], paged.dim, [0], [1], "cpu",
+        token_to_kv_pool_class=type(paged.cache), enable_memory_saver=False, enable_alt_stream=False,
+    )  # fmt: skip
+    paged.cache.register_mapping(places)
+    windowed = paged.cache.get_key_buffer(0), paged.cache.get_value_buffer(0)
+    for pool, full in zip(windowed, (keys, values), strict=True):
+        pool[places] = full
+    backend, batch = backend_of(paged, window), paged.verify(query_lens, tokens=tokens, width=4)
+    if graph:
+        backend.init_cuda_graph_state(4, tokens)
+        tier = paged_of([1] * 4).verify([3] * 4, tokens=tokens, width=4)
+        tier.req_pool_indices = torch.arange(4)
+        backend.init_forward_metadata_out_graph(tier, in_capture=True)
+        batch.batch_size = 4
+        backend.init_forward_metadata_out_graph(batch)
+    else:
+        backend.init_forward_metadata(batch)
+    q, found = attend(backend, paged, batch, tokens)
+    paged.cache = SimpleNamespace(
+        get_key_buffer=lambda _: windowed[0][places], get_value_buffer=lambda _: windowed[1][places]
+    )
+    assert_right(paged, q, found, query_lens)
+
+
 def test_full_layers_of_a_model_with_windows_see_everything(kernels):
     paged = paged_of([300, 20], window=-1)
     batch = paged.verify([3, 2], tokens=8, width=4)
@@ -189,12 +220,11 @@ def test_an_upper_bound_of_a_cached_length_is_not_enough(kernels):
     q, found = attend(backend, paged, batch, 4)
     assert_right(paged, q, found, [4])
     wrapper = backend.prefill_wrappers_verify[0]
-    plan = wrapper._plan_info
-    bounded = torch.tensor([0, 254 + 128], dtype=torch.int32)
-    wrapper._plan_info = wrapper._cut(
-        wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, None, wrapper._qo_indptr_buf, bounded, None, 4,
-        1, 4, 2, 1, False, 16, 16, True, -1, -1, False, 0,
+    exact, bounds = wrapper._paged_kv_indptr_buf, torch.tensor([0, 382, 382], dtype=torch.int32)
+    wrapper.plan(
+        wrapper._qo_indptr_buf, bounds, wrapper._paged_kv_indices_buf, wrapper._paged_kv_last_page_len_buf, 4, 2, 16, 1,
+        causal=True, q_data_type=paged.dtype, kv_data_type=paged.dtype,
     )  # fmt: skip
-    assert plan.split
+    wrapper._paged_kv_indptr_buf = exact
     wrong = backend.forward(q, None, None, paged.layer, batch)
     assert not torch.allclose(wrong, found, atol=1e-3)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import ast
 from importlib.metadata import distribution
 from pathlib import Path
+from types import SimpleNamespace
 
-from outrider.server.plugin.hooks.register import Once
+from sglang.srt import server_args
+from sglang.srt.layers.attention import attention_registry
+
+from outrider.server.plugin import flat_attention
+from outrider.server.plugin.attention_backends import BACKENDS
+from outrider.server.plugin.cuda import flashinfer
+from outrider.server.plugin.hooks.register import Once, _register_gpu_attention
 
 
 def test_once_for_the_same_arguments() -> None:
@@ -36,3 +43,18 @@ def test_scheduler_and_worker_ask_for_the_same_tokenizer() -> None:
         )
     assert len(asked[0]) == 1
     assert asked[0] == asked[1]
+
+
+def test_gpus_have_every_backend_that_is_offered_and_flashinfer_is_ours(monkeypatch) -> None:
+    made = {}
+    monkeypatch.setattr(attention_registry, "ATTENTION_BACKENDS", dict(attention_registry.ATTENTION_BACKENDS))
+    monkeypatch.setattr(server_args, "ATTENTION_BACKEND_CHOICES", [*server_args.ATTENTION_BACKEND_CHOICES])
+    monkeypatch.setattr(server_args, "add_attention_backend_choices", server_args.ATTENTION_BACKEND_CHOICES.extend)
+    for name, module in (("RaggedFlashInferBackend", flashinfer), ("FlatAttentionBackend", flat_attention)):
+        monkeypatch.setattr(module, name, lambda runner, name=name, **_: made.setdefault(name, runner))
+    monkeypatch.setitem(attention_registry.ATTENTION_BACKENDS, "flashinfer", lambda _: made.setdefault("SGLang's", 1))
+    _register_gpu_attention()
+    assert set(BACKENDS) <= set(server_args.ATTENTION_BACKEND_CHOICES) & set(attention_registry.ATTENTION_BACKENDS)
+    for name, latent in (("flashinfer", False), ("outrider", False), ("flashinfer", True)):
+        attention_registry.ATTENTION_BACKENDS[name](SimpleNamespace(use_mla_backend=latent, init_new_workspace=False))
+    assert set(made) == {"RaggedFlashInferBackend", "FlatAttentionBackend", "SGLang's"}

@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.server.plugin.decode.spec_inputs import VerifyInput, flatten
+from outrider.server.plugin.decode.spec_inputs import flatten
 
 
 def test_flatten_equals_a_loop_over_requests():
@@ -27,16 +27,3 @@ def test_flatten_equals_a_loop_over_requests():
         )
         assert list(got) == expected
         assert flat.qo_indptr.tolist() == [0, *(verify_lens + 1).cumsum(0).tolist()]
-
-
-def test_flashinfer_view_lists_every_slot_of_every_request():
-    page_table = torch.arange(60).view(3, 20).to(torch.int32)
-    query_lens = torch.tensor([1, 4])
-    given = VerifyInput(torch.zeros(5, dtype=torch.int64), query_lens, 8, capture_hidden=False)
-    indices, kv_indptr, qo_indptr, mask = given.generate_attn_arg_prefill(
-        torch.tensor([2, 0]), torch.tensor([3, 5]), 8, page_table
-    )
-    assert indices.tolist() == [40, 41, 42, 43, *range(9)]
-    assert kv_indptr.tolist() == [0, 4, 13]
-    assert qo_indptr.tolist() == [0, 1, 5]
-    assert mask is None
