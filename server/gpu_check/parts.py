@@ -42,6 +42,15 @@ PARTS = {
             "invariance": "attention:invariance",
         },
     ),
+    "B": Part(
+        "FlashInfer by our plans",
+        "FlashInfer",
+        {
+            "references": "flashinfer:references",
+            "replays": "flashinfer:replays",
+            "plans": "flashinfer:plans",
+        },
+    ),
 }
 
 

@@ -102,7 +102,7 @@ class PagedWrapper:
         window_left: int, logits_soft_cap: float, k_scale: Any = None, v_scale: Any = None,
     ) -> torch.Tensor:  # fmt: skip
         assert not logits_soft_cap, "only plans with a cap have one"
-        plan, (keys, values) = self._plan_info, cache
+        plan, (keys, values) = self._plan_info, (x.flatten(0, 1) if x.dim() == 4 else x for x in cache)
         group, dim = q.shape[1] // keys.shape[1], values.shape[2]
         places = plan.starts[-1] + 1 if plan.split else len(q)
         partial = torch.full((places, q.shape[1], dim), torch.nan)
