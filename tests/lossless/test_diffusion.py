@@ -76,9 +76,6 @@ def test_a_full_cache_and_requests_that_leave_and_come_back(served: Served) -> N
 
 def test_the_largest_request_fits(served: Served) -> None:
     (prompt,) = served.prompts([24])
-    beyond = served.post({"prompt": prompt, "max_tokens": POOL - 24})
-    assert beyond.status_code == 400
-    assert "context length" in beyond.json()["error"]["message"]
     count = POOL - 32
     assert len(served.ask(prompt, count)) == count
     assert served.cached()["used"] == 0

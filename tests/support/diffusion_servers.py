@@ -16,6 +16,9 @@ from transformers import AutoTokenizer
 POOL = 512
 FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
 
+TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
+"""A request gets in where the cache has room for so much of its answer, however long that becomes."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -65,7 +68,7 @@ def serve(
     unmasking = ("--unmasking", "static", "--unmasking-tokens", str(per_step))
     if threshold is not None:
         unmasking = ("--unmasking", "threshold", "--unmasking-threshold", str(threshold))
-    server = Server(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags)
+    server = Server(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags, **TAKES_MANY)
     tokenizer = AutoTokenizer.from_pretrained(model)
     try:
         server.wait_until_ready()
