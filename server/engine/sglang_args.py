@@ -126,15 +126,18 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         given = parse_flags(settings.sglang_flags)
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
         arguments["disable_cuda_graph"] = True  # SGLang gives other algorithms than its own no graphs of a verification
-    arguments |= _decoding(settings, model, context)
+    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)
     try:
         return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
     except (TypeError, ValueError) as error:
         raise UserError(f"SGLang refuses these settings: {first_line(error)}") from None
 
 
-def _decoding(settings: Settings, model: Model, context: int | None) -> dict[str, Any]:
-    """The arguments that bring our worker, or block diffusion, in; context: tokens of prompt and answer together."""
+def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, Any]:
+    """The arguments that bring our worker, or block diffusion, in.
+
+    context: tokens of prompt and answer together. cache: tokens of the KV cache, where that is known.
+    """
     if settings.diffusion is None:
         # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
         # and penalties are the same code with speculation on and off.
@@ -148,8 +151,8 @@ def _decoding(settings: Settings, model: Model, context: int | None) -> dict[str
         "dllm_fdfo": True,
         "page_size": block,  # a page is a block, so that shared prefixes end where a block does
         "max_running_requests": settings.max_running_requests or diffusion.REQUESTS,
-        # The open block ends within the context, and the longest request alone fits into the cache beside it.
-        "context_length": (context or model.context_length) // block * block,
+        # The open block ends within the context, and SGLang holds a page back from the longest request.
+        "context_length": min(context, (cache or context + block) - block) // block * block,
     }
 
 

@@ -5,6 +5,11 @@ With --exhaustive also tied and untied, blocks of 4 and 32, both policies, and w
 
 from __future__ import annotations
 
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -12,10 +17,17 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import stock_dllm
+import torch
+from chi_square import p_value
 from diffusion_servers import POOL, Served, serve
 from metrics_page import metric
-from running import wait_until
-from tiny_diffusion import MASK, TinyDiffusion
+from running import environment, wait_until
+from tiny_diffusion import MASK, PROMPTS, Reference, TinyDiffusion
+from transformers import AutoTokenizer
+
+from outrider.kernels.sampling import Rules
+from outrider.server.plugin.diffusion.policy import Static, Threshold, noise_keys, predict, step, steps_of
 
 SDAR = TinyDiffusion(tied=False)
 SHIFTED = TinyDiffusion(architecture="LlamaForCausalLM", block_size=8, shift=True, context_mask="causal")
@@ -65,6 +77,72 @@ def test_a_seed_decides_alone_and_in_company(served: Served) -> None:
     assert served.ask_all(prompts[:4], 20, 1, **options) != served.ask_all(prompts[:4], 20, 1, **options)
 
 
+def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, temperature: float) -> list[int]:
+    """The answer to the end of so many blocks: the reference's logits, and the policy's own functions."""
+    reference, block, mask = served.reference, served.reference.shape.block_size, served.reference.mask
+    policy = Static(served.per_step) if served.threshold is None else Threshold(served.threshold)
+    tokens = list(prompt)
+    for _ in range(blocks):
+        start = len(tokens) // block * block
+        state = torch.tensor([tokens[start:] + [mask] * (start + block - len(tokens))])
+        while bool((state == mask).any()):
+            masked = state == mask
+            logits = reference.says(tokens[:start] + state[0].tolist(), start // block)[masked[0]]
+            positions, seeds = start + masked[0].nonzero()[:, 0], torch.full((len(logits),), seed)
+            steps = steps_of(state, mask).expand(len(logits)).contiguous()
+            rules = Rules(torch.full((len(logits),), temperature))
+            drawn, confidence = state.clone(), torch.zeros(state.shape)
+            drawn[masked], confidence[masked] = predict(logits, rules, noise_keys(seeds, positions, steps), mask)
+            state = step(policy, state, drawn, confidence, mask)
+        tokens = tokens[:start] + state[0].tolist()
+    return tokens[len(prompt) :]
+
+
+def test_a_seeded_answer_is_the_one_that_the_policy_draws(served: Served) -> None:
+    block = served.reference.shape.block_size
+    for seed, prompt in enumerate(served.prompts([3, block, 2 * block - 1, 21])):
+        expected = drawn_by_policy(served, prompt, seed, 3, 0.8)
+        assert served.ask(prompt, len(expected), temperature=0.8, seed=seed) == expected
+
+
+def enumerated(served: Served, context: list[int], state: list[int], top_k: int) -> Counter:
+    """Probabilities of what an open block becomes under the server's threshold, at temperature 1."""
+    mask = served.reference.mask
+    masked = [i for i, token in enumerate(state) if token == mask]
+    if not masked:
+        return Counter({tuple(state): 1.0})
+    logits = served.reference.says(context + state, len(context) // len(state)).double()
+    logits[:, mask] = -torch.inf
+    chances = {}
+    for i in masked:
+        best = logits[i].topk(top_k)
+        chances[i] = dict(zip(best.indices.tolist(), logits[i].softmax(0)[best.indices].tolist(), strict=True))
+        chances[i] = {token: p / sum(chances[i].values()) for token, p in chances[i].items()}
+    found: Counter = Counter()
+    for drawn in product(*(chances[i].items() for i in masked)):
+        likeliest = max(range(len(masked)), key=lambda n: drawn[n][1])
+        after = [*state]
+        for n, (token, chance) in enumerate(drawn):
+            if n == likeliest or chance > served.threshold:
+                after[masked[n]] = token
+        for block, p in enumerated(served, context, after, top_k).items():
+            found[block] += p * math.prod(chance for _, chance in drawn)
+    return found
+
+
+def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served) -> None:
+    """Of a block whose last two tokens are open."""
+    top_k, total = 4, 1024
+    (prompt,) = sdar_server.prompts([10])
+    expected = enumerated(sdar_server, prompt[:8], [*prompt[8:], *[sdar_server.reference.mask] * 2], top_k)
+    counts: Counter = Counter()
+    while counts.total() < total:
+        body = {"prompt": prompt, "max_tokens": 2, "temperature": 1, "top_k": top_k, "ignore_eos": True, "n": 128}
+        for choice in sdar_server.post(body | {"return_token_ids": True}).json()["choices"]:
+            counts[*prompt[8:], *choice["token_ids"]] += 1
+    assert p_value(counts, expected, total) > 1e-4
+
+
 def test_a_full_cache_and_requests_that_leave_and_come_back(served: Served) -> None:
     """Six at a time, of which three fill it."""
     prompts = served.prompts([40 + i for i in range(6)])
@@ -76,7 +154,7 @@ def test_a_full_cache_and_requests_that_leave_and_come_back(served: Served) -> N
 
 def test_the_largest_request_fits(served: Served) -> None:
     (prompt,) = served.prompts([24])
-    count = POOL - 32
+    count = POOL - 24 - served.reference.shape.block_size - 2  # SGLang keeps two tokens back
     assert len(served.ask(prompt, count)) == count
     assert served.cached()["used"] == 0
 
@@ -158,3 +236,20 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
         test_prompts_of_every_length_one_and_eight_at_a_time(served)
         test_a_seed_decides_alone_and_in_company(served)
         test_aborts_leave_nothing_behind(served)
+
+
+@pytest.mark.server
+def test_the_reference_is_sglangs_own_low_confidence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Its own rounds, attention and algorithm. It cannot load SDAR with tied weights."""
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive runs SGLang's own dllm mode beside ours")
+    model = SDAR.write(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    reference = Reference(SDAR, tokenizer.mask_token_id)
+    tokens = tokenizer(PROMPTS.read_text(), add_special_tokens=False)["input_ids"]
+    prompts = [tokens[7 * i : 7 * i + length] for i, length in enumerate((4, 5, 6, 7, 8, 33, 61))]
+    command = [sys.executable, stock_dllm.__file__, str(model), "0.3", "21"]
+    done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = [reference.answer(prompt, 21, threshold=0.3) for prompt in prompts]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class Reference:
         self.shape, self.mask, self.weights = shape, mask_token_id, shape.weights()
 
     def logits(self, tokens: Sequence[int], open_block: int) -> torch.Tensor:
-        """[T, V] of a context whose block `open_block` is the last; what stands at a position is said of it."""
+        """[T, V] of the states at all positions of a context whose block `open_block` is the last."""
         shape, w = self.shape, self.weights
         count, block = len(tokens), shape.block_size
         at = torch.arange(count)
@@ -139,6 +139,11 @@ class Reference:
             x = self._layer(x, f"model.layers.{i}.", seen)
         head = w["model.embed_tokens.weight"] if shape.tied else w["lm_head.weight"]
         return _norm(x, w["model.norm.weight"]) @ head.T
+
+    def says(self, tokens: Sequence[int], open_block: int) -> torch.Tensor:
+        """[B, V], the logits of the positions of the open block, which is the last."""
+        logits = self.logits(tokens, open_block)
+        return (logits.roll(1, 0) if self.shape.shift else logits)[open_block * self.shape.block_size :]
 
     def _layer(self, x: torch.Tensor, name: str, seen: torch.Tensor) -> torch.Tensor:
         shape = self.shape
@@ -163,8 +168,7 @@ class Reference:
             start = len(tokens) // block * block
             context, state = tokens[:start], tokens[start:] + [self.mask] * (start + block - len(tokens))
             while self.mask in state:
-                logits = self.logits(context + state, start // block)
-                said = (logits.roll(1, 0) if self.shape.shift else logits)[start:]
+                said = self.says(context + state, start // block)
                 probs = said.softmax(1)
                 said[:, self.mask] = -torch.inf
                 best = said.argmax(1)
@@ -175,9 +179,6 @@ class Reference:
                     state[i] = int(best[i])
             tokens += state[len(tokens) - start :]
         return tokens[len(prompt) : len(prompt) + count]
-
-    def with_shape(self, **changes: Any) -> Reference:
-        return Reference(replace(self.shape, **changes), self.mask)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
