@@ -7,13 +7,10 @@ from typing import Any
 
 import xgrammar
 from jsonschema import Draft202012Validator, SchemaError
-from sglang.srt.constrained.json_schema_validation import (
-    UnsupportedJSONSchemaFeature,
-    validate_xgrammar_json_schema,
-)
 
 from outrider.server.http.errors import ApiError
 from outrider.server.http.protocol import ChatRequest, TextRequest
+from outrider.server.plugin.hooks import older_sglang
 
 # A grammar is compiled for the whole batch to wait on; what people write by hand is a hundredth of this.
 MAX_GRAMMAR_BYTES = 64 * 1024
@@ -65,13 +62,11 @@ def _check_grammar(name: str, grammar: Any) -> None:
         else:
             schema = json.loads(text)
             Draft202012Validator.check_schema(schema)
-            validate_xgrammar_json_schema(schema)
+            older_sglang.check_schema(schema)
             xgrammar.Grammar.from_json_schema(text)
     except SchemaError as error:
         place = "/".join(str(part) for part in error.absolute_path)
         raise _invalid(name, f"{error.message}{f' (at {place})' if place else ''}") from None
-    except UnsupportedJSONSchemaFeature as error:
-        raise _invalid(name, str(error)) from None
     except RecursionError:
         raise _invalid(name, "nested too deeply") from None
     except (RuntimeError, ValueError) as error:

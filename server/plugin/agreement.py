@@ -36,25 +36,26 @@ SGLANGS = (
 """Others, said to SGLang."""
 
 
-def register() -> None:
+def register(meeting: str) -> None:
+    """meeting: full name of SGLang's function in which ranks meet."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register("sglang.srt.distributed.bootstrap.init_parallel_runtime", _meet, HookType.AROUND)
+    HookRegistry.register(meeting, _meet, HookType.AROUND)
 
 
-def _meet(original: Any, *, server_args: Any, **others: Any) -> None:
+def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:
     """SGLang's ranks have just met."""
-    original(server_args=server_args, **others)
+    returned = original(server_args=server_args, **others)
     from sglang.srt.runtime_context import get_parallel
 
-    if get_parallel().nnodes > 1:
-        parallel = get_parallel()
-        nodes: list[Any] = [None] * parallel.world_group.world_size
-        torch.distributed.all_gather_object(
-            nodes, (parallel.node_rank, said(server_args, PluginConfig.from_env())), parallel.world_group.cpu_group
-        )
+    if server_args.nnodes > 1:
+        world = get_parallel().world_group
+        nodes: list[Any] = [None] * world.world_size
+        mine = server_args.node_rank, said(server_args, PluginConfig.from_env())
+        torch.distributed.all_gather_object(nodes, mine, world.cpu_group)
         if difference := first_difference(nodes):
             raise ValueError(difference)
+    return returned
 
 
 def said(server_args: Any, config: PluginConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from outrider.kernels.ragged import write_page_table
 from outrider.server.plugin import agreement, control
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.hooks import lean_step, step_profiler
+from outrider.server.plugin.hooks import lean_step, older_sglang, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -24,8 +24,8 @@ def register() -> None:
     step_profiler.install_if_asked()
     _register_algorithm()
     control.register()
-    agreement.register()
-    _bridge_older_sglang()
+    agreement.register(older_sglang.meeting())
+    older_sglang.bridge()
     _load_one_tokenizer()
     _register_gguf_loader()
     _register_diffusion()
@@ -53,22 +53,6 @@ def _register_algorithm() -> None:
         from outrider.server.plugin.decode.worker import SpeculativeWorker
 
         return Follower if get_parallel().tp_rank else SpeculativeWorker
-
-
-def _bridge_older_sglang() -> None:
-    """0.5.17 looks for a draft model's KV pool in every worker but its own n-gram one; ours has no draft model."""
-    from sglang.srt.mem_cache import kv_cache_builder
-
-    original = getattr(kv_cache_builder, "get_draft_kv_pool", None)
-    if original is None:
-        return
-
-    def get_draft_kv_pool(*, draft_worker: Any, **others: Any) -> Any:
-        if getattr(draft_worker, "draft_worker", draft_worker) is None:
-            return None
-        return original(draft_worker=draft_worker, **others)
-
-    kv_cache_builder.get_draft_kv_pool = get_draft_kv_pool
 
 
 def _load_one_tokenizer() -> None:
