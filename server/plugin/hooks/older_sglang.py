@@ -30,7 +30,7 @@ def meeting() -> str:
 
 
 def check_schema(schema: Any) -> None:
-    """Raise ValueError for what a JSON schema asks for and xgrammar ignores. 0.5.17 cannot tell, and nothing is refused."""
+    """Raise ValueError for what a JSON schema asks for and xgrammar ignores; 0.5.17 cannot tell and refuses nothing."""
     try:
         from sglang.srt.constrained.json_schema_validation import validate_xgrammar_json_schema
     except ImportError:
