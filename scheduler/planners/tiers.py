@@ -23,12 +23,14 @@ class Tiers:
     """For at most `requests` requests of `width` tokens each (gamma + 1).
 
     sizes: ascending, the largest is requests * width.
+    captured: requests for which graphs are captured, at most; None: all. Larger steps have tiers, and no graph.
     """
 
-    def __init__(self, requests: int, width: int):
+    def __init__(self, requests: int, width: int, captured: int | None = None):
         if min(requests, width) < 1:
             raise ValueError(f"tiers are for at least one request of one token, not {requests} of {width}")
         self.requests, self.width = requests, width
+        self.captured = requests if captured is None else min(captured, requests)
         most = requests * width
         sizes, size = [], 1
         while size < most:
@@ -47,12 +49,22 @@ class Tiers:
         """`hold` of every number of `tokens`."""
         return self._sizes[np.searchsorted(self._sizes, tokens)]
 
+    @property
+    def graphs(self) -> tuple[int, ...]:
+        """Those of the sizes for which a graph is captured."""
+        return tuple(size for size in self.sizes if size <= self.captured * self.width)
+
     def slots(self, tokens: int) -> int:
         """Requests that a graph of `tokens` has room for: one more than there can be, where tokens may be padding.
 
         Padding then has a slot of its own. With as many tokens as requests there is none.
         """
-        return min(tokens, self.requests + 1)
+        return min(tokens, self.captured + 1)
+
+    def has_graph(self, requests: int, tokens: int) -> bool:
+        """Whether a step of a tier of `tokens` runs as a graph: another slot than its requests' takes the padding."""
+        slots = self.slots(tokens)
+        return tokens <= self.captured * self.width and (requests < slots or requests == slots == tokens)
 
     def fill(self, requests: int, wanted: int, room: int) -> int:
         """Draft tokens to admit where `wanted` are worth it and `room` can be there, at most: what the tier holds."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
-from outrider.server.plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
+from outrider.server.plugin.attention_backends import BACKENDS, OURS, Capability, Needs, fitting, unfit
 
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 """Of SGLang, by any of which verification may run."""
@@ -36,6 +36,17 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
         # It has one KV slot a token for all layers, and no metadata for SGLang's graphs of prefills.
         chosen |= {"disable_hybrid_swa_memory": True, "disable_prefill_cuda_graph": True}
     return chosen
+
+
+def graphs(backend: str, *, ranks: int, hidden_states: bool) -> dict[str, Any]:
+    """SGLang's arguments of CUDA graphs: of verification where its steps have tiers, of prefills where no drafter wants
+    what SGLang's graphs of prefills leave out.
+
+    ranks: of tensor parallelism. hidden_states: the drafter reads the target's.
+    """
+    if ranks > 1 or not BACKENDS[backend].padded:
+        return {"disable_cuda_graph": True}
+    return {"disable_prefill_cuda_graph": True} if hidden_states else {}
 
 
 def needs_of(config: dict[str, Any], dtype: str = "auto") -> Needs:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from outrider.drafters import registry as drafters
 from outrider.server.engine import bundled_model, diffusion, gpu_attention, hardware, logs, several, traces
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
@@ -125,7 +126,11 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
     else:
         given = parse_flags(settings.sglang_flags)
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
-        arguments["disable_cuda_graph"] = True  # SGLang gives other algorithms than its own no graphs of a verification
+        arguments |= gpu_attention.graphs(
+            given.get("attention_backend") or arguments["attention_backend"],
+            ranks=settings.parallel.tp_size,
+            hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).needs_hidden_states,
+        )
     arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)
     try:
         return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))

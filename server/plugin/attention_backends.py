@@ -40,7 +40,8 @@ class Entry:
     """One backend.
 
     majors: of the compute capabilities that it runs on. padded: rows behind the last request are left alone, so that a
-    step may have a size that is decided before its lengths are known; otherwise it waits for them.
+    step may have a size that is decided before its lengths are known, and run as the graph of that size; otherwise it
+    waits for them.
     capped: capped scores are exact. latent: also for multi-head latent attention, on these majors. heads: the only
     sizes of a head; (): all that SGLang has. float32: computes in 32 bits, too.
     """
@@ -88,8 +89,9 @@ def fitting(capability: Capability, needs: Needs) -> list[str]:
     return [name for name in dict.fromkeys(known) if unfit(name, capability, needs) is None]
 
 
-def tiers_of(runner: Any, requests: int, width: int) -> Tiers | None:
-    """Sizes of which a step has one; None where a step is exactly as large as its drafts, which a GPU is waited for.
+def tiers_of(runner: Any, width: int) -> Tiers | None:
+    """Sizes of which a step of requests of `width` tokens has one, and for which of them graphs are captured; None
+    where a step is exactly as large as its drafts, which a GPU is waited for.
 
     runner: SGLang's model runner of the target. Ranks of tensor parallelism besides the first learn a step's lengths,
     not its size.
@@ -97,4 +99,16 @@ def tiers_of(runner: Any, requests: int, width: int) -> Tiers | None:
     if str(runner.device).startswith("cpu") or runner.tp_group.world_size > 1:
         return None
     entry = BACKENDS.get(runner.server_args.attention_backend)
-    return Tiers(requests, width) if entry is not None and entry.padded else None
+    if entry is None or not entry.padded:
+        return None
+    return Tiers(runner.req_to_token_pool.size, width, _captured_requests(runner, width))
+
+
+def _captured_requests(runner: Any, width: int) -> int:
+    """The most for which SGLang was told to capture graphs."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
+    from sglang.srt.model_executor.runner import get_batch_sizes_to_capture
+
+    if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
+        return 0
+    return int(max(get_batch_sizes_to_capture(runner, width)[0]))

@@ -66,6 +66,23 @@ def test_a_graph_has_the_tokens_and_slots_and_little_padding(requests, width, da
     assert list(tiers.sizes) == sorted(set(tiers.sizes))
 
 
+@given(st.integers(1, 300), st.integers(1, 16), st.integers(0, 300), st.data())
+def test_a_graph_has_a_slot_for_its_padding_or_none(requests, width, captured, data):
+    """Also where fewer requests are captured for than there can be."""
+    tiers = Tiers(requests, width, captured)
+    assert tiers.graphs == tiers.sizes[: len(tiers.graphs)]
+    assert all(size <= captured * width for size in tiers.graphs)
+    running = data.draw(st.integers(1, requests))
+    tokens = data.draw(st.integers(running, running * width))
+    tier = tiers.hold(tokens)
+    if tiers.has_graph(running, tier):
+        assert tier in tiers.graphs
+        assert running < tiers.slots(tier) or (running == tokens == tier == tiers.slots(tier))
+        assert tier <= tiers.slots(tier) * width  # a graph is captured with requests of at most `width` tokens
+    else:
+        assert running > captured or tier not in tiers.graphs
+
+
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
 def test_filling_a_tier_costs_nothing_and_leaves_nothing_out(requests, width, data):
     tiers = Tiers(requests, width)

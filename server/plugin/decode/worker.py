@@ -92,7 +92,7 @@ class SpeculativeWorker(BaseSpecWorker):
             requests=self.requests,
             metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
             device=self.device,
-            tiers=tiers_of(runner, len(self.requests.seeds), self.width),
+            tiers=tiers_of(runner, self.width),
         )
         self._nothing = self._no_draft(0)
         self.drafter: Drafter | None = load_drafter(self.config, runner)

@@ -38,6 +38,7 @@ def register() -> None:
     else:
         _register_draft_memory()
         _register_gpu_attention()
+        _register_graphs()
 
 
 def _register_algorithm() -> None:
@@ -100,6 +101,12 @@ def _register_draft_memory() -> None:
     from outrider.server.plugin.hooks import draft_memory
 
     draft_memory.register()
+
+
+def _register_graphs() -> None:
+    from outrider.server.plugin.hooks import graphs
+
+    graphs.register()
 
 
 def _register_cpu_attention() -> None:

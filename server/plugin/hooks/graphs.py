@@ -1,0 +1,32 @@
+"""CUDA graphs of the target's verification, which SGLang captures for its own algorithms alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+
+
+def register() -> None:
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
+    HookRegistry.register(f"{RUNNER}._decode_cuda_graph_runner_cls", _runner_class, HookType.AROUND)
+    HookRegistry.register(f"{RUNNER}.max_decode_logits_rows", _with_a_slot_more, HookType.AROUND)
+
+
+def _runner_class(original: Callable[[Any], type], runner: Any) -> type:
+    from outrider.server.plugin.attention_backends import tiers_of
+
+    if tiers_of(runner, runner.decode_num_tokens_per_req()) is None:
+        return original(runner)
+    from outrider.server.plugin.cuda.verify_graphs import VerifyGraphRunner  # imports SGLang's runners
+
+    return VerifyGraphRunner
+
+
+def _with_a_slot_more(original: Callable[[Any], int], runner: Any) -> int:
+    """0.5.17 has a row of logits for every token that would fit into the slots."""
+    return original(runner) + runner.decode_num_tokens_per_req()

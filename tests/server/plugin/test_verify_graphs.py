@@ -1,0 +1,63 @@
+"""Graphs of a verification: SGLang's own runner, with graphs that are functions, replayed on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.server.engine import gpu_attention
+
+
+@pytest.fixture(scope="module")
+def found():
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "verify_graphs_on_cpu.py")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_a_replay_says_what_each_request_says_alone(found):
+    """At every tier, with 1 to all requests, also where there is no padding: compared in the program itself."""
+    for drafter, said in found.items():
+        assert said["replayed"] > 100, drafter
+        assert said["full"] > 0, drafter
+        assert said["same operations"], drafter
+
+
+def test_what_is_captured_are_the_tiers_of_the_planner(found):
+    """Those with room for the requests that SGLang was told; larger steps run without a graph."""
+    for said in found.values():
+        assert said["captured"] == said["tiers"] == [t for t in said["sizes"] if t <= 20]
+        assert said["buffers"] == [6, 20]  # a slot more than requests; as many tokens as the largest graph
+        assert said["eager"] > 0
+
+
+def test_hidden_states_come_where_the_drafter_wants_them(found):
+    assert {drafter: said["hidden"] for drafter, said in found.items()} == {"dspark": "FULL", "ngram": "NULL"}
+
+
+def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
+    assert found["dspark"]["without a slot more"] > 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks", "hidden_states", "arguments"),
+    [
+        ("fa3", 1, True, {"disable_prefill_cuda_graph": True}),
+        ("fa3", 1, False, {}),
+        ("trtllm_mha", 1, False, {}),
+        ("fa3", 2, False, {"disable_cuda_graph": True}),
+    ],
+)
+def test_graphs_are_asked_for_where_steps_have_tiers(backend, ranks, hidden_states, arguments):
+    assert gpu_attention.graphs(backend, ranks=ranks, hidden_states=hidden_states) == arguments

@@ -1,0 +1,287 @@
+"""SGLang's runner of decode graphs, as ours, on a CPU: what it captures, and what replaying that brings.
+
+Its graph backend is replaced, by one that keeps the function that would be captured and calls it again for a replay:
+on the same buffers, as a graph would read them. The attention backend plans as SGLang's fa3 does, by the same functions
+of SGLang, and computes with our kernel. All else is SGLang's. Prints JSON; a program of its own, since SGLang has one
+configuration in a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from outrider.server.plugin import activate
+
+os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
+activate()
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend  # noqa: E402  after the plugin
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput  # noqa: E402
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode  # noqa: E402
+from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput  # noqa: E402
+from sglang.srt.model_executor.runner import decode_cuda_graph_runner as sglang_runner  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
+from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang.srt.speculative.ragged_verify import build_ragged_target_verify_geometry  # noqa: E402
+
+from outrider.kernels.attention import flat_attention  # noqa: E402
+from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
+from outrider.scheduler.planners.tiers import Tiers  # noqa: E402
+from outrider.server.plugin.config import PluginConfig  # noqa: E402
+from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
+from outrider.server.plugin.decode.spec_inputs import VerifyInput, flatten, ragged_layout  # noqa: E402
+from outrider.server.plugin.hooks import graphs as hooks  # noqa: E402
+from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
+
+REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
+TIERS = Tiers(REQUESTS, WIDTH, CAPTURED)
+ARGUMENTS = ServerArgs(model_path="dummy", device="cpu")
+NOBODYS = 1e6
+"""In the cache of slots that belong to no request: whoever reads it shows it."""
+
+
+class Attention(AttentionBackend):
+    """Plans as `FlashAttentionBackend` does for a verification: lengths padded to the graph's slots, in its buffers."""
+
+    supports_ragged_verify_graph = True
+
+    def __init__(self, page_table: torch.Tensor):
+        self.page_table = page_table
+        self.cache = torch.full((page_table.numel() + 1, 1, SIZE), NOBODYS)
+        self.cache[0] = 0.0
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        self.most = max_bs, max_num_tokens
+        self.kv_lens = torch.zeros(max_bs, dtype=torch.int32)
+        self.qo_indptr = torch.zeros(max_bs + 1, dtype=torch.int32)
+        self.rows = torch.zeros(max_bs, dtype=torch.int64)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def init_forward_metadata_out_graph(self, batch: Any, in_capture: bool = False) -> None:
+        slots = batch.batch_size
+        layout = batch.spec_info.ragged_verify_layout.padded_to_bucket(padded_bs=slots)
+        geometry = build_ragged_target_verify_geometry(seq_lens=batch.seq_lens, layout=layout)
+        self.kv_lens[:slots].copy_(geometry.cache_seqlens_int32)
+        self.qo_indptr[: slots + 1].copy_(geometry.cu_seqlens_q)
+        self.rows[:slots].copy_(batch.req_pool_indices)
+
+    def attend(self, x: torch.Tensor, batch: Any) -> torch.Tensor:
+        slots = batch.batch_size
+        self.cache[batch.out_cache_loc] = x[:, None]
+        flat = FlatBatch(
+            self.qo_indptr[: slots + 1], self.kv_lens[:slots], self.rows[:slots], self.page_table, WIDTH, CONTEXT
+        )
+        return flat_attention(x[:, None], self.cache, self.cache, flat, scale=0.3)[:, 0]
+
+
+class Model(torch.nn.Module):
+    def __init__(self, attention: Attention):
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        self.embedding = torch.randn(VOCAB, SIZE, generator=draw)
+        self.places = torch.randn(2 * CONTEXT, SIZE, generator=draw)
+        self.attention = attention
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> LogitsProcessorOutput:
+        hidden = self.attention.attend(self.embedding[input_ids] + self.places[positions], batch)
+        shown = hidden if batch.capture_hidden_mode is CaptureHiddenMode.FULL else None
+        return LogitsProcessorOutput(hidden @ self.embedding.T, hidden_states=shown)
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Graphs:
+    """In place of a graph, the function that would be captured."""
+
+    def __init__(self) -> None:
+        self.captured: dict[Any, Any] = {}
+        self.traces: dict[Any, list[list[str]]] = {}
+
+    def capture_one(self, key: Any, forward: Any, **_: Any) -> None:
+        assert key not in self.captured
+        self.captured[key] = forward
+        forward()  # to warm up
+        self.replay(key, None)
+
+    @contextmanager
+    def replay_session(self) -> Any:
+        yield
+
+    def replay(self, key: Any, batch: Any) -> Any:
+        with Operations() as operations:
+            out = self.captured[key]()
+        self.traces.setdefault(key, []).append(operations.found)
+        return out
+
+
+def model_runner() -> Any:
+    page_table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)  # row 0 is nobody's, as SGLang has it
+    page_table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
+    attention = Attention(page_table)
+    runner = SimpleNamespace(
+        device="cpu", attn_backend=attention, model=Model(attention), tp_group=SimpleNamespace(world_size=1),
+        spec_algorithm=OutriderAlgorithm("OUTRIDER", lambda _: None, supports_overlap=True),
+        is_draft_worker=False, lora_manager=None,
+        ngram_embedding_manager=SimpleNamespace(enabled=False), hisparse_coordinator=None, canary_manager=None,
+        server_args=ARGUMENTS, dtype=torch.float32, device_timer=None,
+        model_config=SimpleNamespace(
+            hidden_size=SIZE, vocab_size=VOCAB, dtype=torch.float32, is_encoder_decoder=False,
+            hf_config=SimpleNamespace(architectures=["Tiny"]), hf_text_config=SimpleNamespace(model_type="tiny"),
+        ),
+        req_to_token_pool=SimpleNamespace(size=REQUESTS, req_to_token=page_table), capture_tail_hooks=[],
+        decode_num_tokens_per_req=lambda num_draft_tokens=None: WIDTH, attn_tp_sequence_sharded=lambda tokens: False,
+        get_pp_proxy_topk_size=lambda: None, get_pp_proxy_residual_num_blocks=lambda: None,
+        get_pp_proxy_dspark_hidden_size=lambda: 0, shared_read_done_event=None, gpu_id=0,
+    )  # fmt: skip
+    rows = hooks._with_a_slot_more(lambda _: CAPTURED * WIDTH, runner)
+    runner.graph_shared_output = GraphSharedOutput(device=torch.device("cpu"), max_rows=rows)
+    return runner
+
+
+def make(drafter: str) -> verify_graphs.VerifyGraphRunner:
+    """A runner that has captured all there is to capture."""
+    torch.cpu.is_current_stream_capturing = lambda: False
+    PluginConfig(drafter=drafter).to_env()
+    verify_graphs.tiers_of = lambda runner, width: TIERS
+    sglang_runner.get_batch_sizes_to_capture = lambda *_: ([1, 2, CAPTURED], [])
+    sglang_runner.resolve_decode_backend = lambda _: Graphs()
+    sglang_runner.DecodeCudaGraphRunner.capture = lambda self: self._capture_one_stream()
+    return verify_graphs.VerifyGraphRunner(model_runner())
+
+
+def prefixes(runner: verify_graphs.VerifyGraphRunner, lengths: list[int]) -> torch.Tensor:
+    """Texts of these lengths, cached: [R] rows of the page table."""
+    attention, table = runner.attn_backend, runner.attn_backend.page_table
+    rows = 1 + torch.randperm(REQUESTS)[: len(lengths)]
+    attention.cache[1:] = NOBODYS
+    for row, length in zip(rows.tolist(), lengths, strict=True):
+        attention.cache[table[row, :length].long()] = torch.randn(length, 1, SIZE)
+    return rows
+
+
+def verification(
+    runner: verify_graphs.VerifyGraphRunner,
+    lengths: list[int],
+    verify_lens: torch.Tensor,
+    rows: torch.Tensor,
+    tier: int,
+) -> ForwardBatch:
+    """Of R requests in a step of `tier` tokens, as the worker and SGLang make it."""
+    count, seq_lens = len(lengths), torch.tensor(lengths)
+    anchors, drafts = torch.randint(VOCAB, (count,)), torch.randint(VOCAB, (count, WIDTH - 1))
+    flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, tier)
+    layout = ragged_layout(flat, verify_lens + 1)
+    shown = verify_graphs.shows_hidden_states()
+    spec = VerifyInput(flat.positions, verify_lens + 1, WIDTH, shown, layout)
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY, batch_size=count, input_ids=flat.input_ids, req_pool_indices=rows,
+        seq_lens=seq_lens, out_cache_loc=flat.slots, seq_lens_sum=None, seq_lens_cpu=None, positions=flat.positions,
+        spec_info=spec, capture_hidden_mode=spec.capture_hidden_mode, orig_seq_lens=seq_lens,
+    )  # fmt: skip
+    batch.flat = flat
+    return batch
+
+
+def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_lens: torch.Tensor) -> torch.Tensor:
+    """Logits of the batch's tokens without padding, one request at a time, by nothing of SGLang's."""
+    attention, flat, found = runner.attn_backend, batch.flat, []
+    for index, length in enumerate(batch.seq_lens.tolist()):
+        begin, end = flat.qo_indptr[index : index + 2].tolist()
+        x = runner.model_runner.model.embedding[flat.input_ids[begin:end]]
+        x = x + runner.model_runner.model.places[flat.positions[begin:end]]
+        row = attention.page_table[batch.req_pool_indices[index]]
+        known = torch.cat([attention.cache[row[:length].long(), 0], x])
+        scores = x @ known.T * 0.3
+        seen = torch.arange(end - begin + length) <= length + torch.arange(end - begin)[:, None]
+        hidden = torch.softmax(scores.masked_fill(~seen, float("-inf")), 1) @ known
+        found.append(hidden @ runner.model_runner.model.embedding.T)
+    return torch.cat(found)
+
+
+def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
+    """Steps of all sizes, each with several lengths. Raises where a replay is not what each request has alone."""
+    torch.manual_seed(2)
+    replayed = eager = full = 0
+    for tier in TIERS.sizes:
+        for requests in range(1, min(REQUESTS, tier) + 1):
+            if tier > TIERS.hold(min(requests * WIDTH, TIERS.sizes[-1])):
+                continue
+            for _ in range(3):
+                lengths = torch.randint(1, CONTEXT - WIDTH, (requests,)).tolist()
+                verify_lens = torch.randint(WIDTH, (requests,))
+                while requests + int(verify_lens.sum()) > tier:
+                    verify_lens[verify_lens.argmax()] -= 1
+                rows = prefixes(runner, lengths)
+                batch = verification(runner, lengths, verify_lens, rows, tier)
+                runs = runner.can_run_graph(batch)
+                assert runs == TIERS.has_graph(requests, tier), (requests, tier)
+                if not runs:
+                    eager += 1
+                    continue
+                wanted, verified = alone(runner, batch, verify_lens), requests + int(verify_lens.sum())
+                out = runner.execute(batch)
+                assert len(out.next_token_logits) == tier
+                torch.testing.assert_close(out.next_token_logits[:verified], wanted)
+                if verify_graphs.shows_hidden_states():
+                    assert out.hidden_states.shape == (tier, SIZE)
+                replayed, full = replayed + 1, full + (requests == tier)
+    return {"replayed": replayed, "eager": eager, "full": full}
+
+
+def foreign_reads() -> int:
+    """Full batches whose last request takes the padding, as it would without a slot more: how many read what belongs to
+    nobody."""
+    runner, count = make("dspark"), 0
+    runner.tiers = SimpleNamespace(
+        slots=lambda tokens: CAPTURED, has_graph=lambda *_: True, graphs=(TIERS.graphs[-1],), width=WIDTH
+    )
+    runner.backend = Graphs()
+    runner._capture_one_stream()
+    for _ in range(8):
+        lengths, verify_lens = [5] * CAPTURED, torch.tensor([WIDTH - 1] * (CAPTURED - 1) + [0])
+        rows = prefixes(runner, lengths)
+        batch = verification(runner, lengths, verify_lens, rows, TIERS.graphs[-1])
+        runner.execute(batch)
+        kv_lens = runner.attn_backend.kv_lens[:CAPTURED]
+        count += bool((kv_lens > batch.seq_lens + verify_lens + 1).any())
+    return count
+
+
+def main() -> None:
+    publish(ARGUMENTS, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    found = {}
+    for drafter in ("dspark", "ngram"):
+        runner = make(drafter)
+        replays = replay_all(runner)
+        traces = runner.backend.traces
+        found[drafter] = {
+            "captured": sorted(key.size for key in traces),
+            "tiers": TIERS.graphs,
+            "sizes": TIERS.sizes,
+            "hidden": runner.capture_hidden_mode.name,
+            "buffers": runner.attn_backend.most,
+            "same operations": all(trace == made[0] for made in traces.values() for trace in made),
+            **replays,
+        }
+    found["dspark"]["without a slot more"] = foreign_reads()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
