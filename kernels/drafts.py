@@ -70,7 +70,7 @@ def admit(
     requests.
 
     confidence: [R, gamma] float32, calibrated; NaN counts as 0. draft_lens: [R] int64. tokens: [1] int64, K.
-    bounds: [gamma] float32, survival below its position's bound ends what is admitted of a request; None: no bounds.
+    bounds: [gamma] or [R, 1] float32, survival below its bound ends what is admitted of a request; None: no bounds.
     first: [R] bool, requests whose tokens come before all others; None: nobody's.
     """
     if cuda.fits(confidence):

@@ -10,7 +10,11 @@ MOST_ENTRIES = 65536
 """R * gamma of one program, in powers of two: 64 numbers in each of 1024 threads."""
 
 
-@triton.jit(do_not_specialize=["requests", "gamma", "request_stride", "token_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "requests", "gamma", "request_stride", "token_stride", "bound_request_stride", "bound_token_stride",
+    ]
+)  # fmt: skip
 def admit_kernel(
     confidence,
     draft_lens,
@@ -23,6 +27,8 @@ def admit_kernel(
     gamma,
     request_stride,
     token_stride,
+    bound_request_stride,
+    bound_token_stride,
     HAS_BOUNDS: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     REQUESTS: tl.constexpr,
@@ -47,7 +53,8 @@ def admit_kernel(
         for j in range(0, gamma):
             c = tl.load(confidence + r * request_stride + j * token_stride, mask=inside & (j <= k), other=1.0)
             prefix = prefix * tl.where(c > 0.0, tl.where(c < 1.0, c, 1.0), 0.0)
-            fits = fits & ((j > k) | (prefix.to(tl.float32) >= tl.load(bounds + j)))
+            least = tl.load(bounds + r * bound_request_stride + j * bound_token_stride, mask=inside, other=0.0)
+            fits = fits & ((j > k) | (prefix.to(tl.float32) >= least))
         product = tl.where(fits, product, 0.0)
     if HAS_FIRST:
         product = product * tl.where(tl.load(first + r, mask=inside, other=0) != 0, 18446744073709551616.0, 1.0)
@@ -78,18 +85,21 @@ def admit(
     padded, width = max(2, triton.next_power_of_2(requests)), triton.next_power_of_2(gamma)
     if padded * width > MOST_ENTRIES:
         raise ValueError(f"expected at most {MOST_ENTRIES // width} requests of {gamma} draft tokens, got {requests}")
+    wide = confidence if bounds is None else bounds.expand(requests, gamma)
     found = torch.empty_like(draft_lens), confidence.new_empty(requests, gamma)
     admit_kernel[(1,)](
         confidence,
         draft_lens,
         tokens,
-        confidence if bounds is None else bounds,
+        wide,
         draft_lens if first is None else first,
         *found,
         requests,
         gamma,
         confidence.stride(0),
         confidence.stride(1),
+        wide.stride(0),
+        wide.stride(1),
         HAS_BOUNDS=bounds is not None,
         HAS_FIRST=first is not None,
         REQUESTS=padded,

@@ -66,7 +66,7 @@ CASES = [
     ),
     Case("commit", ragged.commit_kernel, "iiiiiiiiinnn", {"BLOCK": ragged.COMMIT_BLOCK}),
     Case(
-        "survival and top-K, 256 x 7", admission.admit_kernel, "fiifbifnnnn",
+        "survival and top-K, 256 x 7", admission.admit_kernel, "fiifbifnnnnnn",
         {"HAS_BOUNDS": True, "HAS_FIRST": True, "REQUESTS": 256, "WIDTH": 8},
     ),
     Case("streams", noise.streams_kernel, "iiinn", {"BLOCK": noise.SMALL}),

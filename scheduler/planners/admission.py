@@ -8,6 +8,7 @@ requests only: an entry behind it in its own request never stands before it.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,50 @@ from outrider.scheduler.upload import upload
 FIRST = 2.0**64
 """Survivals of requests that are served first are multiplied by this: exact in float32, and larger than all others.
 (A survival below 2^-64 does not get ahead; it is as good as none.)"""
+
+
+class Admit(Protocol):
+    """`largest` in one call, for a device where each small operation costs a launch: `kernels.drafts.admit`, which the
+    server hands in."""
+
+    def __call__(
+        self,
+        confidence: torch.Tensor,
+        draft_lens: torch.Tensor,
+        tokens: torch.Tensor,
+        *,
+        bounds: torch.Tensor | None,
+        first: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """verify_lens [R] and survival [R, gamma]. tokens: [1] int64. bounds: [R, 1] or [gamma] float32. first: [R] bool."""
+
+
+def largest(
+    confidence: torch.Tensor,
+    draft_lens: torch.Tensor,
+    tokens: int | None,
+    *,
+    bounds: np.ndarray | None = None,
+    first: np.ndarray | None = None,
+    admit: Admit | None = None,
+) -> torch.Tensor:
+    """verify_lens [R] int64: the `tokens` drafts of largest survival (None: all), on the confidence's device.
+
+    confidence: [R, gamma]. draft_lens: [R] int64. first: as in `top_k`.
+    bounds: above 0, [R, 1] or [gamma]; survival below its bound ends what is admitted of a request.
+    """
+    if admit is None:
+        survival = survival_of(confidence, draft_lens)
+        return top_k(survival if bounds is None else at_least(survival, bounds), tokens, first)
+    device = confidence.device
+    verify_lens, _ = admit(
+        confidence.float(),
+        draft_lens,
+        draft_lens.new_full((1,), confidence.numel() if tokens is None else tokens),
+        bounds=None if bounds is None else upload(bounds.astype(np.float32), device),
+        first=None if first is None else upload(first, device),
+    )
+    return verify_lens
 
 
 def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:

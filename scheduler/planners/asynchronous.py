@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.admission import at_least, survival_of, top_k
+from outrider.scheduler.planners.admission import largest
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
@@ -165,12 +165,14 @@ class Asynchronous(Planner):
         return budget
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        survival = survival_of(confidence, draft_lens)
+        bounds = None
         if budget.threshold:
             asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))
-            bounds = [self.correction.least(budget.threshold, kind) for kind in (False, True)]
-            survival = at_least(survival, np.where(asked, bounds[True], bounds[False])[:, None])
-        return top_k(survival, budget.tokens, budget.first)
+            least = [self.correction.least(budget.threshold, kind) for kind in (False, True)]
+            bounds = np.where(asked, least[True], least[False])[:, None]
+        return largest(
+            confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_on_device
+        )
 
     def observe(
         self,

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from outrider.scheduler.planners.admission import Admit
 from outrider.scheduler.planners.tiers import Tiers
 
 
@@ -122,6 +123,8 @@ class Planner(ABC):
 
     tiers: Tiers | None = None
     """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a tier. None: any size."""
+    admit_on_device: Admit | None = None
+    """What admits in one call, on a GPU. None: torch or numpy do."""
 
     def looks_back(self, step: StepView) -> bool:
         """Whether `budget` will ask what became of steps before this one, so that they should be observed by then."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from outrider.scheduler.planners.admission import survival_of, top_k
+from outrider.scheduler.planners.admission import largest, survival_of, top_k
 from outrider.scheduler.planners.base import Budget, StepView
 from outrider.scheduler.planners.bounded import Bounded, in_turns
 
@@ -50,8 +51,7 @@ class Threshold(Bounded):
         return Budget(draft=bool(step.limits.any()), tokens=self.bound(step))
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        survival = survival_of(confidence)
-        likely = torch.minimum((survival >= self.threshold).sum(1), draft_lens)
         if budget.tokens is None:
-            return likely
-        return top_k(survival_of(confidence, likely), budget.tokens)
+            return torch.minimum((survival_of(confidence) >= self.threshold).sum(1), draft_lens)
+        bounds = np.full(confidence.shape[1], self.threshold, dtype=np.float32)
+        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, admit=self.admit_on_device)

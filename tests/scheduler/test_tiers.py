@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, view
 
+from outrider.kernels import drafts
 from outrider.scheduler.planners.admission import survival_of, top_k_numpy, top_k_torch
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Planner
@@ -135,6 +138,28 @@ def test_on_a_device_the_same_is_admitted(block, tokens):
     most = first_drop(len(block), np.sort(survival.numpy(), axis=None)[::-1], seconds)
     found = until_first_drop(survival, torch.from_numpy(seconds))
     assert found.tolist() == top_k_numpy(survival.numpy(), most).tolist()
+
+
+@settings(deadline=None)
+@given(BLOCKS, st.data())
+def test_what_admits_in_one_call_admits_the_same(block, data):
+    requests = len(block)
+    limits = data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests))
+    calls = []
+
+    def admit(*args, **kwargs):
+        calls.append(args)
+        return drafts.admit(*args, **kwargs)
+
+    for planner in planners(requests):
+        step = view(requests, GAMMA, limits=limits)
+        budget = seasoned(planner, requests).budget(step)
+        budget = replace(budget, first=np.arange(requests) % 2 == 0, threshold=0.1)
+        given_block = torch.tensor(block), torch.tensor(limits)
+        alone = planner.admit(*given_block, budget)
+        planner.admit_on_device = admit
+        assert planner.admit(*given_block, budget).tolist() == alone.tolist(), planner
+    assert len(calls) == 3  # of both asynchronous ones and of the threshold
 
 
 def test_demand_follows_what_was_verified_and_grows_where_it_was_short():

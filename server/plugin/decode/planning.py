@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Draft
-from outrider.kernels.drafts import Parameters, weigh_drafts
+from outrider.kernels.drafts import Parameters, admit, weigh_drafts
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
@@ -55,16 +55,14 @@ class Planning:
         device: Any,
         tiers: Tiers | None = None,
     ):
-        self.tiers = planner.tiers = tiers
-        self.planner = planner
-        self.cost = cost
-        self.calibration = calibration
+        self.tiers = tiers
         self.requests = requests
         self.metrics = metrics
         self.on_host = torch.device(device).type == "cpu"
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
+        self._take(planner, cost, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
         self._over: deque[tuple[Outcome, float]] = deque()  # with the seconds that they took, not taken in yet
@@ -73,7 +71,11 @@ class Planning:
         """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
         self._catch_up(0)
         self._last = None
+        self._take(planner, cost, calibration)
+
+    def _take(self, planner: Planner, cost: StepCost | None, calibration: CalibrationTable | None) -> None:
         planner.tiers = self.tiers
+        planner.admit_on_device = None if self.on_host else admit
         self.planner, self.cost, self.calibration = planner, cost, calibration
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, cases: torch.Tensor) -> Step:
@@ -244,10 +246,10 @@ class Planning:
         self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:
-        """Everything recorded since `forget`, in types that can be sent to another process."""
+        """Everything recorded since `forget`, and the tiers, in types that can be sent to another process."""
         self._catch_up(0)
         self.metrics.flush()
-        return self.recording.to_lists()
+        return self.recording.to_lists() | {"tiers": None if self.tiers is None else list(self.tiers.sizes)}
 
     def live(self) -> dict[str, Any]:
         """What has been counted since the start, and the planner's view of the step before; to look at."""
