@@ -38,13 +38,13 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
     return chosen
 
 
-def graphs(backend: str, *, ranks: int, hidden_states: bool) -> dict[str, Any]:
+def graphs(backend: str | None, *, ranks: int, hidden_states: bool) -> dict[str, Any]:
     """SGLang's arguments of CUDA graphs: of verification where its steps have tiers, of prefills where no drafter wants
     what SGLang's graphs of prefills leave out.
 
-    ranks: of tensor parallelism. hidden_states: the drafter reads the target's.
+    backend: None where nothing is verified. ranks: of tensor parallelism. hidden_states: the drafter reads them.
     """
-    if ranks > 1 or not BACKENDS[backend].padded:
+    if backend is None or ranks > 1 or not BACKENDS[backend].padded:
         return {"disable_cuda_graph": True}
     return {"disable_prefill_cuda_graph": True} if hidden_states else {}
 

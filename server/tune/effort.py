@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MARGIN_STEPS = 3
@@ -10,11 +11,15 @@ MARGIN_STEPS = 3
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """requests: R. tokens: verified per request and step, the anchor included. context: prompt tokens per request."""
+    """requests: R. tokens: verified in a step, anchors included, at least R. context: prompt tokens per request."""
 
     requests: int
     tokens: int
     context: int
+
+    def drafted(self, index: int) -> int:
+        """Draft tokens of request `index`, counted from 0: as many for each as can be."""
+        return self.tokens // self.requests + (index < self.tokens % self.requests) - 1
 
     def total_context(self, steps: int) -> float:
         """Cached tokens of all requests together, in the middle of `steps` steps."""
@@ -25,7 +30,8 @@ class Shape:
 class Effort:
     """How thoroughly to measure.
 
-    steps: timed per shape and round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy
+    tokens: per request, the anchor included; None: as many as a model drafts, one by one. steps: timed per shape and
+    round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy
     and sampled. seconds: stop measuring shapes after that long; None for no limit.
     """
 
@@ -38,23 +44,36 @@ class Effort:
     new_tokens: int = 128
     seconds: float | None = None
 
-    def shapes(self, gamma: int, longest: int, max_requests: int, max_total_tokens: int) -> list[Shape]:
+    def shapes(
+        self, gamma: int, longest: int, max_requests: int, max_total_tokens: int, tiers: Sequence[int] | None = None
+    ) -> list[Shape]:
         """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
 
-        gamma: draft tokens of a model. longest: of a draft, whoever made it.
+        gamma: draft tokens of a model. longest: of a draft, whoever made it. tiers: sizes of which a step has one, on a
+        GPU; without `tokens` each of them is measured. None: any size.
         """
-        tokens = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
+        each = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
         room = (longest + 1) * 2 + self.steps + MARGIN_STEPS
         found = [
             Shape(requests, count, context)
             for context in self.contexts
             for requests in self.requests
-            for count in tokens
-            if count <= longest + 1 and requests <= max_requests and requests * (context + room) <= max_total_tokens
+            if requests <= max_requests and requests * (context + room) <= max_total_tokens
+            for count in self._sizes(requests, [own for own in each if own <= longest + 1], longest, tiers)
         ]
         if not found:
             raise RuntimeError(f"a KV cache of {max_total_tokens} tokens holds no step to measure")
         return found
+
+    def _sizes(self, requests: int, each: list[int], longest: int, tiers: Sequence[int] | None) -> list[int]:
+        """Tokens of steps of `requests` requests, of which one has up to longest + 1."""
+        if tiers is None:
+            return [requests * own for own in each]
+        able = [tier for tier in tiers if requests <= tier <= requests * (longest + 1)]
+        if self.tokens is None:
+            return able
+        wanted = (min((tier for tier in able if tier >= requests * own), default=None) for own in each)
+        return sorted({tier for tier in wanted if tier is not None})
 
 
 THOROUGH = Effort()

@@ -68,7 +68,8 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
     Nothing comes back where no step ran in exactly that shape, because others were using the engine.
     """
     await control.command(manager, control.FORGET)
-    options = RequestOptions(enabled=shape.tokens > 1, gamma=shape.tokens - 1, planned=False, padded=True)
+    drafted = [shape.drafted(index) for index in range(shape.requests)]
+    options = [RequestOptions(enabled=count > 0, gamma=count, planned=False, padded=True) for count in drafted]
     await asyncio.gather(
         *(
             client.generate(
@@ -77,23 +78,22 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
                 temperature=0.0,
                 max_new_tokens=steps + MARGIN_STEPS,
                 ignore_eos=True,
-                custom_params=options.to_custom_params(),
+                custom_params=option.to_custom_params(),
                 stream=True,
             )
-            for index in range(shape.requests)
+            for index, option in enumerate(options)
         )
     )
     return _points((await control.read(manager))["steps"], shape, shape.total_context(steps))
 
 
 def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Point]:
-    count = shape.requests * shape.tokens
     shapes = zip(log["requests"], log["tokens"], strict=True)
-    exact = [i for i, found in enumerate(shapes) if found == (shape.requests, count)][1:]
+    exact = [i for i, found in enumerate(shapes) if found == (shape.requests, shape.tokens)][1:]
     if not exact:
         return []
     step = statistics.median(log["seconds"][i] - log["draft_seconds"][i] for i in exact)
-    points = [Point(shape.requests, count, context, (step,))]
+    points = [Point(shape.requests, shape.tokens, context, (step,))]
     # By the number for which the model drafted: the others' text repeated itself, and lookup found their draft.
     drafts: dict[int, list[float]] = {}
     for i in exact:
@@ -191,7 +191,8 @@ async def tune(
     partial = PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)
     room = engine.max_total_tokens // (1 if refined is None else 2)
     longest = settings.plugin_config.longest
-    shapes = effort.shapes(settings.gamma, longest, settings.max_running_requests or MAX_REQUESTS, room)
+    tiers = (await control.read(manager))["tiers"]
+    shapes = effort.shapes(settings.gamma, longest, settings.max_running_requests or MAX_REQUESTS, room, tiers)
     await _measure_grid(manager, shapes, effort, partial, progress, run)
     points = _of_shapes(partial.points, shapes, effort.steps)
     if not points:
@@ -235,7 +236,7 @@ async def _measure_grid(
         round_number, shape = number // len(shapes), shapes[number % len(shapes)]
         if effort.seconds is not None and time.monotonic() - began > effort.seconds:
             break
-        if times[shape.requests, shape.requests * shape.tokens, shape.total_context(effort.steps)] <= round_number:
+        if times[shape.requests, shape.tokens, shape.total_context(effort.steps)] <= round_number:
             for point in await run(partial_of(measure_shape, manager, shape, effort.steps)):
                 partial.add(point)
         progress(Progress("step times", number + 1, total))

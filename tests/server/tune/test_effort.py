@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from outrider.scheduler.planners.tiers import Tiers
 from outrider.server.errors import UserError
 from outrider.server.tune import cli, events
 from outrider.server.tune.effort import QUICK, THOROUGH, Effort, Shape
@@ -48,12 +49,28 @@ def test_flags_that_cannot_be(flags: list[str], message: str) -> None:
 def test_shapes_fit_the_engine() -> None:
     effort = Effort(requests=(1, 2, 8), tokens=(1, 4, 9), contexts=(10,), steps=4)
     shapes = effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=10_000)
-    assert shapes == [Shape(1, 1, 10), Shape(1, 4, 10), Shape(2, 1, 10), Shape(2, 4, 10)]
+    assert shapes == [Shape(1, 1, 10), Shape(1, 4, 10), Shape(2, 2, 10), Shape(2, 8, 10)]
     room = 10 + 2 * (7 + 1) + 4 + 3
     assert {s.requests for s in effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=2 * room)} == {1, 2}
     assert {s.requests for s in effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=2 * room - 1)} == {1}
     tokens = {s.tokens for s in THOROUGH.shapes(gamma=2, longest=5, max_requests=1, max_total_tokens=10_000)}
     assert tokens == {1, 2, 3, 6}
+
+
+def test_on_a_gpu_the_tiers_are_what_is_measured() -> None:
+    """Each of them, or those that hold so many tokens of every request; all of a shape's tokens are somebody's."""
+    tiers = Tiers(8, 8)
+    every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, 8, 10_000, tiers.sizes)
+    for requests in (1, 3, 8):
+        found = [shape.tokens for shape in every if shape.requests == requests]
+        assert found == [size for size in tiers.sizes if requests <= size <= 8 * requests]
+    few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, 8, 10_000, tiers.sizes)
+    assert [shape.tokens for shape in few] == [tiers.hold(3), tiers.hold(9), tiers.hold(24)]
+    for shape in every + few:
+        drafted = [shape.drafted(index) for index in range(shape.requests)]
+        assert sum(drafted) + shape.requests == shape.tokens
+        assert max(drafted) - min(drafted) <= 1
+        assert 0 <= min(drafted) <= max(drafted) <= 7
 
 
 def test_an_engine_too_small_for_any_shape_is_told() -> None:

@@ -16,7 +16,7 @@ def test_drafts_are_told_apart_by_the_number_for_which_the_model_drafted():
         "draft_seconds": seconds,
         "seconds": [0.020 + extra for extra in seconds],
     }
-    step, *drafts = _points(log, Shape(2, 3, 128), 266.0)
+    step, *drafts = _points(log, Shape(2, 6, 128), 266.0)
     assert (step.requests, step.tokens, step.context, round(step.median, 6)) == (2, 6, 266.0, 0.02)
     assert {(p.requests, p.context, p.seconds) for p in drafts} == {(2, 266.0, (0.004,)), (1, 133.0, (0.003,))}
     assert all(p.drafted and p.tokens == 0 for p in drafts)
@@ -24,4 +24,4 @@ def test_drafts_are_told_apart_by_the_number_for_which_the_model_drafted():
 
 def test_nothing_comes_of_steps_of_another_shape():
     log = {name: [1, 1] for name in ("requests", "tokens", "drafting", "draft_seconds", "seconds")}
-    assert _points(log, Shape(2, 3, 128), 266.0) == []
+    assert _points(log, Shape(2, 6, 128), 266.0) == []
