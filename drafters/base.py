@@ -11,6 +11,7 @@ and a freed slot frees both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -142,6 +143,10 @@ class Drafter(ABC):
     @abstractmethod
     def allocate(self, slots: int) -> None:
         """Make room for the draft state of `slots` KV slots (called once, before the first `observe`)."""
+
+    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:  # noqa: B027 - most have nothing to
+        """Capture CUDA graphs of `propose` for these numbers of requests, ascending, where its work is the same
+        whatever the drafts; called once, on a GPU, after `allocate`. page_table: that of every `DraftBatch`."""
 
     @abstractmethod
     def observe(self, features: Features) -> None:

@@ -7,6 +7,7 @@ drawn, so that the choice cannot favour one outcome of that draw over another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -39,6 +40,9 @@ class LookupFirst(Drafter):
     def allocate(self, slots: int) -> None:
         self.lookup.allocate(slots)
         self.model.allocate(slots)
+
+    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
+        self.model.capture(sizes, page_table)
 
     def observe(self, features: Features) -> None:
         self.lookup.observe(features)

@@ -86,8 +86,28 @@ def accept(
         final[drawn] = _draw(
             probs, final_row[drawn], rejected, drawn, kept[drawn], tokens, final_keys[drawn], draft_probs, vocab
         )
+    return _ended(tokens, kept, final)
+
+
+def accept_wanted(
+    tokens: torch.Tensor, verify_lens: torch.Tensor, first_row: torch.Tensor, wanted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`accept` where all requests are decided, in operations of the same shapes whatever the lengths, as a graph wants.
+
+    first_row: [R] int64, of each request in wanted [B]; nothing is asked of the rows behind the last request's.
+    """
+    steps = torch.arange(tokens.shape[1], device=tokens.device)
+    verified = steps < verify_lens[:, None]
+    tokens = tokens.where(verified, 0)
+    keep = (wanted[first_row[:, None] + steps.where(verified, 0)] == tokens) & verified
+    kept = keep.long().cumprod(1).sum(1)
+    return _ended(tokens, kept, wanted[first_row + kept])
+
+
+def _ended(tokens: torch.Tensor, kept: torch.Tensor, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """accept_lens and out: of tokens [R, gamma] the first kept [R], behind them the final ones [R]."""
     out = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
-    return kept + 1, out.masked_fill(torch.arange(gamma + 1, device=tokens.device) > kept[:, None], 0)
+    return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)
 
 
 def _draw(

@@ -8,11 +8,13 @@ is remembered, so a prefix hit, a chunked prefill or a step that verified no dra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from outrider.kernels.attention import flat_attention
+from outrider.kernels.attention import CUDA_HEADS, flat_attention
+from outrider.kernels.cuda import native as cuda
 from outrider.kernels.flat_batch import FlatBatch
 
 from ..base import Draft, DraftBatch, Drafter, Features
@@ -21,6 +23,7 @@ from .checkpoint import check_target, target_identity
 from .checkpoint import load as load_model
 from .compiled import compile_block
 from .config import CheckpointError
+from .graphs import DraftGraphs
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel
 
@@ -53,6 +56,7 @@ class BlockDrafter(Drafter):
             self.head = head[model.vocab.to(head.device)].to(self.dtype)
         self.compiled = compile_block(self.model, embedding, self.head)
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.graphs: DraftGraphs | None = None
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, *, gamma: int | None = None) -> BlockDrafter:
@@ -74,6 +78,11 @@ class BlockDrafter(Drafter):
         ]
         if self.compiled is not None:
             self.compiled.allocate(self.pools)
+
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
+        if self.model.config.head_dim in CUDA_HEADS and cuda.fits(page_table):  # torch's attention reads whole contexts
+            self.graphs = DraftGraphs(self._propose, sizes, page_table, self.gamma)
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:
@@ -110,7 +119,9 @@ class BlockDrafter(Drafter):
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
         """Drafts for all, of length 0 where none was asked for: which these are, the host need not know."""
-        tokens, probs, confidence = self._propose(batch)
+        graphs = self.graphs
+        draw = graphs.propose if graphs is not None and graphs.fits(batch) else self._propose
+        tokens, probs, confidence = draw(batch)
         lens = torch.full_like(batch.anchors, self.gamma)
         return Draft(
             tokens=tokens,

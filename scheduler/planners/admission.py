@@ -33,7 +33,7 @@ class Admit(Protocol):
         bounds: torch.Tensor | None,
         first: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """verify_lens [R] and survival [R, gamma]. tokens: [1] int64. bounds: [R, 1] or [gamma] float32. first: [R] bool."""
+        """verify_lens [R] and survival [R, gamma]. tokens: [1] int64. bounds: float32. first: [R] bool."""
 
 
 def largest(

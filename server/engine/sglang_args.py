@@ -127,7 +127,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         given = parse_flags(settings.sglang_flags)
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
         arguments |= gpu_attention.graphs(
-            given.get("attention_backend") or arguments["attention_backend"],
+            None if settings.diffusion else given.get("attention_backend") or arguments["attention_backend"],
             ranks=settings.parallel.tp_size,
             hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).needs_hidden_states,
         )

@@ -101,14 +101,17 @@ def tiers_of(runner: Any, width: int) -> Tiers | None:
     entry = BACKENDS.get(runner.server_args.attention_backend)
     if entry is None or not entry.padded:
         return None
-    return Tiers(runner.req_to_token_pool.size, width, _captured_requests(runner, width))
+    return Tiers(runner.req_to_token_pool.size, width, max(captured_sizes(runner, width), default=0))
 
 
-def _captured_requests(runner: Any, width: int) -> int:
-    """The most for which SGLang was told to capture graphs."""
+def captured_sizes(runner: Any, width: int = 1) -> list[int]:
+    """Numbers of requests, ascending, for which SGLang was told to capture graphs of `width` tokens of each; none on a
+    CPU and where it was told not to."""
+    if str(runner.device).startswith("cpu"):
+        return []
     from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
     from sglang.srt.model_executor.runner import get_batch_sizes_to_capture
 
     if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
-        return 0
-    return int(max(get_batch_sizes_to_capture(runner, width)[0]))
+        return []
+    return list(get_batch_sizes_to_capture(runner, width)[0])

@@ -23,10 +23,11 @@ from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.cases import cases_of
 from outrider.scheduler.upload import upload
-from outrider.server.plugin.attention_backends import tiers_of
+from outrider.server.plugin.attention_backends import captured_sizes, tiers_of
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.cpu.free_memory import give_back_free_memory
+from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
 from outrider.server.plugin.decode.logprobs import write_logprobs, write_step_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
@@ -98,6 +99,16 @@ class SpeculativeWorker(BaseSpecWorker):
         self.drafter: Drafter | None = load_drafter(self.config, runner)
         if self.drafter is not None:
             self.drafter.allocate(slots)
+        self.tail: VerifyTail | None = None
+        if (tiers := self.planning.tiers) is not None and tiers.graphs:
+            self.tail = VerifyTail(tiers, self._observe, self.device)
+            runner.capture_tail_hooks.append(self.tail.capture)
+
+    def init_cuda_graphs(self) -> None:
+        """SGLang calls it when the target's are captured."""
+        runner = self._target_worker.model_runner
+        if self.drafter is not None and (sizes := captured_sizes(runner)):
+            self.drafter.capture(sizes, self.req_to_token_pool.req_to_token)
 
     def forward_batch_generation(
         self,
@@ -212,27 +223,19 @@ class SpeculativeWorker(BaseSpecWorker):
         self.ranks.tell(draft.tokens, verify_lens)
         page_table = self.req_to_token_pool.req_to_token
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.tier)
+        in_graph = self.tail is not None and self.tail.takes(batch, step, sampling, draft, verify_lens, flat)
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = verified.logits_output
-
-        ruled = has_rules(batch.reqs, batch.sampling_info)
-        if ruled or batch.return_logprob or not sampling.all_greedy:  # else only the largest of each row is wanted
-            logits_output.next_token_logits = logits_output.next_token_logits.float()
-        logits = logits_output.next_token_logits
-        if ruled:
-            verified_tokens = None if step.tier is None else int(flat.qo_indptr[-1])  # padding has no rules
-            context = RowContext(
-                request=flat.request[:verified_tokens],
-                step=flat.step[:verified_tokens],
-                block=torch.cat([anchors[:, None], draft.tokens], 1),
-                output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
-            )
-            apply_rules(logits[:verified_tokens], batch.reqs, batch.sampling_info, context, grammar_barrier)
-        accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
-        if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
-            accept_lens = accept_lens.masked_fill(upload(step.entries.padded, self.device), 1)
-        self.ranks.tell(tokens, accept_lens)
-        self._commit(flat, accept_lens, tokens, seq_lens, logits_output)
+        if self.tail is not None and in_graph and verified.can_run_cuda_graph:
+            accept_lens, tokens = self.tail.made(len(rows), len(flat.request))
+            logits_output.hidden_states = None
+        else:
+            logits = self._ruled(batch, flat, logits_output, draft, sampling, anchors, seq_lens, grammar_barrier)
+            accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
+            if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
+                accept_lens = accept_lens.masked_fill(upload(step.entries.padded, self.device), 1)
+            self.ranks.tell(tokens, accept_lens)
+            self._commit(flat, accept_lens, tokens, seq_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -244,6 +247,33 @@ class SpeculativeWorker(BaseSpecWorker):
         if np.count_nonzero(traced):
             StepTrace.of_step(traced, admission, accept_lens).attach(result)
         return result
+
+    def _ruled(
+        self,
+        batch: Any,
+        flat: FlatVerify,
+        logits_output: Any,
+        draft: Draft,
+        sampling: Sampling,
+        anchors: torch.Tensor,
+        seq_lens: torch.Tensor,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> torch.Tensor:
+        """Logits [B, V] of a verification, after each request's rules."""
+        ruled = has_rules(batch.reqs, batch.sampling_info)
+        if ruled or batch.return_logprob or not sampling.all_greedy:  # else only the largest of each row is wanted
+            logits_output.next_token_logits = logits_output.next_token_logits.float()
+        logits: torch.Tensor = logits_output.next_token_logits
+        if ruled:
+            verified = None if logits.is_cpu else int(flat.qo_indptr[-1])  # padding has no rules
+            context = RowContext(
+                request=flat.request[:verified],
+                step=flat.step[:verified],
+                block=torch.cat([anchors[:, None], draft.tokens], 1),
+                output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
+            )
+            apply_rules(logits[:verified], batch.reqs, batch.sampling_info, context, grammar_barrier)
+        return logits
 
     def _decoded(
         self,

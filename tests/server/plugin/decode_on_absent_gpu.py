@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from tiny_drafters import CONFIGS
 
 from outrider.drafters.block import BlockDrafter, BlockModel
+from outrider.drafters.block.graphs import DraftGraphs
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
@@ -50,8 +51,10 @@ CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
     *(("dspark", planner, "greedy") for planner in registry.names()),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash")),
+    *(("dspark in graphs", "asynchronous", kind) for kind in ("greedy", "seeded")),
 ]
 """Drafters, planners and requests."""
+IN_GRAPHS = " in graphs"
 PLANTS = {
     "item": lambda tensor: tensor.sum().item(),
     "cpu": lambda tensor: tensor.cpu(),
@@ -70,7 +73,7 @@ class Worker(worker_module.SpeculativeWorker):
 def make_drafter(name: str, device: torch.device) -> Any:
     if name == "ngram":
         return NgramDrafter(4, device=device)
-    config = CONFIGS[name]
+    config = CONFIGS[name.removesuffix(IN_GRAPHS)]
     with device:
         model = BlockModel(config, None if not config.draft_vocab_size else torch.arange(config.draft_vocab_size))
         rows = torch.zeros(config.vocab_size, config.hidden_size)
@@ -94,7 +97,10 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     worker.planning = Planning(made, cost, None, worker.requests, metrics, device, tiers)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
-    worker._nothing = worker._no_draft(0)
+    if drafter.endswith(IN_GRAPHS):
+        model = worker.drafter.model
+        model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, lambda run: (run, run()))
+    worker._nothing, worker.tail = worker._no_draft(0), None
     worker._target_worker = SimpleNamespace(forward_batch_generation=lambda batch, **_: forward(worker, batch))
     return worker
 

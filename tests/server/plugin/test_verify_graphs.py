@@ -46,6 +46,12 @@ def test_hidden_states_come_where_the_drafter_wants_them(found):
     assert {drafter: said["hidden"] for drafter, said in found.items()} == {"dspark": "FULL", "ngram": "NULL"}
 
 
+def test_greedy_batches_are_accepted_and_committed_by_the_replay_and_others_leave_nothing(found):
+    """Also compared in the program itself, in two of three replays."""
+    for said in found.values():
+        assert said["committed"] > 2 * said["replayed"]
+
+
 def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
     assert found["dspark"]["without a slot more"] > 0
 

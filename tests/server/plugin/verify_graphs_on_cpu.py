@@ -30,11 +30,14 @@ from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.ragged_verify import build_ragged_target_verify_geometry  # noqa: E402
 
+from outrider.kernels.acceptance import accept  # noqa: E402
 from outrider.kernels.attention import flat_attention  # noqa: E402
 from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
+from outrider.kernels.ragged import torch_commit  # noqa: E402
 from outrider.scheduler.planners.tiers import Tiers  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
+from outrider.server.plugin.cuda.verify_tail import VerifyTail  # noqa: E402
 from outrider.server.plugin.decode.spec_inputs import VerifyInput, flatten, ragged_layout  # noqa: E402
 from outrider.server.plugin.hooks import graphs as hooks  # noqa: E402
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
@@ -149,6 +152,16 @@ def model_runner() -> Any:
         get_pp_proxy_topk_size=lambda: None, get_pp_proxy_residual_num_blocks=lambda: None,
         get_pp_proxy_dspark_hidden_size=lambda: 0, shared_read_done_event=None, gpu_id=0,
     )  # fmt: skip
+    runner.kept = torch.zeros(len(attention.cache), dtype=torch.int64)  # tokens by slot, as the worker remembers them
+
+    def observe(
+        hidden: torch.Tensor | None, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        assert (hidden is not None) == verify_graphs.shows_hidden_states()
+        runner.kept[slots] = tokens
+
+    runner.tail = VerifyTail(TIERS, observe, "cpu")
+    runner.capture_tail_hooks.append(runner.tail.capture)
     rows = hooks._with_a_slot_more(lambda _: CAPTURED * WIDTH, runner)
     runner.graph_shared_output = GraphSharedOutput(device=torch.device("cpu"), max_rows=rows)
     return runner
@@ -194,7 +207,7 @@ def verification(
         seq_lens=seq_lens, out_cache_loc=flat.slots, seq_lens_sum=None, seq_lens_cpu=None, positions=flat.positions,
         spec_info=spec, capture_hidden_mode=spec.capture_hidden_mode, orig_seq_lens=seq_lens,
     )  # fmt: skip
-    batch.flat = flat
+    batch.flat, batch.drafts = flat, drafts
     return batch
 
 
@@ -214,11 +227,26 @@ def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_l
     return torch.cat(found)
 
 
+def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out: LogitsProcessorOutput) -> int:
+    """That the tail has accepted and committed what the worker would have; tokens that stay."""
+    flat = batch.flat
+    wanted = out.next_token_logits.argmax(-1)
+    accept_lens, tokens = accept(batch.drafts, verify_lens, flat.qo_indptr, wanted=wanted)
+    made = runner.tail.made(len(verify_lens), len(flat.request))
+    assert torch.equal(made[0], accept_lens)
+    assert torch.equal(made[1], tokens)
+    slots = torch_commit(accept_lens, tokens, batch.seq_lens, flat.request, flat.step, flat.slots)[2]
+    expected = torch.full_like(runner.kept, -1)
+    expected[slots] = flat.input_ids
+    assert torch.equal(runner.kept[1:], expected[1:])
+    return int(accept_lens.sum())
+
+
 def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
     """Steps of all sizes, each with several lengths. Raises where a replay is not what each request has alone."""
     torch.manual_seed(2)
-    replayed = eager = full = 0
-    for tier in TIERS.sizes:
+    replayed = eager = full = committed = 0
+    for tier in reversed(TIERS.sizes):  # what a larger one has left must not show
         for requests in range(1, min(REQUESTS, tier) + 1):
             if tier > TIERS.hold(min(requests * WIDTH, TIERS.sizes[-1])):
                 continue
@@ -235,13 +263,19 @@ def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
                     eager += 1
                     continue
                 wanted, verified = alone(runner, batch, verify_lens), requests + int(verify_lens.sum())
+                tail = runner.model_runner.tail
+                (tail.open(batch.drafts, verify_lens, batch.flat) if replayed % 3 else tail.close())
+                runner.model_runner.kept.fill_(-1)
                 out = runner.execute(batch)
+                committed += check_tail(runner.model_runner, batch, verify_lens, out) if replayed % 3 else 0
+                if replayed % 3 == 0:
+                    assert bool((runner.model_runner.kept[1:] == -1).all())
                 assert len(out.next_token_logits) == tier
                 torch.testing.assert_close(out.next_token_logits[:verified], wanted)
                 if verify_graphs.shows_hidden_states():
                     assert out.hidden_states.shape == (tier, SIZE)
                 replayed, full = replayed + 1, full + (requests == tier)
-    return {"replayed": replayed, "eager": eager, "full": full}
+    return {"replayed": replayed, "eager": eager, "full": full, "committed": committed}
 
 
 def foreign_reads() -> int:

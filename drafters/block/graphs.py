@@ -1,0 +1,118 @@
+"""Drafting a block as a CUDA graph: one launch in place of a hundred and more.
+
+There is a graph for some numbers of requests; fewer run in the next larger one, on a page table's row 0, whose slots
+belong to nobody. All randomness of a draft is in its keys, so that a replay draws by what it is given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..base import DraftBatch
+
+Block = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+"""Tokens, probs and confidence of `Draft`."""
+Record = Callable[[Callable[[], Block]], tuple[Callable[[], None], Block]]
+"""From what is to be captured to what replays it, and to where its results lie then."""
+
+
+class DraftGraphs:
+    """Graphs of `propose`, whose shapes depend on the number of requests alone.
+
+    For drafts whose distribution nobody asks for (greedy and seeded requests), drawn by temperature alone: it would
+    take gamma times the vocabulary of every request and graph.
+
+    sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys.
+    """
+
+    def __init__(
+        self,
+        propose: Callable[[DraftBatch], Block],
+        sizes: Sequence[int],
+        page_table: torch.Tensor,
+        gamma: int,
+        record: Record | None = None,
+    ) -> None:
+        self.sizes = list(sizes)
+        most, device = self.sizes[-1], page_table.device
+        numbers = torch.zeros((3, most), dtype=torch.int64, device=device)
+        self._given = DraftBatch(
+            anchors=numbers[0],
+            seq_lens=numbers[1],
+            rows=numbers[2],
+            page_table=page_table,
+            temperatures=torch.zeros(most, device=device),
+            keys=torch.zeros((most, gamma), dtype=torch.int64, device=device),
+            wants_probs=False,
+            all_greedy=False,
+            longest=page_table.shape[1],
+        )
+        make = record or Recorder(device)
+        # The largest first: the others then fit into its memory.
+        self._graphs = {size: make(partial(propose, self._first(size))) for size in reversed(self.sizes)}
+
+    def _first(self, size: int) -> DraftBatch:
+        given = self._given
+        return DraftBatch(
+            anchors=given.anchors[:size],
+            seq_lens=given.seq_lens[:size],
+            rows=given.rows[:size],
+            page_table=given.page_table,
+            temperatures=given.temperatures[:size],
+            keys=given.keys[:size],
+            wants_probs=False,
+            all_greedy=False,
+            longest=given.longest,
+        )
+
+    def fits(self, batch: DraftBatch) -> bool:
+        """Whether there is a graph for it."""
+        rules = batch.top_ks, batch.top_ps, batch.min_ps
+        plain = not batch.wants_probs and all(rule is None for rule in rules)
+        return plain and len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table
+
+    def propose(self, batch: DraftBatch) -> Block:
+        """What `propose` gives for a batch that fits."""
+        count, given = len(batch.anchors), self._given
+        size = self.sizes[bisect_left(self.sizes, count)]
+        given.rows[count:size].zero_()
+        given.seq_lens[count:size].zero_()
+        for ours, theirs in (
+            (given.anchors, batch.anchors),
+            (given.seq_lens, batch.seq_lens),
+            (given.rows, batch.rows),
+            (given.temperatures, batch.temperatures),
+            (given.keys, batch.keys[:, : given.keys.shape[1]]),
+        ):
+            ours[:count].copy_(theirs)
+        replay, (tokens, _, confidence) = self._graphs[size]
+        replay()
+        return tokens[:count].clone(), None, confidence[:count].clone()  # the next replay writes where these lie
+
+
+class Recorder:
+    """Captures by CUDA, all graphs in one pool of memory."""
+
+    WARM = 2
+    """Runs before a capture, in which kernels are compiled and libraries make room for themselves."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool: Any = torch.cuda.graph_pool_handle()
+
+    def __call__(self, forward: Callable[[], Block]) -> tuple[Callable[[], None], Block]:
+        beside, now = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        beside.wait_stream(now)
+        with torch.cuda.stream(beside):
+            for _ in range(self.WARM):
+                forward()
+        now.wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            made = forward()
+        return graph.replay, made

@@ -1,0 +1,89 @@
+"""Drafting by graphs, where a graph is what would be captured, run again on the same buffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_drafters import CONFIGS, make_drafter
+
+from outrider.drafters.base import DraftBatch
+from outrider.drafters.block.graphs import DraftGraphs
+from outrider.kernels.noise import Purpose, streams
+
+SIZES, REQUESTS, CONTEXT = (1, 2, 4, 7), 7, 32
+
+
+def record(forward):
+    """In place of a capture by CUDA; results lie where those of the first run do, as a graph's."""
+    made = forward()
+
+    def replay():
+        for ours, new in zip(made, forward(), strict=True):
+            if ours is not None:
+                ours.copy_(new)
+
+    return replay, made
+
+
+@pytest.fixture(params=CONFIGS)
+def drafter(request):
+    made = make_drafter(CONFIGS[request.param], slots=1 + REQUESTS * CONTEXT)
+    for keys, values in made.pools:
+        keys.normal_()
+        values.normal_()
+    return made
+
+
+def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor) -> DraftBatch:
+    """Greedy and seeded requests; keys for longer drafts, as beside a lookup."""
+    seeds, wide = torch.randint(1 << 40, (count, 1)).expand(-1, gamma + 2), torch.arange(gamma + 2)
+    return DraftBatch(
+        anchors=torch.randint(96, (count,)),
+        seq_lens=torch.randint(1, CONTEXT - 8, (count,)),
+        page_table=table,
+        rows=1 + torch.randperm(REQUESTS)[:count],
+        temperatures=torch.where(kinds, 0.8, 0.0),
+        keys=streams(seeds.contiguous(), wide.expand(count, -1).contiguous(), Purpose.TOKEN),
+        wants_probs=False,
+    )
+
+
+def test_a_replay_drafts_what_drafting_does(drafter):
+    table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)
+    table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
+    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, record)
+    for count in (7, 1, 3, 2, 5, 1, 4, 6):  # what a larger batch has left must not show
+        batch = batch_of(count, table, drafter.gamma, torch.rand(count) < 0.5)
+        before = [pool.clone() for pair in drafter.pools for pool in pair]
+        tokens, probs, confidence = drafter._propose(batch)
+        after = [pool.clone() for pair in drafter.pools for pool in pair]
+        for pool, old in zip((pool for pair in drafter.pools for pool in pair), before, strict=True):
+            pool.copy_(old)
+        assert graphs.fits(batch)
+        replayed = graphs.propose(batch)
+        assert torch.equal(replayed[0], tokens)
+        assert probs is None is replayed[1]
+        torch.testing.assert_close(replayed[2], confidence)
+        for pool, wanted in zip((pool for pair in drafter.pools for pool in pair), after, strict=True):
+            torch.testing.assert_close(pool[1:], wanted[1:])  # slot 0 is nobody's
+        kept = replayed[0].clone()
+        graphs.propose(batch_of(count, table, drafter.gamma, torch.ones(count, dtype=torch.bool)))
+        assert torch.equal(replayed[0], kept)  # the next replay does not write into what this one gave
+
+
+def test_what_no_graph_fits_is_drafted_without(drafter):
+    table = torch.zeros(REQUESTS + 2, CONTEXT, dtype=torch.int32)
+    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, record)
+    plain = batch_of(3, table, drafter.gamma, torch.ones(3, dtype=torch.bool))
+    assert graphs.fits(plain)
+    assert not graphs.fits(replace(plain, wants_probs=True))
+    assert not graphs.fits(replace(plain, top_ps=torch.ones(3)))
+    assert not graphs.fits(replace(plain, anchors=torch.zeros(8, dtype=torch.int64)))
+    assert not graphs.fits(replace(plain, page_table=table.clone()))
+
+
+def test_on_a_cpu_nothing_is_captured(drafter):
+    drafter.capture(SIZES, torch.zeros(2, CONTEXT, dtype=torch.int32))
+    assert drafter.graphs is None
