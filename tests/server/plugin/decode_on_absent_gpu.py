@@ -29,6 +29,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.tiers import Tiers
+from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
@@ -51,7 +52,7 @@ CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
     *(("dspark", planner, "greedy") for planner in registry.names()),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash")),
-    *(("dspark in graphs", "asynchronous", kind) for kind in ("greedy", "seeded")),
+    *(("dspark in graphs", "asynchronous", kind) for kind in ("greedy", "mixed")),
 ]
 """Drafters, planners and requests."""
 IN_GRAPHS = " in graphs"
@@ -100,7 +101,8 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     if drafter.endswith(IN_GRAPHS):
         model = worker.drafter.model
         model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, lambda run: (run, run()))
-    worker._nothing, worker.tail = worker._no_draft(0), None
+    worker.tail = VerifyTail(tiers, worker._observe, device) if drafter.endswith(IN_GRAPHS) else None
+    worker._nothing = worker._no_draft(0)
     worker._target_worker = SimpleNamespace(forward_batch_generation=lambda batch, **_: forward(worker, batch))
     return worker
 
@@ -113,7 +115,14 @@ def forward(worker: Worker, batch: Any) -> Any:
         hidden = torch.zeros(tokens, 32 * len(worker.drafter.target_layers), device=worker.device)
     logits = torch.zeros(tokens, 96, dtype=torch.bfloat16, device=worker.device)
     output = SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
-    return SimpleNamespace(logits_output=output, can_run_cuda_graph=False)
+    if worker.tail is not None:
+        slots = worker.planning.tiers.slots(tokens)
+        padded = SimpleNamespace(
+            batch_size=slots, seq_lens=torch.zeros(slots, dtype=torch.int64, device=worker.device),
+            input_ids=batch.input_ids, out_cache_loc=batch.out_cache_loc, positions=batch.spec_info.positions,
+        )  # fmt: skip
+        worker.tail.capture(None, output, padded, tokens)
+    return SimpleNamespace(logits_output=output, can_run_cuda_graph=worker.tail is not None)
 
 
 def batch_of(kinds: list[dict[str, Any]], lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
