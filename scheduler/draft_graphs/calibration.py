@@ -1,0 +1,106 @@
+"""Choosing a draft graph by what base decoding does (Spiffy, offline graph calibration, algorithm 2).
+
+Trajectories of base decoding are replayed: at each state, the states that follow it are named by ranks, relative to the
+distribution of the state before, as a forward would have to draft them. What is met often is worth drafting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider.scheduler.draft_graphs.fill import Candidates, ranked_positions
+from outrider.scheduler.draft_graphs.graph import DraftGraph, Node
+
+NODES = 10
+"""D of a graph, of which a forward drafts the best D*."""
+ROOT_NODE: Node = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """How base decoding came through one block.
+
+    states: [n, B] int64, of every forward in turn; the last may be complete. candidates: of their n forwards; the
+    last one's is not read.
+    """
+
+    states: np.ndarray
+    candidates: Candidates
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was met: nodes, and steps from node to node; the empty node is where the counting began."""
+
+    nodes: Counter[Node] = field(default_factory=Counter)
+    steps: Counter[tuple[Node, Node]] = field(default_factory=Counter)
+
+    def add(self, trajectory: Trajectory, mask_id: int) -> None:
+        """Count what follows each state of a trajectory but the first, of which nothing was known."""
+        for root in range(1, len(trajectory.states)):
+            before = ROOT_NODE
+            for node in following(trajectory, root, mask_id):
+                self.nodes[node] += 1
+                self.steps[before, node] += 1
+                before = node
+
+
+def following(trajectory: Trajectory, root: int, mask_id: int) -> Iterable[Node]:
+    """The states behind state `root` as nodes, up to the first with a token that was not among the candidates."""
+    states, known = trajectory.states, trajectory.candidates
+    masked = states[root] == mask_id
+    order = ranked_positions(masked[None], known.probabilities[root - 1 : root, :, 0])[0]
+    position_ranks = np.argsort(order)
+    node = ROOT_NODE
+    for earlier, later in zip(states[root:-1], states[root + 1 :], strict=True):
+        pairs = set(node)
+        for position in np.flatnonzero(earlier != later).tolist():
+            rank = np.flatnonzero(known.tokens[root - 1, position] == later[position])
+            if not len(rank):
+                return
+            pairs.add((int(position_ranks[position]), int(rank[0])))
+        node = frozenset(pairs)
+        yield node
+
+
+def choose(counts: Counts, size: int = NODES, step_tokens: int | None = None) -> DraftGraph:
+    """The connected graph of `size` nodes, or of all there are, by count plus the counts of parents.
+
+    Nodes are taken one by one: of those that the root or a node taken leads to, that with the largest sum of its own
+    count and its taken parents'; the root's count is that of all and says nothing. Edges are the steps that were met.
+    step_tokens: how many tokens every step reveals, where that is fixed; edges then lead to all nodes with so many more
+    pairs as well.
+    """
+    taken: dict[Node, list[Node]] = {}
+    while len(taken) < size:
+        able = {
+            node: parents
+            for node in counts.nodes.keys() - taken.keys()
+            if (parents := _parents(node, taken, counts, step_tokens))
+        }
+        if not able:
+            break
+        best = max(able, key=lambda node: (_worth(node, able[node], counts), [-len(node), *_first(node)]))
+        taken[best] = able[best]
+    return DraftGraph.of({node: _parents(node, taken, counts, step_tokens) for node in taken})
+
+
+def _worth(node: Node, parents: Iterable[Node], counts: Counts) -> int:
+    return counts.nodes[node] + sum(counts.nodes[parent] for parent in parents)
+
+
+def _first(node: Node) -> list[int]:
+    """For ties: smaller ranks first."""
+    return [-rank for pair in sorted(node) for rank in pair]
+
+
+def _parents(node: Node, taken: Iterable[Node], counts: Counts, step_tokens: int | None) -> list[Node]:
+    return [
+        parent
+        for parent in (ROOT_NODE, *taken)
+        if counts.steps[parent, node] or (parent < node and len(node) - len(parent) == step_tokens)
+    ]

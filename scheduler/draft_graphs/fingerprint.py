@@ -1,0 +1,51 @@
+"""What a draft graph holds for, and its form in a profile; a graph of another kind is refused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from outrider.scheduler.draft_graphs.graph import DraftGraph
+
+
+class GraphError(ValueError):
+    """A draft graph that cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFingerprint:
+    """model: digest of the checkpoint. policy: how a step unmasks, with its numbers. block_size: B.
+    temperature: class of the requests, "greedy" or "sampled".
+    """
+
+    model: str
+    policy: str
+    block_size: int
+    temperature: str
+
+    def differences(self, here: GraphFingerprint) -> list[str]:
+        """What this one has and `here` has not, for people; empty where they are the same."""
+        return [
+            f"{field.name.replace('_', ' ')} {theirs!r}, here {ours!r}"
+            for field in fields(self)
+            if (theirs := getattr(self, field.name)) != (ours := getattr(here, field.name))
+        ]
+
+
+def to_json(graph: DraftGraph, fingerprint: GraphFingerprint) -> dict[str, Any]:
+    """The graph with what it holds for."""
+    return {"fingerprint": asdict(fingerprint), "nodes": graph.to_json()}
+
+
+def from_json(data: Any, here: GraphFingerprint) -> DraftGraph:
+    """Read what `to_json` wrote; raises GraphError where it is damaged, or was calibrated for something else."""
+    try:
+        theirs = GraphFingerprint(**data["fingerprint"])
+        graph = DraftGraph.from_json(data["nodes"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise GraphError(f"the draft graph is damaged ({error}); calibrate anew: outrider tune") from None
+    if differ := theirs.differences(here):
+        raise GraphError(
+            f"the draft graph was calibrated for another target: {'; '.join(differ)}. Calibrate this one: outrider tune"
+        )
+    return graph

@@ -1,0 +1,91 @@
+"""One block by base decoding and by Spiffy, in plain Python: what the batched decoding in the server must equal.
+
+A denoiser is any function from states to distributions that looks at each state alone, as a forward does whose rows do
+not depend on each other. A policy makes of a state and its distribution the next state; it must reveal something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider.scheduler.draft_graphs.fill import Candidates, fill
+from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.draft_graphs.lookup import follow
+from outrider.scheduler.draft_graphs.prune import admission_order, scores
+
+Denoiser = Callable[[np.ndarray], np.ndarray]
+"""From states [N, B] int64 to distributions [N, B, V]; that of the mask token is 0."""
+Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From a state [B] and its distribution [B, V] to the next state [B]."""
+Ranking = Callable[[np.ndarray, np.ndarray], Candidates]
+"""From the predecessor's distribution [B, V] and the newest state [B] to its candidates, of one block."""
+
+
+@dataclass(slots=True)
+class Decoded:
+    """states: the trajectory, the complete state last. forwards: how many it took. drafted, accepted: draft states.
+    committed: whether the complete state was in a forward, so that its keys and values are there.
+    """
+
+    states: list[np.ndarray] = field(default_factory=list)
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    committed: bool = False
+
+
+def base_decode(denoise: Denoiser, policy: Policy, block: np.ndarray, mask_id: int) -> Decoded:
+    """One forward per step, until nothing is masked."""
+    result = Decoded([block])
+    while (result.states[-1] == mask_id).any():
+        state = result.states[-1]
+        result.states.append(policy(state, denoise(state[None])[0]))
+        result.forwards += 1
+    return result
+
+
+def spiffy_decode(
+    denoise: Denoiser,
+    policy: Policy,
+    block: np.ndarray,
+    mask_id: int,
+    *,
+    graph: DraftGraph,
+    budget: int,
+    rank: Ranking,
+) -> Decoded:
+    """Algorithm 1 of the paper: `budget` states of `graph` (D*) are drafted in every forward but the first."""
+    result, known = Decoded([block]), None
+    while ((root := result.states[-1]) == mask_id).any():
+        drafts = root[None][:0] if known is None else _drafts(graph, root, rank(known, root), mask_id, budget)
+        distributions = denoise(np.concatenate([root[None], drafts]))
+        result.forwards += 1
+        result.drafted += len(drafts)
+        stepped = [policy(state, p) for state, p in zip([root, *drafts], distributions, strict=True)]
+        path = follow(stepped[0], list(drafts), stepped[1:], mask_id)
+        result.accepted += len(path)
+        result.states.append(stepped[0])
+        known = distributions[0]
+        for number in path:
+            known = distributions[1 + number]
+            if (drafts[number] == mask_id).any():
+                result.states.append(stepped[1 + number])
+            else:
+                result.committed = True
+    return result
+
+
+def _drafts(graph: DraftGraph, root: np.ndarray, candidates: Candidates, mask_id: int, budget: int) -> np.ndarray:
+    filled = fill(graph, root[None], candidates, mask_id)
+    order = admission_order(graph, filled, scores(graph, filled))[0, :budget]
+    drafts: np.ndarray = filled.states[0, order[order >= 0]]
+    return drafts
+
+
+def best_candidates(distribution: np.ndarray, kept: int) -> Candidates:
+    """Of one block's distribution [B, V], the `kept` most probable tokens of each position."""
+    tokens = np.argsort(-distribution, axis=1, kind="stable")[:, :kept]
+    return Candidates(tokens[None], np.take_along_axis(distribution, tokens, axis=1)[None].astype(np.float32))

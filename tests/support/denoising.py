@@ -1,0 +1,103 @@
+"""A tiny random denoiser and the policies of base decoding, for Spiffy's loop without a model."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from outrider.kernels.noise import Purpose, gumbel_argmax, streams, substreams, torch_exponentials
+from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
+from outrider.scheduler.draft_graphs.fill import Candidates
+from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.draft_graphs.reference import Denoiser, Policy, base_decode, best_candidates
+
+MASK = 0
+
+
+def denoiser(size: int, vocabulary: int, *, unrest: float, firmness: float = 2.0, seed: int = 0) -> Denoiser:
+    """Distributions that are alike from state to state, less so with more `unrest`; a function of each state alone."""
+    firm = np.random.default_rng(seed).normal(size=(size, vocabulary)) * firmness
+
+    def denoise(states: np.ndarray) -> np.ndarray:
+        found = []
+        for state in states:
+            rng = np.random.default_rng(crc32(np.ascontiguousarray(state, dtype=np.int64).tobytes()) + seed)
+            logits = firm + unrest * rng.normal(size=firm.shape)
+            logits[:, MASK] = -np.inf
+            weights = np.exp(logits - logits.max(1, keepdims=True))
+            found.append(weights / weights.sum(1, keepdims=True))
+        return np.array(found)
+
+    return denoise
+
+
+def noise(state: np.ndarray, seed: int) -> torch.Tensor:
+    """[B] keys by seed, position and tokens revealed so far."""
+    step = streams(torch.tensor([seed]), torch.tensor([int((state != MASK).sum())]), Purpose.TOKEN)
+    return substreams(step, len(state))[0]
+
+
+def draw(distribution: np.ndarray, state: np.ndarray, seed: int | None) -> np.ndarray:
+    """[B] tokens of every position; the best ones without a seed."""
+    if seed is None:
+        return distribution.argmax(1)
+    return gumbel_argmax(torch.from_numpy(distribution.astype(np.float32)), noise(state, seed)).numpy()
+
+
+def candidates(distribution: np.ndarray, state: np.ndarray, seed: int | None, kept: int) -> Candidates:
+    """Those of one block: with a seed in the order in which the noise of its next step prefers them."""
+    if seed is None:
+        return best_candidates(distribution, kept)
+    exponentials = torch_exponentials(noise(state, seed), torch.arange(distribution.shape[1])).numpy()
+    with np.errstate(divide="ignore"):
+        tokens = np.argsort(exponentials / distribution.astype(np.float32), axis=1, kind="stable")[:, :kept]
+    return Candidates(tokens[None], np.take_along_axis(distribution, tokens, axis=1)[None].astype(np.float32))
+
+
+def static(tokens: int, seed: int | None = None) -> Policy:
+    """Reveals the `tokens` most probable of the drawn tokens."""
+
+    def step(state: np.ndarray, distribution: np.ndarray) -> np.ndarray:
+        drawn = draw(distribution, state, seed)
+        confidence = np.where(state == MASK, distribution[np.arange(len(state)), drawn], -1)
+        going = np.argsort(-confidence, kind="stable")[:tokens]
+        going = going[confidence[going] >= 0]
+        after = state.copy()
+        after[going] = drawn[going]
+        return after
+
+    return step
+
+
+def threshold(least: float, seed: int | None = None) -> Policy:
+    """Reveals the drawn tokens of a probability above `least`, else the most probable one."""
+
+    def step(state: np.ndarray, distribution: np.ndarray) -> np.ndarray:
+        drawn = draw(distribution, state, seed)
+        confidence = np.where(state == MASK, distribution[np.arange(len(state)), drawn], -1)
+        going = confidence > least
+        if not going.any():
+            going = np.arange(len(state)) == confidence.argmax()
+        return np.where(going, drawn, state)
+
+    return step
+
+
+def trajectory(denoise: Denoiser, policy: Policy, block: np.ndarray, kept: int) -> Trajectory:
+    """Base decoding of a block, recorded."""
+    states = np.array(base_decode(denoise, policy, block, MASK).states)
+    each = [best_candidates(p, kept) for p in denoise(states)]
+    tokens, probabilities = (np.concatenate(x) for x in zip(*((c.tokens, c.probabilities) for c in each), strict=True))
+    return Trajectory(states, Candidates(tokens, probabilities))
+
+
+def calibrated(denoise: Denoiser, policy: Policy, size: int, *, kept: int = 3, step_tokens: int | None) -> DraftGraph:
+    """A graph chosen by the trajectories of blocks whose beginnings differ."""
+    counts = Counts()
+    for begun in range(1, 9):
+        block = np.full(size, MASK)
+        block[begun % size] = 1 + begun % 3
+        counts.add(trajectory(denoise, policy, block, kept), MASK)
+    return choose(counts, step_tokens=step_tokens)
