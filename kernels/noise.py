@@ -94,7 +94,7 @@ def torch_gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch
 
 
 def torch_exponentials(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[N, M] float64, the noise E = -log(1 - U) of tokens [M] for keys [N], U the uniform number of a token."""
+    """[N, M] float64, the noise E = -log(1 - U) of tokens [M] or [N, M] for keys [N], U a token's uniform number."""
     x, exponent = torch.frexp(1 - _uniform(_mix(keys[:, None] + _GOLDEN * (tokens + 1))))
     small = x < _SQRT_HALF
     x = torch.where(small, 2 * x, x)

@@ -27,11 +27,13 @@ class Outcome:
     """What a round made of a request.
 
     state: its open block after the round, finished where no mask is left; None: the round had final blocks alone.
-    kept: tokens of the request whose keys and values are final.
+    kept: tokens of the request whose keys and values are final; where it is answered, the finished block's as well.
+    opened: the next block after its first step; None: it has not been begun.
     """
 
     state: list[int] | None
     kept: int
+    opened: list[int] | None = None
 
 
 class BlockDiffusion(DllmAlgorithm):
@@ -62,8 +64,9 @@ class BlockDiffusion(DllmAlgorithm):
         """What the page draws."""
         return live.snapshot(self.metrics, None)
 
-    def generate(self, runner: Any, forward_batch: Any, reqs: Sequence[Any]) -> list[Outcome]:
-        """A round of the requests in a batch, in their order."""
+    def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
+        """A round of the requests in a batch of SGLang's scheduler, in their order."""
+        reqs = batch.reqs
         rows = self.rows(forward_batch, reqs)
         masked = (rows.tokens == self.mask_id) & rows.open[:, None]
         logits = self.forward(runner).run(rows, masked, forward_batch)
@@ -95,6 +98,7 @@ class BlockDiffusion(DllmAlgorithm):
             tables=torch.repeat_interleave(forward_batch.req_pool_indices.long(), counts),
             slots=forward_batch.out_cache_loc.long().view(-1, block),
             open=(tokens == self.mask_id).any(1),
+            above=torch.full_like(starts, -1),
         )
 
     def sampling(self, forward_batch: Any, reqs: Sequence[Any]) -> tuple[Rules, torch.Tensor]:

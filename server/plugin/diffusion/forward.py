@@ -31,6 +31,8 @@ class BlockRows:
     tables: [N] int64, the request's row of the page table, which has the slots of all positions before the block.
     slots: [N, B] int64, where the block's keys and values go.
     open: [N] bool, the block is being unmasked; False: its tokens are final, and so are its keys and values.
+    above: [N] int64, the row just before that is the block before this one, where the page table has not its slots; -1:
+        the page table has them.
     """
 
     tokens: torch.Tensor
@@ -39,6 +41,7 @@ class BlockRows:
     tables: torch.Tensor
     slots: torch.Tensor
     open: torch.Tensor
+    above: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -133,6 +136,8 @@ def _page_table(rows: BlockRows, page_table: torch.Tensor, owner: torch.Tensor) 
         return page_table, rows.tables[owner]
     copies = page_table[rows.tables, : int(positions.max()) + 1]
     copies.scatter_(1, positions, rows.slots.to(copies.dtype))
+    below = (rows.above >= 0).nonzero()[:, 0]
+    copies[below[:, None], positions[below] - rows.tokens.shape[1]] = rows.slots[rows.above[below]].to(copies.dtype)
     return copies, owner
 
 

@@ -17,11 +17,12 @@ def register(target: DiffusionTarget) -> None:
     from sglang.srt.dllm.config import DllmConfig
 
     from outrider.server.plugin.diffusion import configs, rounds
-    from outrider.server.plugin.diffusion.algorithm import NAME, BlockDiffusion
+    from outrider.server.plugin.diffusion.algorithm import NAME
+    from outrider.server.plugin.diffusion.spiffy import Spiffy
 
     configs.register()
     _register_layers()
-    algorithm.algo_name_to_cls[NAME] = BlockDiffusion
+    algorithm.algo_name_to_cls[NAME] = Spiffy
 
     class Config(DllmConfig):
         def validate_request(self, req: Any) -> str | None:

@@ -153,7 +153,7 @@ def _abort(original: Callable[..., None], scheduler: Any, asked: Any) -> None:
 
 
 def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:
-    outcomes = worker.dllm_algorithm.generate(worker.model_runner, forward_batch, batch.reqs)
+    outcomes = worker.dllm_algorithm.generate(worker.model_runner, forward_batch, batch)
     return GenerationBatchResult(
         logits_output=None, next_token_ids=[], dllm_algo_state=outcomes, can_run_cuda_graph=False
     )
@@ -164,22 +164,20 @@ def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
     allocator, told = scheduler.token_to_kv_pool_allocator, []
     allocator.free_group_begin()
     for req, outcome in zip(batch.reqs, outcomes, strict=True):
-        before = known(req)
-        _keep(scheduler, req, outcome.kept)
-        req.dllm_algo_state = None
-        if outcome.state is None:
-            continue
-        if scheduler.dllm_config.mask_id in outcome.state:
-            req.dllm_algo_state = array("q", outcome.state)
-            continue
-        start = len(before) // len(outcome.state) * len(outcome.state)
-        new = outcome.state[len(before) - start :]
-        req.output_ids.extend(new)
-        scheduler.metrics_reporter.num_generated_tokens += len(new)
-        req.update_finish_state(new_accepted_len=len(new))
-        if req.finished():
+        state, kept = outcome.state, outcome.kept
+        complete = state is not None and scheduler.dllm_config.mask_id not in state
+        if state is not None and complete:
+            _answer(scheduler, req, state)
+            told.append(req)
+            if outcome.opened is not None and req.finished():
+                kept -= len(state)  # the answer's end may be within the block
+            elif outcome.opened is not None:
+                req.full_untruncated_fill_ids[kept - len(state) : kept] = array("q", state)
+        _keep(scheduler, req, kept)
+        open_state = outcome.opened if complete else state
+        req.dllm_algo_state = array("q", open_state) if open_state else None
+        if complete and req.finished():
             _end(scheduler, req)
-        told.append(req)
     if told:
         scheduler.output_streamer.stream_output(told, batch.return_logprob)
     allocator.free_group_end()
@@ -190,6 +188,14 @@ def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
         can_run_cuda_graph=False,
         dp_cooperation_info=batch.dp_cooperation_info,
     )
+
+
+def _answer(scheduler: Any, req: Any, state: list[int]) -> None:
+    """Add a complete block to the answer, without what is the prompt's of it."""
+    new = state[len(known(req)) % len(state) :]
+    req.output_ids.extend(new)
+    scheduler.metrics_reporter.num_generated_tokens += len(new)
+    req.update_finish_state(new_accepted_len=len(new))
 
 
 def _end(scheduler: Any, req: Any) -> None:

@@ -1,0 +1,112 @@
+"""Draft states as rows of a forward, and what is accepted of them (Spiffy, arXiv 2509.18085).
+
+A draft is the open block as it may be in a later step, with slots of its own beside the open block's. A draft without
+masks is a final block; beside it stands the next block, masked as a whole: if the draft is accepted, its keys and
+values stay, and the next block's first step is done as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.scheduler.draft_graphs.lookup import follow
+from outrider.server.plugin.diffusion.forward import BlockRows
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """request: its number in the batch. state: [B] int64. complete: nothing of it is masked; it takes two rows."""
+
+    request: int
+    state: np.ndarray
+    complete: bool
+
+    @property
+    def rows(self) -> int:
+        return 2 if self.complete else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a round made of an open block.
+
+    state: the block after its last step. accepted: drafts on the way there. row: of the forward that has the
+    distribution before the newest state. opened: the next block after its first step; None: the block has not been
+    accepted as a whole. slots: [B] int64, of a complete draft that was accepted; None: there is none.
+    """
+
+    state: np.ndarray
+    accepted: int
+    row: int
+    opened: np.ndarray | None = None
+    slots: torch.Tensor | None = None
+
+    @property
+    def newest(self) -> np.ndarray:
+        return self.state if self.opened is None else self.opened
+
+
+def with_drafts(rows: BlockRows, roots: list[int], drafts: list[Draft], slots: torch.Tensor, mask_id: int) -> BlockRows:
+    """The rows of a round and, behind them, those of its drafts in their order.
+
+    roots: of each request, the row of its open block. slots: [n, B] int64, for the rows of the drafts.
+    """
+    if not drafts:
+        return rows
+    tokens, starts, before, above, opens, root = [], [], [], [], [], []
+    begins, lefts, block = rows.starts.tolist(), rows.before.tolist(), rows.tokens.shape[1]
+    for draft in drafts:
+        place = roots[draft.request]
+        tokens.append(torch.from_numpy(draft.state))
+        starts.append(begins[place])
+        before.append(lefts[place])
+        above.append(-1)
+        opens.append(not draft.complete)
+        root.append(place)
+        if draft.complete:
+            above.append(len(rows) + len(tokens) - 1)
+            tokens.append(torch.full((block,), mask_id))
+            starts.append(begins[place] + block)
+            before.append(int(draft.state[-1]))
+            opens.append(True)
+            root.append(place)
+    return BlockRows(
+        tokens=torch.cat([rows.tokens, torch.stack(tokens)]),
+        starts=torch.cat([rows.starts, torch.tensor(starts)]),
+        before=torch.cat([rows.before, torch.tensor(before)]),
+        tables=torch.cat([rows.tables, rows.tables[root]]),
+        slots=torch.cat([rows.slots, slots]),
+        open=torch.cat([rows.open, torch.tensor(opens)]),
+        above=torch.cat([rows.above, torch.tensor(above)]),
+    )
+
+
+def found(
+    rows: BlockRows, stepped: np.ndarray, roots: list[int], drafts: list[Draft], first: int, mask_id: int
+) -> list[Found | None]:
+    """Of each request, what its open block came to; None of one without, whose root is -1.
+
+    rows: with drafts. stepped: [N, B] int64, all of them one step on. first: the row of the first draft.
+    """
+    own: list[list[tuple[Draft, int]]] = [[] for _ in roots]
+    row = first
+    for draft in drafts:
+        own[draft.request].append((draft, row))
+        row += draft.rows
+    return [
+        _found(rows, stepped, root, mine, mask_id) if root >= 0 else None for root, mine in zip(roots, own, strict=True)
+    ]
+
+
+def _found(rows: BlockRows, stepped: np.ndarray, root: int, drafts: list[tuple[Draft, int]], mask_id: int) -> Found:
+    states, places = [draft.state for draft, _ in drafts], [row for _, row in drafts]
+    path = follow(stepped[root], states, list(stepped[places]), mask_id)
+    if not path:
+        return Found(stepped[root], 0, root)
+    draft, row = drafts[path[-1]]
+    if draft.complete:
+        return Found(draft.state, len(path), row + 1, stepped[row + 1], rows.slots[row])
+    return Found(stepped[row], len(path), row)
