@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,14 +26,20 @@ NAME = "OUTRIDER"
 class Outcome:
     """What a round made of a request.
 
-    state: its open block after the round, finished where no mask is left; None: the round had final blocks alone.
-    kept: tokens of the request whose keys and values are final; where it is answered, the finished block's as well.
-    opened: the next block after its first step; None: it has not been begun.
+    kept: tokens of the request before its open block, all of which have final keys and values now.
+    complete: blocks behind them that have no mask any more, in order. open: the newest state of the block behind those;
+    None: it has not been begun. committed: the first complete block has final keys and values as well.
     """
 
-    state: list[int] | None
     kept: int
-    opened: list[int] | None = None
+    complete: list[list[int]] = field(default_factory=list)
+    open: list[int] | None = None
+    committed: bool = False
+
+    @classmethod
+    def of(cls, start: int, state: list[int], mask_id: int) -> Outcome:
+        """Of an open block at `start` that came to `state`."""
+        return cls(start, open=state) if mask_id in state else cls(start, [state])
 
 
 class BlockDiffusion(DllmAlgorithm):
@@ -76,7 +82,9 @@ class BlockDiffusion(DllmAlgorithm):
         last = (lengths.cumsum(0) - 1).tolist()
         starts, is_open, after = rows.starts.tolist(), rows.open.tolist(), states.tolist()
         return [
-            Outcome(after[row], starts[row]) if is_open[row] else Outcome(None, starts[row] + self.block_size)
+            Outcome.of(starts[row], after[row], self.mask_id)
+            if is_open[row]
+            else Outcome(starts[row] + self.block_size)
             for row in last
         ]
 

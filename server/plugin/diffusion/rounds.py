@@ -164,20 +164,20 @@ def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
     allocator, told = scheduler.token_to_kv_pool_allocator, []
     allocator.free_group_begin()
     for req, outcome in zip(batch.reqs, outcomes, strict=True):
-        state, kept = outcome.state, outcome.kept
-        complete = state is not None and scheduler.dllm_config.mask_id not in state
-        if state is not None and complete:
-            _answer(scheduler, req, state)
-            told.append(req)
-            if outcome.opened is not None and req.finished():
-                kept -= len(state)  # the answer's end may be within the block
-            elif outcome.opened is not None:
-                req.full_untruncated_fill_ids[kept - len(state) : kept] = array("q", state)
+        kept = outcome.kept
+        for block in outcome.complete:
+            if not req.finished():
+                _answer(scheduler, req, block)
+        if outcome.committed and not req.finished():  # an answer's end may be within the block
+            block = outcome.complete[0]
+            req.full_untruncated_fill_ids[kept : kept + len(block)] = array("q", block)
+            kept += len(block)
         _keep(scheduler, req, kept)
-        open_state = outcome.opened if complete else state
-        req.dllm_algo_state = array("q", open_state) if open_state else None
-        if complete and req.finished():
-            _end(scheduler, req)
+        req.dllm_algo_state = array("q", outcome.open) if outcome.open else None
+        if outcome.complete:
+            told.append(req)
+            if req.finished():
+                _end(scheduler, req)
     if told:
         scheduler.output_streamer.stream_output(told, batch.return_logprob)
     allocator.free_group_end()

@@ -75,7 +75,7 @@ class Spiffy(BlockDiffusion):
         self._give_back(rows, roots, slots, blocks, batch)
         self._learn(rows, masked, logits, blocks, reqs, sampling)
         return [
-            Outcome(None, start + self.block_size) if block is None else self._outcome(start, block)
+            Outcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(rows.starts[last].tolist(), blocks, strict=True)
         ]
 
@@ -178,8 +178,9 @@ class Spiffy(BlockDiffusion):
 
     def _outcome(self, start: int, block: Found) -> Outcome:
         if block.opened is None:
-            return Outcome(block.state.tolist(), start)
-        return Outcome(block.state.tolist(), start + self.block_size, block.opened.tolist())
+            return Outcome.of(start, block.state.tolist(), self.mask_id)
+        opened = Outcome.of(start, block.opened.tolist(), self.mask_id)
+        return Outcome(start, [block.state.tolist(), *opened.complete], opened.open, committed=True)
 
 
 def _drafts_at_all(req: Any) -> bool:

@@ -21,24 +21,26 @@ TARGETS = {
 
 class Batch:
     """Three requests of 16, 8 and 0 tokens in the cache, whose slots are scattered. The first computes a final and an
-    open block and two drafts of it, the second three final blocks, the third its first, open one."""
+    open block and two drafts of it, the second three final blocks, the third its first, open one; then come a complete
+    draft of the first one's open block and the block that would follow."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(0)
         slots = 1 + torch.randperm(200, generator=draw)
         self.page_table = slots[: 3 * CONTEXT].view(3, CONTEXT).int()
-        starts = [16, 20, 20, 20, 8, 12, 16, 0]
-        self.tables = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+        starts = [16, 20, 20, 20, 8, 12, 16, 0, 20, 24]
+        self.tables = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 0, 0])
         self.starts = torch.tensor(starts)
         own = self.page_table[self.tables[:, None], self.starts[:, None] + torch.arange(BLOCK)].long()
-        own[2:4] = slots[3 * CONTEXT : 3 * CONTEXT + 2 * BLOCK].view(2, BLOCK)
+        own[[2, 3, 8, 9]] = slots[3 * CONTEXT : 3 * CONTEXT + 4 * BLOCK].view(4, BLOCK)
         self.rows = BlockRows(
-            tokens=torch.randint(1, 50, (8, BLOCK), generator=draw),
+            tokens=torch.randint(1, 50, (10, BLOCK), generator=draw),
             starts=self.starts,
-            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0]),
+            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]),
             tables=self.tables,
             slots=own,
-            open=torch.tensor([False, True, True, True, False, False, False, True]),
+            open=torch.tensor([False, True, True, True, False, False, False, True, False, True]),
+            above=torch.tensor([-1] * 9 + [8]),
         )
         self.k, self.v = torch.randn(2, 201, KV_HEADS, WIDTH, generator=draw)
 
@@ -46,7 +48,10 @@ class Batch:
         """Of the query at a place of a block: softmax over what it sees, gathered slot by slot."""
         start, final = int(self.starts[row]), not bool(self.rows.open[row])
         end = start + place + 1 if causal and final else start + BLOCK
-        slots = [*self.page_table[self.tables[row], :start].tolist(), *self.rows.slots[row].tolist()][:end]
+        before = self.page_table[self.tables[row], :start].tolist()
+        if (above := int(self.rows.above[row])) >= 0:
+            before[-BLOCK:] = self.rows.slots[above].tolist()
+        slots = [*before, *self.rows.slots[row].tolist()][:end]
         keys, values = (pool[torch.tensor(slots)].repeat_interleave(HEADS // KV_HEADS, 1) for pool in (self.k, self.v))
         weights = (torch.einsum("hd,khd->hk", q, keys) * WIDTH**-0.5).softmax(-1)
         return torch.einsum("hk,khd->hd", weights, values)
