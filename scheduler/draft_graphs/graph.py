@@ -31,7 +31,7 @@ class DraftGraph:
     nodes: D sets of pairs, all different. parents: of each node the numbers of its parents, or ROOT; at least one.
 
     positions, ranks: [D, K] int64, the pairs of each node by ascending position rank; -1 behind its last.
-    sizes: [D] int64, pairs of each node.
+    sizes: [D] int64, pairs of each node. depths: [D] int64, steps that lead to it, at least.
     leads: [D + 1, D] bool, whether an edge leads from a node, in the last row from the root, to another.
     """
 
@@ -40,6 +40,7 @@ class DraftGraph:
     positions: np.ndarray = field(init=False)
     ranks: np.ndarray = field(init=False)
     sizes: np.ndarray = field(init=False)
+    depths: np.ndarray = field(init=False)
     leads: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,11 +50,14 @@ class DraftGraph:
         sizes = np.array([len(node) for node in self.nodes], dtype=np.int64)
         positions = np.full((count, int(sizes.max(initial=1))), -1, dtype=np.int64)
         ranks, leads = positions.copy(), np.zeros((count + 1, count), dtype=bool)
+        depths = np.zeros(count + 1, dtype=np.int64)  # the root's is the last
         for number, (node, above) in enumerate(zip(self.nodes, self.parents, strict=True)):
             _check(number, node, [(parent, self._pairs(parent, number)) for parent in above])
             positions[number, : len(node)], ranks[number, : len(node)] = np.array(sorted(node)).T
             leads[list(above), number] = True
-        for name, value in (("positions", positions), ("ranks", ranks), ("sizes", sizes), ("leads", leads)):
+            depths[number] = depths[list(above)].min() + 1
+        arrays = {"positions": positions, "ranks": ranks, "sizes": sizes, "depths": depths[:-1], "leads": leads}
+        for name, value in arrays.items():
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:

@@ -68,6 +68,7 @@ def test_smaller_nodes_stand_first_and_edges_lead_as_said():
     assert [len(n) for n in CHAIN.nodes] == [1, 1, 2, 3]
     assert CHAIN.parents == ((ROOT,), (ROOT,), (0, 1), (2,))
     assert CHAIN.leads.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 0]]
+    assert CHAIN.depths.tolist() == [1, 1, 2, 3]
     assert CHAIN.vocabulary_ranks == 2
 
 

@@ -18,11 +18,16 @@ from outrider.server.plugin.diffusion.forward import BlockRows
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """request: its number in the batch. state: [B] int64. complete: nothing of it is masked; it takes two rows."""
+    """request: its number in the batch. state: [B] int64. complete: nothing of it is masked; it takes two rows.
+    score: of `draft_graphs.prune`. depth: steps ahead. chance: that it is accepted, as far as is known.
+    """
 
     request: int
     state: np.ndarray
     complete: bool
+    score: float
+    depth: int
+    chance: float
 
     @property
     def rows(self) -> int:
@@ -33,13 +38,14 @@ class Draft:
 class Found:
     """What a round made of an open block.
 
-    state: the block after its last step. accepted: drafts on the way there. row: of the forward that has the
-    distribution before the newest state. opened: the next block after its first step; None: the block has not been
-    accepted as a whole. slots: [B] int64, of a complete draft that was accepted; None: there is none.
+    state: the block after its last step. accepted: drafts on the way there, by their place among the request's.
+    row: of the forward that has the distribution before the newest state. opened: the next block after its first step;
+    None: the block has not been accepted as a whole. slots: [B] int64, of a complete draft that was accepted; None:
+    there is none.
     """
 
     state: np.ndarray
-    accepted: int
+    accepted: list[int]
     row: int
     opened: np.ndarray | None = None
     slots: torch.Tensor | None = None
@@ -105,8 +111,8 @@ def _found(rows: BlockRows, stepped: np.ndarray, root: int, drafts: list[tuple[D
     states, places = [draft.state for draft, _ in drafts], [row for _, row in drafts]
     path = follow(stepped[root], states, list(stepped[places]), mask_id)
     if not path:
-        return Found(stepped[root], 0, root)
+        return Found(stepped[root], path, root)
     draft, row = drafts[path[-1]]
     if draft.complete:
-        return Found(draft.state, len(path), row + 1, stepped[row + 1], rows.slots[row])
-    return Found(stepped[row], len(path), row)
+        return Found(draft.state, path, row + 1, stepped[row + 1], rows.slots[row])
+    return Found(stepped[row], path, row)

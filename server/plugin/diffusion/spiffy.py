@@ -8,8 +8,10 @@ and given back within the round, but for that of a final block, which takes the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,17 +21,19 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.fill import Candidates, fill
 from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.draft_graphs.planning import Acceptance, StatePlanner
 from outrider.scheduler.draft_graphs.prune import admission_order, scores
 from outrider.scheduler.draft_graphs.untuned import untuned_graph
 from outrider.server.plugin.diffusion.algorithm import BlockDiffusion, Outcome
 from outrider.server.plugin.diffusion.candidates import likely_tokens
 from outrider.server.plugin.diffusion.drafts import Draft, Found, found, with_drafts
 from outrider.server.plugin.diffusion.forward import BlockRows
+from outrider.server.plugin.diffusion.metrics import DiffusionMetrics
 from outrider.server.plugin.diffusion.policy import Static, noise_keys, steps_of
 from outrider.server.plugin.options import RequestOptions
 
-STATES = 3
-"""D*: draft states of a request in a forward, where nobody says how many."""
+IDLE_SECONDS = 0.02
+"""Between two rounds, from which on nobody was served in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +58,20 @@ class Spiffy(BlockDiffusion):
         step_tokens = self.policy.tokens if isinstance(self.policy, Static) else None
         graph = untuned_graph(self.block_size, step_tokens)
         self.graphs: dict[bool, DraftGraph] = {False: graph, True: graph}
+        self.acceptance = {False: Acceptance(), True: Acceptance()}
+        self.planner = StatePlanner()
+        self.states = DiffusionMetrics()
+        self._ended = 0.0  # when the last round did, on the host's clock
 
     def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
-        reqs = batch.reqs
+        reqs, began = batch.reqs, time.perf_counter()
         rows = self.rows(forward_batch, reqs)
         sampling = self.sampling(forward_batch, reqs)
+        sampled = (sampling[0].temperatures > 0).tolist()
         counts = torch.tensor(forward_batch.extend_seq_lens_cpu) // self.block_size
         last, owner = (counts.cumsum(0) - 1).tolist(), torch.repeat_interleave(torch.arange(len(reqs)), counts)
         roots = [row if is_open else -1 for row, is_open in zip(last, rows.open[last].tolist(), strict=True)]
-        drafts = self._drafts(rows, roots, reqs, (sampling[0].temperatures > 0).tolist(), runner)
+        drafts = self._drafts(rows, roots, reqs, sampled, runner)
         slots = self._slots(sum(draft.rows for draft in drafts), batch)
         if slots is None:
             drafts, slots = [], rows.slots[:0]
@@ -73,11 +82,18 @@ class Spiffy(BlockDiffusion):
         stepped = self.step(rows, masked, logits, owner, sampling).numpy()
         blocks = found(rows, stepped, roots, drafts, first, self.mask_id)
         self._give_back(rows, roots, slots, blocks, batch)
-        self._learn(rows, masked, logits, blocks, reqs, sampling)
-        return [
+        self._remember(rows, masked, logits, blocks, reqs, sampling)
+        outcomes = [
             Outcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(rows.starts[last].tolist(), blocks, strict=True)
         ]
+        self._count(drafts, sampled, blocks, outcomes)
+        ended = time.perf_counter()
+        if min(roots) >= 0 and int(counts.max()) <= 2:  # none is reading its prompt
+            between = began - self._ended
+            self.planner.cost.observe(len(rows), ended - (self._ended if between < IDLE_SECONDS else began))
+        self._ended = ended
+        return outcomes
 
     # -- before the forward ---------------------------------------------------------------------------------------
 
@@ -85,30 +101,46 @@ class Spiffy(BlockDiffusion):
         self, rows: BlockRows, roots: list[int], reqs: Sequence[Any], sampled: list[bool], runner: Any
     ) -> list[Draft]:
         """What is drafted in this round, by request."""
-        chosen: list[Draft] = []
+        free: list[list[Draft]] = [[] for _ in reqs]  # for the planner to choose of
+        decided: list[Draft] = []
         for number, (root, req) in enumerate(zip(roots, reqs, strict=True)):
-            options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
-            limit = options.draft_limit(STATES)
             known: Known | None = getattr(req, "outrider_known", None)
-            if root < 0 or not limit or known is None:
+            options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+            limit = options.draft_limit(len(self.graphs[sampled[number]]))
+            if root < 0 or known is None or not limit:
                 continue
             state, start = rows.tokens[root].numpy(), int(rows.starts[root])
-            if known.start != start or not np.array_equal(known.state, state):
-                continue
-            graph = self.graphs[sampled[number]]
-            filled = fill(graph, state[None], Candidates(known.tokens[None], known.probabilities[None]), self.mask_id)
-            order = admission_order(graph, filled, scores(graph, filled))[0]
-            goes_on = self._goes_on(req, start, runner)
-            for node in order[order >= 0].tolist():
-                drafted = filled.states[0, node]
-                complete = not (drafted == self.mask_id).any()
-                if complete and not goes_on:
-                    continue
-                chosen.append(Draft(number, drafted, complete))
-                limit -= 1
-                if not limit:
-                    break
-        return chosen
+            if known.start == start and np.array_equal(known.state, state):
+                goes_on = self._goes_on(req, start, runner)
+                own = list(islice(self._states(number, known, sampled[number], goes_on), limit))
+                if options.planned:
+                    free[number] = own
+                else:
+                    decided += own
+        if any(free):
+            counts = self.planner.admit(
+                sum(root >= 0 for root in roots),
+                len(rows) + sum(draft.rows for draft in decided),
+                [np.array([draft.chance for draft in own]) for own in free],
+                [np.array([draft.rows for draft in own], dtype=np.int64) for own in free],
+            )
+            decided += [draft for own, count in zip(free, counts, strict=True) for draft in own[:count]]
+        return decided
+
+    def _states(self, number: int, known: Known, sampled: bool, goes_on: bool) -> Iterator[Draft]:
+        """Drafts of an open block, the best first; goes_on: a block follows it, so that complete ones are of use."""
+        graph, candidates = self.graphs[sampled], Candidates(known.tokens[None], known.probabilities[None])
+        filled = fill(graph, known.state[None], candidates, self.mask_id)
+        complete = ~(filled.states[0] == self.mask_id).any(1)
+        if not goes_on:
+            filled.fits[0] &= ~complete
+        worth = scores(graph, filled)
+        order = admission_order(graph, filled, worth)[0]
+        order = order[order >= 0]
+        chances = self.acceptance[sampled].chances(worth[0, order], graph.depths[order])
+        for node, chance in zip(order.tolist(), chances.tolist(), strict=True):
+            depth, score = int(graph.depths[node]), float(worth[0, node])
+            yield Draft(number, filled.states[0, node], bool(complete[node]), score, depth, chance)
 
     def _goes_on(self, req: Any, start: int, runner: Any) -> bool:
         """Whether a block follows the open one."""
@@ -143,7 +175,7 @@ class Spiffy(BlockDiffusion):
             pages = torch.tensor(sorted(left))[:, None] + torch.arange(self.block_size)
             batch.token_to_kv_pool_allocator.free(pages.flatten())
 
-    def _learn(
+    def _remember(
         self,
         rows: BlockRows,
         masked: torch.Tensor,
@@ -175,6 +207,26 @@ class Spiffy(BlockDiffusion):
         tokens[which, where], probabilities[which, where] = best, chances
         for number, row, state, t, p in zip(going, at.tolist(), newest, tokens, probabilities, strict=True):
             reqs[number].outrider_known = Known(int(rows.starts[row]), state.numpy(), t.numpy(), p.numpy())
+
+    def _count(
+        self, drafts: list[Draft], sampled: list[bool], blocks: list[Found | None], outcomes: list[Outcome]
+    ) -> None:
+        """Learn how often drafts are accepted, and tell Prometheus."""
+        for number, block in enumerate(blocks):
+            own = [draft for draft in drafts if draft.request == number]
+            if block is not None and own:
+                accepted = np.zeros(len(own), dtype=bool)
+                accepted[block.accepted] = True
+                self.acceptance[sampled[number]].observe(
+                    np.array([draft.score for draft in own]), np.array([draft.depth for draft in own]), accepted
+                )
+        self.states.observe(
+            open_blocks=sum(block is not None for block in blocks),
+            drafted=len(drafts),
+            accepted=[len(block.accepted) for block in blocks if block is not None],
+            joined=sum(outcome.committed for outcome in outcomes),
+            tokens=sum(len(outcome.complete) for outcome in outcomes) * self.block_size,
+        )
 
     def _outcome(self, start: int, block: Found) -> Outcome:
         if block.opened is None:
