@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import openai
 import pytest
-from running import EngineWatch, Server
+from running import OVERLAP, EngineWatch, Server
 
 from outrider.kernels.cpu import native
 
@@ -73,8 +74,15 @@ def no_engine_without_the_marker(engine_watch: EngineWatch | None) -> Iterator[N
         pytest.fail("this test starts an engine: give it @pytest.mark.server")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--overlap"):
+        folders = str(OVERLAP), os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="all prompts one at a time as well, which takes long on a CPU"
     )
+    parser.addoption("--overlap", action="store_true", help="servers overlap scheduling and forward, as on a GPU")
     parser.addoption("--fuzz", type=int, metavar="N", help="malformed requests in tests/server/http/test_fuzz.py")

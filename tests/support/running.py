@@ -22,6 +22,8 @@ import pytest
 OUTRIDER = Path(sys.executable).with_name("outrider")
 # Far more than a start takes: machines that run tests are busy.
 START_SECONDS = 180
+OVERLAP = Path(__file__).parent / "overlap"
+"""On the path of Python, where servers overlap scheduling with the forward: `--overlap`."""
 
 
 class Server:
@@ -46,6 +48,8 @@ class Server:
             if self.process.poll() is not None:
                 pytest.fail(f"the server ended with {self.process.returncode}:\n{self.output()}")
             if self.status("/ready") == 200:
+                overlaps = str(OVERLAP) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+                assert ("this scheduler's steps overlap" in self.output()) == overlaps
                 return self
             time.sleep(0.2)
         self.kill()

@@ -1,0 +1,73 @@
+"""Has servers of tests overlap scheduling with the forward on a CPU, as SGLang does on a GPU: with its own loop, its
+future map, and steps that begin before the last one's result is there. Python imports this file in every process where
+its folder is on the path; see `--overlap` in tests/conftest.py.
+
+A CPU's streams and events do nothing, so what is missing is that SGLang is asked to, and `record_stream`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+
+def ask_for_overlap(module: ModuleType) -> None:
+    """Of `server/engine/sglang_args.py`."""
+    build = module.build
+
+    def overlapping(*args: Any, **kwargs: Any) -> Any:
+        arguments = build(*args, **kwargs)
+        arguments.disable_overlap_schedule = False
+        return arguments
+
+    module.build = overlapping  # type: ignore[attr-defined]
+
+
+def stand_in_for_streams(module: ModuleType) -> None:
+    """Of SGLang's `overlap_utils.py`."""
+    module.torch.Tensor.record_stream = lambda tensor, stream: None
+
+
+def say_so(module: ModuleType) -> None:
+    """Of SGLang's `scheduler.py`."""
+    loop = module.Scheduler.event_loop_overlap
+
+    def overlapping(scheduler: Any) -> None:
+        print("this scheduler's steps overlap", file=sys.stderr, flush=True)
+        loop(scheduler)
+
+    module.Scheduler.event_loop_overlap = overlapping
+
+
+CHANGED = {
+    "sglang.srt.managers.scheduler": say_so,
+    "outrider.server.engine.sglang_args": ask_for_overlap,
+    "sglang.srt.managers.overlap_utils": stand_in_for_streams,
+}
+
+
+class Finder(MetaPathFinder):
+    """Finds modules as Python does, and changes those that are to be."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        change = CHANGED.get(fullname)
+        found = PathFinder.find_spec(fullname, path, target) if change else None
+        if change is None or found is None or found.loader is None:
+            return None
+        execute = found.loader.exec_module
+
+        def changed(module: ModuleType) -> None:
+            execute(module)
+            change(module)
+
+        found.loader.exec_module = changed  # type: ignore[method-assign]
+        return found
+
+
+sys.meta_path.insert(0, Finder())
