@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
-from outrider.server.plugin.attention_backends import BACKENDS, OURS, Capability, Needs, fitting, unfit
+from outrider.server.plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
 
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 """Of SGLang, by any of which verification may run."""
@@ -44,7 +44,7 @@ def graphs(backend: str | None, *, ranks: int, hidden_states: bool) -> dict[str,
 
     backend: None where nothing is verified. ranks: of tensor parallelism. hidden_states: the drafter reads them.
     """
-    if backend is None or ranks > 1 or not BACKENDS[backend].padded:
+    if backend is None or ranks > 1:
         return {"disable_cuda_graph": True}
     return {"disable_prefill_cuda_graph": True} if hidden_states else {}
 

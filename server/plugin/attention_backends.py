@@ -39,15 +39,15 @@ class Needs:
 class Entry:
     """One backend.
 
-    majors: of the compute capabilities that it runs on. padded: rows behind the last request are left alone, so that a
-    step may have a size that is decided before its lengths are known, and run as the graph of that size; otherwise it
-    waits for them.
-    capped: capped scores are exact. latent: also for multi-head latent attention, on these majors. heads: the only
-    sizes of a head; (): all that SGLang has. float32: computes in 32 bits, too.
+    Rows behind the last request it leaves alone, so that a step may have a size that is decided before its lengths are
+    known, and run as the graph of that size.
+
+    majors: of the compute capabilities that it runs on. capped: capped scores are exact. latent: also for multi-head
+    latent attention, on these majors. heads: the only sizes of a head; (): all that SGLang has. float32: computes in 32
+    bits, too.
     """
 
     majors: tuple[int, ...]
-    padded: bool
     capped: bool
     latent: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
@@ -55,10 +55,10 @@ class Entry:
 
 
 BACKENDS = {
-    "fa3": Entry(majors=(8, 9), padded=True, capped=True, latent=(9,)),
-    "trtllm_mha": Entry(majors=(10,), padded=True, capped=False),
-    "flashinfer": Entry(majors=(8, 9, 10, 12), padded=True, capped=False),
-    OURS: Entry(majors=(8, 9, 10, 12), padded=True, capped=True, heads=CUDA_HEADS, float32=True),
+    "fa3": Entry(majors=(8, 9), capped=True, latent=(9,)),
+    "trtllm_mha": Entry(majors=(10,), capped=False),
+    "flashinfer": Entry(majors=(8, 9, 10, 12), capped=False),
+    OURS: Entry(majors=(8, 9, 10, 12), capped=True, heads=CUDA_HEADS, float32=True),
 }
 DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("flashinfer",)}
 """By major, the first that fits is taken."""
@@ -98,8 +98,7 @@ def tiers_of(runner: Any, width: int) -> Tiers | None:
     """
     if str(runner.device).startswith("cpu") or runner.tp_group.world_size > 1:
         return None
-    entry = BACKENDS.get(runner.server_args.attention_backend)
-    if entry is None or not entry.padded:
+    if runner.server_args.attention_backend not in BACKENDS:
         return None
     return Tiers(runner.req_to_token_pool.size, width, max(captured_sizes(runner, width), default=0))
 
