@@ -55,7 +55,7 @@ def check_target(config: BlockConfig, target: dict[str, Any]) -> None:
     differ = [
         f"{key} is {target[key]}, the drafter was trained for {value}"
         for key, value in wanted.items()
-        if key in target and target[key] != value
+        if value and key in target and target[key] != value
     ]
     if differ:
         raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))

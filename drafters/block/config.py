@@ -29,8 +29,11 @@ class BlockConfig:
     """Shape of a DSpark, DFlash or diffusion drafter.
 
     gamma: tokens drafted in one block.
+    num_target_layers: of the target; 0 where the checkpoint does not say.
     target_layers: target layers whose outputs are the context features, 0 being the first decoder layer; none for
         diffusion, which embeds the tokens themselves.
+    windows: of each layer, as `flat_attention` has it: a layer with one sees the `window` positions before a token and
+        none behind it; -1: all of them, and the whole block. Empty: -1 for every layer.
     qk_norm: whether queries and keys are normed, as Qwen3's are and Llama's are not.
     markov_rank: r of the sequential head; 0 for DFlash.
     sample_from_anchor: whether the anchor's own row predicts the first token; never for DFlash.
@@ -60,6 +63,7 @@ class BlockConfig:
     sample_from_anchor: bool = True
     qk_norm: bool = True
     draft_vocab_size: int | None = None
+    windows: tuple[int, ...] = ()
     target: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +77,7 @@ class BlockConfig:
             raise CheckpointError(f"unknown markov_head_type {self.markov_head!r}; known: {', '.join(MARKOV_HEADS)}")
         if self.kind == "dspark" and self.markov_rank < 1:
             raise CheckpointError(f"DSpark needs markov_rank of at least 1, got {self.markov_rank}")
-        outside = [i for i in self.target_layers if not 0 <= i < self.num_target_layers]
+        outside = [i for i in self.target_layers if i < 0 or 0 < self.num_target_layers <= i]
         if self.kind == "diffusion":
             if self.target_layers or self.markov_rank or (self.confidence_head and self.confidence_with_markov):
                 raise CheckpointError("a diffusion drafter reads no target layers and has no sequential head")
@@ -83,6 +87,10 @@ class BlockConfig:
             )
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise CheckpointError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
+
+    def window(self, layer: int) -> int:
+        """Of one layer."""
+        return self.windows[layer] if self.windows else -1
 
     @property
     def queries(self) -> int:
@@ -138,6 +146,9 @@ class BlockConfig:
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layers),
             }
+        if self.windows:
+            kinds = ["full_attention" if window < 0 else "sliding_attention" for window in self.windows]
+            config |= {"layer_types": kinds, "sliding_window": max(self.windows) + 1}
         config["outrider"] = {"draft_vocab_size": self.draft_vocab_size, "target": self.target}
         return config
 
@@ -157,9 +168,6 @@ class BlockConfig:
         if unsupported or config.get("attention_bias") or config.get("is_causal"):
             what = unsupported or [k for k in ("attention_bias", "is_causal") if config.get(k)]
             raise CheckpointError(f"drafter uses {', '.join(what)}, which this loader does not support")
-        layer_types = set(config.get("layer_types") or ["full_attention"])
-        if layer_types != {"full_attention"}:
-            raise CheckpointError(f"drafter layers {sorted(layer_types)}: only full_attention is supported")
         layers, block = int(get("num_hidden_layers")), int(get("block_size"))
         heads, hidden = int(get("num_attention_heads")), int(get("hidden_size"))
         own = config.get("outrider") or {}
@@ -174,7 +182,7 @@ class BlockConfig:
             num_heads=heads,
             num_kv_heads=int(get("num_key_value_heads", heads)),
             head_dim=int(get("head_dim", hidden // heads)),
-            num_target_layers=int(get("num_target_layers")),
+            num_target_layers=int(get("num_target_layers", 0)),
             target_layers=tuple(int(i) for i in get("target_layer_ids")) if kind in BLOCK_KINDS else (),
             mask_token_id=int(get("mask_token_id")) if kind in BLOCK_KINDS else 0,
             rms_norm_eps=float(get("rms_norm_eps", 1e-6)),
@@ -187,6 +195,7 @@ class BlockConfig:
             sample_from_anchor=bool(config.get("sample_from_anchor", True)),
             qk_norm=bool(config.get("qk_norm", True)) or kind != "diffusion",
             draft_vocab_size=own.get("draft_vocab_size"),
+            windows=windows(config, layers),
             target=own.get("target") or {},
         )
 
@@ -211,8 +220,29 @@ def kind_of(config: dict[str, Any]) -> str:
             return kind
     if "DSparkDraftModel" in names:
         return "dspark"
+    if "Gemma4DSparkModel" in names:
+        raise CheckpointError(
+            "drafter architecture Gemma4DSparkModel has layers of Gemma 4's own shape, which are not built here"
+        )
     known = ", ".join(ARCHITECTURES.values())
     raise CheckpointError(f"drafter architecture {names or 'none'} is unknown; expected one of {known}")
+
+
+def windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """`BlockConfig.windows`, by the kinds of the layers. The config's window counts the token itself."""
+    kinds = config.get("layer_types") or ["full_attention"] * layers
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown or len(kinds) != layers:
+        raise CheckpointError(
+            f"drafter layer_types {unknown or kinds}: expected full_attention or sliding_attention "
+            f"for each of {layers} layers"
+        )
+    if "sliding_attention" not in kinds:
+        return ()
+    size = config.get("sliding_window")
+    if not isinstance(size, int) or size < 1:
+        raise CheckpointError(f"drafter layers slide over a sliding_window of at least 1, not {size!r}")
+    return tuple(size - 1 if kind == "sliding_attention" else -1 for kind in kinds)
 
 
 def rope_theta(config: dict[str, Any]) -> float:

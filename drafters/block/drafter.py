@@ -161,7 +161,8 @@ class BlockDrafter(Drafter):
             keys, values = self.pools[layer]
             keys[slots] = k
             values[slots] = v
-            return flat_attention(q, keys, values, flat, scale=scale, causal=False)
+            window = config.window(layer)
+            return flat_attention(q, keys, values, flat, scale=scale, causal=window >= 0, window=window)
 
         embedded = self.embedding[ids.flatten()].to(self.dtype)
         turned = positions.clamp(max=config.max_positions - 1)  # what lies behind an answer's end may be beyond

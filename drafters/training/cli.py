@@ -95,6 +95,8 @@ def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> 
     model = checkpoint.load(folder, dtype=torch.float32).requires_grad_(True).train()
     if model.config.kind != kind:
         raise ValueError(f"--start {folder} is a {model.config.kind} drafter, not {kind}")
+    if model.config.windows:
+        raise ValueError(f"--start {folder} has layers with sliding windows, which are served and not trained here")
     checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
     return model
 

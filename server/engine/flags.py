@@ -63,7 +63,9 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
         help="who proposes tokens; auto: dspark with the embedded model, else ngram (default: %(default)s)",
     )
     flags.add_argument(
-        "--drafter-path", metavar="FOLDER", help=f"checkpoint of a {trained} drafter (default: the shipped one)"
+        "--drafter-path",
+        metavar="PATH_OR_HUB_NAME",
+        help=f"checkpoint of a {trained} drafter, a folder or a hub name (default: the shipped one)",
     )
     flags.add_argument(
         "--lookup",

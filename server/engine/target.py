@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider.profiles.fingerprint import WEIGHT_FILES
-from outrider.server.engine import bundled_dllm, bundled_model, gguf_model
+from outrider.server.engine import bundled_dllm, bundled_model, gguf_model, hub
 from outrider.server.errors import UserError
 from outrider.server.plugin.loading.gguf_weights import GgufWeights, is_prepared
 
 FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ def find(wanted: str | None) -> Model:
         return Model(str(prepared), folder.stem, _read_config(prepared), prepared)
     if folder.is_dir():
         return _from_folder(folder.resolve())
-    if folder.is_absolute() or wanted.startswith((".", "~")) or not HUB_NAME.fullmatch(wanted):
+    if folder.is_absolute() or wanted.startswith((".", "~")) or not hub.NAME.fullmatch(wanted):
         raise UserError(f"model folder {wanted} does not exist")
     return _from_hub(wanted)
 
@@ -79,26 +76,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _from_hub(name: str) -> Model:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
 
-    missing = f"there is no folder {name!r}, and as a name on the Hugging Face hub"
-    try:
+    with hub.asked_for(name, "--model"):
         config_file = Path(hf_hub_download(name, "config.json"))
-    except GatedRepoError:
-        raise UserError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from None
-    except RepositoryNotFoundError:
-        raise UserError(f"{missing} it is not known either (if it is private, set HF_TOKEN)") from None
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
-        why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
-        raise UserError(f"{missing} it is not in the local cache, and {why}; give --model a folder") from None
-    except (HfHubHTTPError, OSError) as error:
-        raise UserError(f"{missing} it cannot be loaded: {str(error).splitlines()[0]}") from None
     return Model(name, name, _read_config(config_file.parent), None)
 
 

@@ -1,0 +1,37 @@
+"""What has a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outrider.server.errors import UserError
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@contextmanager
+def asked_for(name: str, flag: str) -> Iterator[None]:
+    """In which the hub is asked for what `flag` names; its errors become a UserError of one line."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    missing = f"there is no folder {name!r}, and as a name on the Hugging Face hub"
+    try:
+        yield
+    except GatedRepoError:
+        raise UserError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise UserError(f"{missing} it is not known either (if it is private, set HF_TOKEN)") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
+        why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
+        raise UserError(f"{missing} it is not in the local cache, and {why}; give {flag} a folder") from None
+    except (HfHubHTTPError, OSError) as error:
+        raise UserError(f"{missing} it cannot be loaded: {str(error).splitlines()[0]}") from None
