@@ -40,7 +40,7 @@ def main() -> int:
         if subprocess.run([*command, "--target", site, *wheels], check=False).returncode:
             return 1
         done.write_text(json.dumps(manifest["wheels"]))
-    print(f"unpack: {len(manifest['wheels'])} wheels are installed: export PYTHONPATH={site}")
+    print(f"unpack: {len(manifest['wheels'])} wheels are installed: export PYTHONPATH={site.absolute()}")
     return 0
 
 
