@@ -102,9 +102,10 @@ def test_every_tensor_finds_its_place_in_its_exact_shape(name: str) -> None:
         load_plain(model, stored)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", [name for name in PUBLIC if "8b" not in name and "14b" not in name])
 def test_drafts_with_random_weights(name: str) -> None:
-    """Of its own shape but for two layers, fewer tokens and a narrower MLP, for the sake of time and memory."""
+    """Of its own shape but for two layers, fewer tokens and a narrower MLP, for the sake of time and memory;
+    of the DSpark ones, which differ in nothing but their sizes, the smallest."""
     small = {"num_hidden_layers": 2, "vocab_size": 512, "intermediate_size": 256, "max_position_embeddings": 64}
     public = PUBLIC[name] | small | {"layer_types": PUBLIC[name]["layer_types"][-2:]}
     nested = PUBLIC[name].get("dflash_config")
@@ -112,8 +113,8 @@ def test_drafts_with_random_weights(name: str) -> None:
     config = BlockConfig.from_json(public)
     model = BlockModel(config)
     load_plain(model, tensors(public, "cpu"))
-    rows = torch.randn(512, config.hidden_size)
-    draft = drafted(BlockDrafter(model, embedding=rows, head=rows), torch.zeros(40, dtype=torch.bool))
+    rows, head = torch.randn(2, 512, config.hidden_size) * 0.02
+    draft = drafted(BlockDrafter(model, embedding=rows, head=head), torch.zeros(40, dtype=torch.bool))
     assert draft.tokens.shape == (1, 15 if config.kind == "dflash" else 7)
     assert bool(((draft.tokens >= 0) & (draft.tokens < 512)).all())
     assert bool(((draft.confidence > 0) & (draft.confidence < 1)).all())

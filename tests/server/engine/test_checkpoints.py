@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_drafters import DIFFUSION
+from tiny_drafters import DFLASH, DIFFUSION
 
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
@@ -50,3 +50,20 @@ def test_diffusion_drafters_take_each_others_checkpoints(tmp_path: Path, drafter
     assert found.drafter_path == str(tmp_path)
     with pytest.raises(UserError, match="holds a diffusion drafter; serve it with --drafter deer or specdiff"):
         checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=str(tmp_path)), target.find(None))
+
+
+def test_a_drafter_has_a_name_on_the_hub_and_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DFLASH.to_json()))
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(tmp_path))
+    found = checkpoints.with_drafter_path(Settings(drafter_path="z-lab/Some-DFlash"), target.find(None))
+    assert (found.drafter, found.drafter_path) == ("dflash", str(tmp_path))
+    assert checkpoints.with_drafter_path(Settings(drafter_path=str(tmp_path)), target.find(None)) == found
+    assert asked == ["z-lab/Some-DFlash"]
+
+
+def test_a_drafter_that_the_hub_cannot_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="not in the local cache.*give --drafter-path a folder") as refused:
+        checkpoints.with_drafter_path(Settings(drafter_path="no-such/drafter"), target.find(None))
+    assert "\n" not in str(refused.value)
