@@ -64,6 +64,6 @@ def test_a_drafter_has_a_name_on_the_hub_and_says_what_it_is(tmp_path: Path, mon
 
 def test_a_drafter_that_the_hub_cannot_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="not in the local cache.*give --drafter-path a folder") as refused:
+    with pytest.raises(UserError, match=r"not in the local cache.*give --drafter-path a folder") as refused:
         checkpoints.with_drafter_path(Settings(drafter_path="no-such/drafter"), target.find(None))
     assert "\n" not in str(refused.value)
