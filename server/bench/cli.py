@@ -16,6 +16,7 @@ COMMANDS = {
     "speed": ("outrider.server.bench.speed", "tokens per second with speculation over without"),
     "load": ("outrider.server.bench.load.cli", "throughput and latency under load, of any server or arm by arm"),
     "soak": ("outrider.server.bench.soak.cli", "mixed load for long: changed answers, failures, memory"),
+    "diffusion": ("outrider.server.bench.diffusion", "forwards and tokens per second of a block-diffusion model"),
     "peers": ("outrider.server.bench.peers", "tokens per second beside other engines"),
     "accept": ("outrider.server.bench.accept", "accepted length and acceptance by position, on the engine"),
     "drafters": ("outrider.server.bench.drafters", "the same of drafter folders, without a server"),

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.server.engine import traces
-from outrider.server.engine.flags import add_drafter_flags, add_target_flags
+from outrider.server.engine.flags import add_drafter_flags, add_target_flags, add_unmasking_flags
 from outrider.server.engine.logs import SERVER
-from outrider.server.engine.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, UNMASKINGS, Settings
+from outrider.server.engine.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, Settings
 
 _say = logging.getLogger(SERVER).info
 
@@ -61,31 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="without a profile that fits, measure a quick one at start and refine it in idle time (default: yes)",
     )
 
-    diffusion = parser.add_argument_group("block-diffusion models")
-    diffusion.add_argument(
-        "--unmasking",
-        choices=UNMASKINGS,
-        default=defaults.unmasking,
-        help="which masked tokens a forward reveals; threshold: all that are certain enough; static: a fixed number, "
-        "the most certain (default: %(default)s)",
-    )
-    diffusion.add_argument(
-        "--unmasking-threshold",
-        type=float,
-        default=defaults.unmasking_threshold,
-        metavar="P",
-        help="probability above which --unmasking threshold reveals a token; at least one is (default: %(default)s)",
-    )
-    diffusion.add_argument(
-        "--unmasking-tokens",
-        type=int,
-        default=defaults.unmasking_tokens,
-        metavar="N",
-        help="that --unmasking static reveals in each forward (default: %(default)s)",
-    )
-    diffusion.add_argument(
-        "--block-size", type=int, metavar="N", help="tokens of a block (default: what the model's config.json says)"
-    )
+    add_unmasking_flags(parser.add_argument_group("block-diffusion models"))
 
     capacity = parser.add_argument_group("capacity")
     capacity.add_argument(

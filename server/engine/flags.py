@@ -14,6 +14,7 @@ from outrider.server.engine.settings import (
     DRAFTERS,
     DTYPES,
     QUANTIZATIONS,
+    UNMASKINGS,
     Settings,
 )
 
@@ -21,6 +22,7 @@ TARGET = ("model", "dtype", "quantization", "device", "threads")
 DRAFTER = (
     "drafter", "drafter_path", "lookup", "gamma", "lookup_gamma", "denoising_steps", "denoising_order",
 )  # fmt: skip
+UNMASKING = ("unmasking", "unmasking_threshold", "unmasking_tokens", "block_size")
 
 
 class Flags(Protocol):
@@ -100,6 +102,35 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
     )
 
 
+def add_unmasking_flags(flags: Flags) -> None:
+    """How a block-diffusion model's tokens are revealed."""
+    defaults = Settings()
+    flags.add_argument(
+        "--unmasking",
+        choices=UNMASKINGS,
+        default=defaults.unmasking,
+        help="which masked tokens a forward reveals; threshold: all that are certain enough; static: a fixed number, "
+        "the most certain (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--unmasking-threshold",
+        type=float,
+        default=defaults.unmasking_threshold,
+        metavar="P",
+        help="probability above which --unmasking threshold reveals a token; at least one is (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--unmasking-tokens",
+        type=int,
+        default=defaults.unmasking_tokens,
+        metavar="N",
+        help="that --unmasking static reveals in each forward (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--block-size", type=int, metavar="N", help="tokens of a block (default: what the model's config.json says)"
+    )
+
+
 def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
     """The flags of a command that measures an engine; drafter: it drafts, so who does can be chosen."""
     add_target_flags(parser)
@@ -109,4 +140,6 @@ def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
 
 def settings_of(args: argparse.Namespace, **fixed: Any) -> Settings:
     """Settings from the flags of `add_engine_flags`; `fixed` are the measurement's own."""
-    return Settings(**{name: getattr(args, name) for name in TARGET + DRAFTER if hasattr(args, name)} | fixed)
+    return Settings(
+        **{name: getattr(args, name) for name in TARGET + DRAFTER + UNMASKING if hasattr(args, name)} | fixed
+    )

@@ -10,10 +10,18 @@ DEPTHS = 8
 """Accepted drafts in a row that are told apart; further ones count as the last."""
 
 
+TOTALS = ("forwards", "request_forwards", "tokens", "drafted", "accepted", "joined")
+
+
 class DiffusionMetrics:
-    """Counts what rounds compute, draft and accept. registry: other than the default only for tests."""
+    """Counts what rounds compute, draft and accept. registry: other than the default only for tests.
+
+    totals: the same since the start, by name.
+    """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY):
+        self.totals = dict.fromkeys(TOTALS, 0)
+
         def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
@@ -33,6 +41,8 @@ class DiffusionMetrics:
         """A round. accepted: of each open block, its accepted drafts."""
         if not open_blocks:
             return
+        for name, amount in zip(TOTALS, (1, open_blocks, tokens, drafted, sum(accepted), joined), strict=True):
+            self.totals[name] += amount
         self.forwards.inc()
         self.request_forwards.inc(open_blocks)
         self.drafted.inc(drafted)

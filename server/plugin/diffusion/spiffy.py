@@ -63,6 +63,9 @@ class Spiffy(BlockDiffusion):
         self.states = DiffusionMetrics()
         self._ended = 0.0  # when the last round did, on the host's clock
 
+    def outrider_live(self) -> dict[str, Any]:
+        return super().outrider_live() | {"diffusion": dict(self.states.totals)}
+
     def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
         reqs, began = batch.reqs, time.perf_counter()
         rows = self.rows(forward_batch, reqs)

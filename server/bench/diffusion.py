@@ -1,0 +1,119 @@
+"""Forwards per token and tokens per second of a block-diffusion model: base decoding, and Spiffy by draft states.
+
+The arms take turns, round by round, on the same engine and the same prompts. Where their texts differ it is said.
+
+example:
+  outrider bench diffusion --model ./SDAR-1.7B-Chat --prompts humaneval.jsonl --concurrency 1,8
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.server.bench import harness
+from outrider.server.engine import client, session
+from outrider.server.engine.flags import add_engine_flags, add_unmasking_flags, settings_of
+from outrider.server.engine.questions import read_questions
+from outrider.server.engine.resolve import resolve
+from outrider.server.errors import UserError
+from outrider.server.plugin import control
+from outrider.server.plugin.options import RequestOptions
+
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
+
+ARMS = {"base": RequestOptions(enabled=False)}
+ARMS |= {f"D={states}": RequestOptions(gamma=states, planned=False) for states in (1, 2, 3)}
+ARMS |= {"planned": RequestOptions()}
+
+Results = dict[int, dict[str, list[dict[str, float]]]]
+"""{concurrency: {arm: [what was measured, one per round]}}"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_flags(parser, drafter=False)
+    add_unmasking_flags(parser)
+    add = parser.add_argument
+    add("--prompts", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--temperature", type=float, default=0.0, help="(default: %(default)g)")
+    add("--concurrency", default="1", metavar="LIST", help="requests in flight (default: %(default)s)")
+    add("--count", type=int, default=8, metavar="N", help="prompts per round, at least (default: %(default)s)")
+    add("--new-tokens", type=int, default=128, metavar="N", help="of each answer, at most (default: %(default)s)")
+    add("--rounds", type=int, default=5, metavar="N", help="measurements of each arm (default: %(default)s)")
+    harness.add_output_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    concurrencies = harness.positive_integers("--concurrency", args.concurrency)
+    harness.check_positive(args, "count", "new_tokens", "rounds")
+    harness.check_outputs(args)
+    questions = read_questions(args.prompts)
+    resolved = resolve(settings_of(args, disable_radix_cache=True))
+    if resolved.settings.diffusion is None:
+        raise UserError("the model is no block-diffusion model; outrider bench speed measures others")
+
+    async def measurement(engine: Engine) -> Results:
+        return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
+
+    results = session.run(resolved, measurement)
+    _report(results)
+    harness.write_json(args.json, results)
+    return 0
+
+
+async def _measure(manager: Any, questions: list[str], concurrencies: list[int], args: argparse.Namespace) -> Results:
+    texts: dict[tuple[int, int], list[list[int]]] = {}
+
+    async def once(number: int, concurrency: int, options: RequestOptions) -> dict[str, float]:
+        count = max(args.count, concurrency)
+        chosen = [questions[(number * args.count + i) % len(questions)] for i in range(count)]
+
+        async def ask(question: str) -> list[int]:
+            answer = await client.generate(
+                manager,
+                client.chat_ids(manager, question),
+                temperature=args.temperature,
+                max_new_tokens=args.new_tokens,
+                sampling_seed=number,
+                custom_params=options.to_custom_params(),
+            )
+            found: list[int] = answer["output_ids"]
+            return found
+
+        before = await _counted(manager)
+        answers, seconds = await harness.closed_loop(ask, chosen, concurrency)
+        after = await _counted(manager)
+        differ = sum(a != b for a, b in zip(texts.setdefault((number, concurrency), answers), answers, strict=True))
+        tokens = sum(map(len, answers))
+        forwards = (after["request_forwards"] - before["request_forwards"]) / tokens
+        return {"tokens_per_second": tokens / seconds, "forwards_per_token": forwards, "differ": differ}
+
+    results: Results = {concurrency: {arm: [] for arm in ARMS} for concurrency in concurrencies}
+    for options in ARMS.values():  # warm
+        await once(args.rounds, concurrencies[0], options)
+    for number, concurrency, arm in harness.turns(args.rounds, concurrencies, list(ARMS)):
+        results[concurrency][arm].append(await once(number, concurrency, ARMS[arm]))
+    return results
+
+
+async def _counted(manager: Any) -> dict[str, int]:
+    """Sums over the engines of what block diffusion has counted."""
+    engines = [live["diffusion"] for live in await control.read_live(manager)]
+    return {name: sum(engine[name] for engine in engines) for name in engines[0]}
+
+
+def _report(results: Results) -> None:
+    differ = sum(int(one["differ"]) for arms in results.values() for found in arms.values() for one in found)
+    print(f"answers that differ between arms: {differ}")
+    print(f"{'requests':>8} {'arm':>8} {'forwards/token':>14} {'fewer':>14} {'tok/s':>8} {'over base':>20}")
+    for concurrency, arms in results.items():
+        base = arms["base"]
+        for arm, found in arms.items():
+            each = {name: [one[name] for one in found] for name in found[0]}
+            fewer = harness.ratio([one["forwards_per_token"] for one in base], each["forwards_per_token"])
+            faster = harness.ratio(each["tokens_per_second"], [one["tokens_per_second"] for one in base])
+            forwards, rate = (statistics.median(each[name]) for name in ("forwards_per_token", "tokens_per_second"))
+            print(f"{concurrency:>8} {arm:>8} {forwards:14.3f} {fewer.median:13.2f}x {rate:8.1f} {faster.cell:>20}")

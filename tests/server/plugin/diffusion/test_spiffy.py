@@ -1,0 +1,136 @@
+"""Rounds with drafts over a cache that is only tokens: what is read by way of pages is what base decoding reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.kernels.sampling import Rules
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.diffusion import drafts as draft_rows
+from outrider.server.plugin.diffusion.forward import BlockRows
+from outrider.server.plugin.diffusion.spiffy import Spiffy
+from outrider.server.plugin.diffusion.target import DiffusionTarget
+
+BLOCK, MASK, VOCABULARY, CONTEXT, PAGES = 4, 0, 12, 64, 40
+
+
+class Cache:
+    """Tokens in place of keys and values; `alloc` and `free` as SGLang's allocator of pages."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.full(((PAGES + 1) * BLOCK,), -1)
+        self.free_pages = list(range(1, PAGES + 1))
+
+    def available_size(self) -> int:
+        return len(self.free_pages) * BLOCK
+
+    def alloc(self, size: int) -> torch.Tensor:
+        pages = [self.free_pages.pop() for _ in range(size // BLOCK)]
+        return (torch.tensor(pages, dtype=torch.int64)[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+
+    def free(self, slots: torch.Tensor) -> None:
+        pages = slots.view(-1, BLOCK)[:, 0] // BLOCK
+        assert not set(pages.tolist()) & set(self.free_pages)
+        self.free_pages += pages.tolist()
+
+
+class Model:
+    """Logits that are a function of the tokens which a block sees, read from the cache page by page."""
+
+    def __init__(self, cache: Cache, table: torch.Tensor) -> None:
+        self.cache, self.table, self.forwards = cache, table, 0
+
+    def run(self, rows: BlockRows, wanted: torch.Tensor, _: Any) -> torch.Tensor:
+        self.forwards += 1
+        for slots, tokens in zip(rows.slots, rows.tokens, strict=True):
+            self.cache.tokens[slots] = tokens
+        found = []
+        for row, start in enumerate(rows.starts.tolist()):
+            seen = self.cache.tokens[self.table[rows.tables[row], :start].long()]
+            if (above := int(rows.above[row])) >= 0:
+                seen[-BLOCK:] = self.cache.tokens[rows.slots[above]]
+            assert not (seen == MASK).any()
+            found.append(self.logits(seen.tolist(), rows.tokens[row].tolist()))
+        return torch.stack(found)[wanted]
+
+    @staticmethod
+    def logits(before: Sequence[int], block: Sequence[int]) -> torch.Tensor:
+        firm = np.random.default_rng(crc32(bytes(before))).normal(size=(BLOCK, VOCABULARY)) * 2
+        own = np.random.default_rng(crc32(bytes([*before, *block]))).normal(size=(BLOCK, VOCABULARY))
+        return torch.from_numpy(firm + 0.3 * own).float()
+
+
+@pytest.fixture(scope="module")
+def spiffy() -> Spiffy:
+    target = DiffusionTarget(block_size=BLOCK, mask_token_id=MASK)
+    with pytest.MonkeyPatch.context() as patch:
+        environ: dict[str, str] = {}
+        PluginConfig(diffusion=target, unmasking="static").to_env(environ)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        return Spiffy(SimpleNamespace(block_size=BLOCK, mask_id=MASK, first_done_first_out_mode=True))
+
+
+def decode(spiffy: Spiffy, temperatures: list[float], drafts: dict[str, Any]) -> tuple[list[list[int]], int, float]:
+    """Answers of requests that run together, the forwards they took, and drafts accepted; nothing stays in the cache
+    but final blocks."""
+    cache, count, length = Cache(), len(temperatures), 24
+    table = torch.zeros(count, CONTEXT, dtype=torch.int32)
+    spiffy._forward = model = Model(cache, table)  # type: ignore[assignment]
+    spiffy.sampling = lambda *_: (Rules(torch.tensor(temperatures)), 7 + torch.arange(count))  # type: ignore
+    params = SimpleNamespace(max_new_tokens=length, custom_params={"outrider": drafts})
+    reqs = [
+        SimpleNamespace(origin_input_ids=[], sampling_params=params, tokens=[], state=None, kept=0)
+        for _ in temperatures
+    ]
+    before = spiffy.states.totals["accepted"]
+    while any(len(req.tokens) < length for req in reqs):
+        lengths, slots = [], []
+        for number, req in enumerate(reqs):
+            req.full_untruncated_fill_ids = req.tokens + (req.state or [MASK] * BLOCK)
+            lengths.append(len(req.full_untruncated_fill_ids) - req.kept)
+            slots.append(cache.alloc(lengths[-1]))
+            table[number, req.kept : req.kept + lengths[-1]] = slots[-1].int()
+        forward_batch = SimpleNamespace(
+            input_ids=torch.tensor([t for req in reqs for t in req.full_untruncated_fill_ids[req.kept :]]),
+            extend_prefix_lens_cpu=[req.kept for req in reqs],
+            extend_seq_lens_cpu=lengths,
+            req_pool_indices=torch.arange(count),
+            out_cache_loc=torch.cat(slots),
+        )
+        pool = SimpleNamespace(req_to_token=table)
+        batch = SimpleNamespace(reqs=reqs, token_to_kv_pool_allocator=cache, tree_cache=None, req_to_token_pool=pool)
+        outcomes = spiffy.generate(SimpleNamespace(req_to_token_pool=pool), forward_batch, batch)
+        for number, (req, outcome) in enumerate(zip(reqs, outcomes, strict=True)):
+            end, kept = req.kept + lengths[number], outcome.kept + BLOCK * outcome.committed
+            req.tokens += [token for block in outcome.complete for token in block]
+            assert cache.tokens[table[number, :kept].long()].tolist() == req.tokens[:kept]
+            if kept < end:
+                cache.free(table[number, kept:end].long())
+            req.state, req.kept = outcome.open, kept
+    assert len(cache.free_pages) == PAGES - sum(req.kept for req in reqs) // BLOCK
+    return [req.tokens[:length] for req in reqs], model.forwards, spiffy.states.totals["accepted"] - before
+
+
+@pytest.mark.parametrize("temperatures", [[0.0], [1.0], [0.0, 1.0, 0.7, 0.0]])
+@pytest.mark.parametrize("states", [1, 3, 10])
+def test_tokens_are_those_of_base_decoding(spiffy: Spiffy, temperatures: list[float], states: int) -> None:
+    expected, base, _ = decode(spiffy, temperatures, {"enabled": False})
+    found, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
+    assert found == expected
+    assert accepted > 0
+    assert forwards < base
+    assert decode(spiffy, temperatures, {})[0] == expected
+
+
+def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _, _ = decode(spiffy, [1.0], {"enabled": False})
+    monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [0] if drafts else [])
+    assert decode(spiffy, [1.0], {"gamma": 3, "planned": False})[0] != expected
