@@ -134,12 +134,12 @@ class PackMaker:
                 first += len(piece)
             spans.append((row, length))
             row += length
-        answers = parts.pop("answer")
+        answers, tokens = parts.pop("answer"), torch.cat(parts.pop("token"))
         tops = torch.cat([s.top_ids[at] for s, at in zip(sequences, answers, strict=True)])
         probs = torch.cat([s.top_probs[at] for s, at in zip(sequences, answers, strict=True)])
         joined = {name: torch.cat(values).to(self.device) for name, values in parts.items()}
         labels = Labels(
-            token=self.columns[joined.pop("token").cpu()].to(self.device),
+            token=self.columns[tokens].to(self.device),
             top=self.columns[tops].to(self.device),
             probs=probs.to(self.device),
             weight=torch.ones(len(tops), device=self.device),
