@@ -18,11 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,6 +58,12 @@ BY_DEFAULT = [arm for arm, (engine, _) in ARMS.items() if engine not in isolated
 WAVES = 4
 """Prompts of a turn, at least, by requests in flight. With one such wave, an engine whose answers end at different
 times would mostly be timed with fewer in flight than were asked for."""
+WARM_TOKENS = 8
+"""Of each answer of the warm-up."""
+PATIENCE = 1800.0
+"""Seconds until an engine must be warm. vLLM compiles for minutes, the first time and beside other work for longer."""
+TOLD_EVERY = 15.0
+"""Seconds between two lines that say what is waited for."""
 Results = dict[str, dict[str, list[float]]]
 """{case: {arm: [tokens per second, one per round]}}; a case is a concurrency, or "prefill N"."""
 
@@ -194,31 +201,56 @@ class Peer:
             text=True,
             env=surroundings,
         )
-        self.receive()
+        try:
+            self.receive(waiting_for="start")
+        except BaseException:
+            self.end()
+            raise
         self.ready_seconds = time.perf_counter() - began
         self._all("suspend")
 
-    def work(self, job: Job) -> float:
-        """Tokens per second: new ones, or of the prompt where the answer is a single token."""
+    def warm_up(self, jobs: Iterable[Job]) -> None:
+        """Work through the jobs, and say so while it takes long: an engine may compile for each kind."""
+        for job in jobs:
+            self.work(job, waiting_for=f"warm-up with {job.concurrency} in flight")
+
+    def work(self, job: Job, waiting_for: str | None = None) -> float:
+        """Tokens per second: new ones, or of the prompt where the answer is a single token.
+
+        waiting_for: as in `receive`.
+        """
         self._all("resume")
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(asdict(job)) + "\n")
         self.process.stdin.flush()
-        took = self.receive()
+        took = self.receive(waiting_for)
         self._all("suspend")
         expected = len(job.prompts) * job.new_tokens
         if took["tokens"] != expected:
             raise UserError(f"{self.name} made {took['tokens']} tokens instead of {expected}")
         return (sum(map(len, job.prompts)) if job.new_tokens == 1 else expected) / took["seconds"]
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, waiting_for: str | None = None) -> dict[str, Any]:
+        """The engine's next line. waiting_for: what is said to be waited for, PATIENCE seconds at most; None: nothing
+        is said, since it would disturb what is measured."""
         assert self.process.stdout is not None
+        if waiting_for is not None:
+            self._wait(waiting_for)
         line = self.process.stdout.readline()
         reply: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
         if "error" in reply:
             hint = "" if line else " (OUTRIDER_PEERS_DEBUG=1 shows what it wrote)"
             raise UserError(f"the engine {self.name} failed: {reply['error']}{hint}")
         return reply
+
+    def _wait(self, waiting_for: str) -> None:
+        assert self.process.stdout is not None
+        began, output = time.perf_counter(), self.process.stdout.fileno()
+        while not select.select([output], [], [], TOLD_EVERY)[0]:
+            seconds = time.perf_counter() - began
+            print(f"{self.name}: {waiting_for}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            if seconds > PATIENCE:
+                raise UserError(f"{self.name} did not end its {waiting_for} within {PATIENCE / 60:.0f} minutes")
 
     def footprint(self) -> Footprint:
         found = [process.memory_full_info() for process in self._processes()]
@@ -262,13 +294,17 @@ def started(setup: Setup) -> Iterator[Peer]:
 
 def measure(engines: dict[str, Peer], arms: Sequence[str], cases: dict[str, Job], rounds: int) -> Results:
     results: Results = {case: {arm: [] for arm in arms} for case in cases}
-    warm = next(iter(cases.values()))
     for engine in engines.values():
-        engine.work(Job(warm.prompts[:1], min(warm.new_tokens, 16), 1))
+        engine.warm_up(warm_ups(cases.values()))
     for _, case, arm in harness.turns(rounds, list(cases), arms):
         name, speculate = ARMS[arm]
         results[case][arm].append(engines[name].work(replace(cases[case], speculate=speculate)))
     return results
+
+
+def warm_ups(jobs: Iterable[Job]) -> list[Job]:
+    """One wave of every kind of job, with short answers."""
+    return [Job(job.prompts[: job.concurrency], min(job.new_tokens, WARM_TOKENS), job.concurrency) for job in jobs]
 
 
 def report(results: Results, arms: Sequence[str]) -> None:

@@ -135,6 +135,41 @@ def test_isolated_engines_import_nothing_of_ours() -> None:
     assert not any((module or "").startswith("outrider") for module in modules)
 
 
+def started(program: str, monkeypatch: pytest.MonkeyPatch) -> peers.Peer:
+    """An engine that is this program."""
+    surroundings = {"PATH": "/usr/bin:/bin"}
+    monkeypatch.setattr(peers.baselines, "command", lambda setup: ([sys.executable, "-c", program], surroundings))
+    monkeypatch.setattr(peers, "TOLD_EVERY", 0.1)
+    return peers.Peer(peers.Setup("slow", None, "", 1, 1, 1))
+
+
+def test_an_engine_that_compiles_for_long_is_waited_for_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = """if True:
+        import json, sys, time
+        print('{"ready": true}', flush=True)
+        for line in sys.stdin:
+            job = json.loads(line)
+            time.sleep(0.5 if job["concurrency"] == 2 else 0)
+            print(json.dumps({"seconds": 1, "tokens": len(job["prompts"]) * job["new_tokens"]}), flush=True)
+    """
+    peer = started(program, monkeypatch)
+    try:
+        peer.warm_up(peers.warm_ups([Job([[1]] * 8, 128, 1), Job([[1]] * 8, 128, 2)]))
+    finally:
+        peer.end()
+    said = capsys.readouterr().err
+    assert "slow: warm-up with 2 in flight, 0 s" in said
+    assert "warm-up with 1 in flight" not in said
+
+
+def test_an_engine_that_never_starts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PATIENCE", 0.3)
+    with pytest.raises(UserError, match="slow did not end its start within"):
+        started("import sys; sys.stdin.read()", monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
