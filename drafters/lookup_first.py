@@ -18,22 +18,21 @@ from outrider.drafters.ngram import NgramDrafter
 
 SURE = 1.2
 """Expected accepted tokens, of as many as the model drafts, from which a lookup is taken without asking the model."""
-MODEL_RUN = 1.7
-"""A model's expected accepted tokens over its chance of the first: what usually follows an accepted one."""
 
 
 class LookupFirst(Drafter):
     """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure.
 
     A lookup may be longer than the model's drafts, except beside drafts with q, so that q need not be as long.
+    run: the model's expected accepted tokens over its chance of the first (`registry.Entry`).
     """
 
     looks_up = True
 
-    def __init__(self, lookup: NgramDrafter, model: Drafter):
+    def __init__(self, lookup: NgramDrafter, model: Drafter, *, run: float):
         if lookup.gamma < model.gamma:
             raise ValueError(f"a lookup is at least as long as the model's drafts, {model.gamma}, not {lookup.gamma}")
-        self.lookup, self.model = lookup, model
+        self.lookup, self.model, self.run = lookup, model, run
         self.gamma = lookup.gamma
         self.target_layers = model.target_layers
 
@@ -59,14 +58,14 @@ class LookupFirst(Drafter):
         unsure = expected < SURE
         if not unsure.is_cpu:  # who is unsure, the host does not know: the model drafts for all
             drafted = self.model.propose(batch)
-            better = unsure & (drafted.lens > 0) & (expected < MODEL_RUN * drafted.confidence[:, 0])
+            better = unsure & (drafted.lens > 0) & (expected < self.run * drafted.confidence[:, 0])
             return choose_each(found, drafted, better, batch.temperatures)
         asked = (unsure if batch.ask is None else unsure & batch.ask).nonzero()[:, 0]
         if len(asked) == 0:
             return found
         everyone = len(asked) == len(batch.rows)
         drafted = self.model.propose(batch if everyone else batch.select(asked))
-        better = expected[asked] < MODEL_RUN * drafted.confidence[:, 0]
+        better = expected[asked] < self.run * drafted.confidence[:, 0]
         if everyone and bool(better.all()):
             return widen(replace(drafted, looked_up=torch.zeros_like(better)), self.gamma)
         return merge(found, drafted, asked, better, batch.temperatures)
@@ -112,7 +111,7 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     lookups = torch.ones_like(lens, dtype=torch.bool)
     lookups[taken] = False
     if drafted.probs is None:
-        return Draft(tokens, lens, confidence, looked_up=lookups, asked=len(asked))
+        return Draft(tokens, lens, confidence, looked_up=lookups, asked=drafted.asked)
     probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
     column = named = tokens[:, :length].contiguous()
     known = torch.ones_like(named, dtype=torch.bool)
@@ -123,4 +122,4 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     probs[taken] = drafted.probs[better]
     reach = torch.where(lookups & (temperatures > 0), known.long().cumprod(1).sum(1), length)
     lens = torch.minimum(lens, reach)
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, len(asked))
+    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.asked)

@@ -27,6 +27,8 @@ class Entry:
     help: one line.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
+    run: its expected accepted tokens over its chance of the first: what usually follows an accepted one. Measured of
+        the shipped weights (`TRAINING.md`).
     denoising_steps: unless told otherwise; 0: it does not denoise.
     """
 
@@ -35,6 +37,7 @@ class Entry:
     help: str
     needs_hidden_states: bool = False
     kind: str = ""
+    run: float = 1.7
     denoising_steps: int = 0
 
     @property
@@ -117,12 +120,14 @@ def make(
     lookup_gamma: int = 0,
     denoising_steps: int = 0,
     denoising_order: str = "left",
+    initial_tokens: int = 0,
 ) -> Drafter:
     """The drafter of that name, joined to the target.
 
     checkpoint: its folder, where it needs one. lookup_gamma: draft tokens of the prompt lookup to which
     such a drafter leaves text that repeats itself; 0: there is none.
     denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
+    initial_tokens: of each answer, for which no model drafts.
     Raises ValueError for a name that is not known and for a checkpoint that does not fit.
     """
     entry = find(name)
@@ -137,9 +142,14 @@ def make(
         return drafter
 
     from outrider.drafters.deferred import Deferred
+    from outrider.drafters.initial import Initialised
     from outrider.drafters.lookup_first import LookupFirst
     from outrider.drafters.ngram import NgramDrafter
 
     if entry.needs_hidden_states and str(target.device).startswith("cpu"):
         drafter = Deferred(drafter)
-    return LookupFirst(NgramDrafter(lookup_gamma, device=target.device), drafter) if lookup_gamma else drafter
+    if initial_tokens:
+        drafter = Initialised(drafter, initial_tokens)
+    if not lookup_gamma:
+        return drafter
+    return LookupFirst(NgramDrafter(lookup_gamma, device=target.device), drafter, run=entry.run)

@@ -21,6 +21,7 @@ from outrider.server.engine.settings import (
 TARGET = ("model", "dtype", "quantization", "device", "threads")
 DRAFTER = (
     "drafter", "drafter_path", "lookup", "gamma", "lookup_gamma", "denoising_steps", "denoising_order",
+    "initial_tokens",
 )  # fmt: skip
 UNMASKING = ("unmasking", "unmasking_threshold", "unmasking_tokens", "block_size")
 
@@ -99,6 +100,14 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
         default=defaults.denoising_order,
         help="which tokens these reveal: left: one in each, the last all others; even: as many in each, from left to "
         "right; certain: as many in each, the most certain first (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--initial-tokens",
+        type=int,
+        default=defaults.initial_tokens,
+        metavar="N",
+        help=f"of each answer, for which a {trained} drafter does not draft: they are left to prompt lookup, or with "
+        "--no-lookup to nobody (default: %(default)s)",
     )
 
 

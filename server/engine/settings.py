@@ -44,6 +44,7 @@ class Settings:
     gamma: draft tokens per step, 1..64. lookup_gamma: of that prompt lookup, where it is more than gamma.
     denoising_steps: forward passes for a draft, of a drafter that denoises; None is its own number.
     denoising_order: which tokens each of them reveals.
+    initial_tokens: of each answer, for which a drafter with a checkpoint does not draft.
     planner: decides how much of each draft is verified. threshold: of survival, for the planner of that name.
     diffusion: what the model is, where it is a block-diffusion model; found by `resolve`.
     unmasking: how such a model's tokens are revealed; unmasking_tokens: of static, in each forward;
@@ -91,6 +92,7 @@ class Settings:
     lookup_gamma: int = 15
     denoising_steps: int | None = None
     denoising_order: str = "left"
+    initial_tokens: int = 0
     planner: str = "asynchronous"
     threshold: float = 0.3
     diffusion: DiffusionTarget | None = None
@@ -140,6 +142,9 @@ class Settings:
             if self.drafter not in DENOISING_DRAFTERS:
                 raise UserError(f"--denoising-steps goes with --drafter {' or '.join(DENOISING_DRAFTERS)}")
             self._require_between("denoising_steps", 1, self.gamma)
+        self._require_between("initial_tokens", 0, 1 << 20)
+        if self.initial_tokens and self.drafter not in CHECKPOINT_DRAFTERS:
+            raise UserError(f"--initial-tokens goes with --drafter {' or '.join(CHECKPOINT_DRAFTERS)}")
         self._require_between("max_choices", 1, 1 << 16)
         self._require_between("max_body_bytes", 1024, 1 << 32)
         self._require_between("drain_seconds", 0, 86400)
@@ -267,6 +272,7 @@ class Settings:
             drafter_path=self.drafter_path or "",
             denoising_steps=self.resolved_denoising_steps,
             denoising_order=self.denoising_order,
+            initial_tokens=self.initial_tokens,
             lookup_gamma=max(self.gamma, self.lookup_gamma) if self.looks_up else 0,
             planner=self.planner,
             threshold=self.threshold,

@@ -35,7 +35,9 @@ class Model(Drafter):
             probs = torch.full((count, GAMMA, len(VOCAB)), 0.1)
             probs[:, :, 3] = 0.5
         tokens = torch.full((count, GAMMA), 7)
-        return Draft(tokens, torch.full((count,), GAMMA), torch.full((count, GAMMA), self.sure), probs, VOCAB)
+        return Draft(
+            tokens, torch.full((count,), GAMMA), torch.full((count, GAMMA), self.sure), probs, VOCAB, asked=count
+        )
 
 
 def propose(
@@ -45,10 +47,11 @@ def propose(
     length: int = GAMMA,
     *,
     look_up: bool = True,
+    run: float = 2.0,
     ask: list[bool] | None = None,
 ) -> tuple[Draft, Model]:
     model = Model(sure)
-    drafter = LookupFirst(NgramDrafter(length), model)
+    drafter = LookupFirst(NgramDrafter(length), model, run=run)
     drafter.allocate(CONTEXT * len(texts))
     table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
     for row, text in enumerate(texts):
@@ -89,6 +92,7 @@ def test_an_unsure_lookup_gives_way_to_a_surer_model():
     once = [5, 7, 9, 1, 2, 3, 4, 5, 7]  # seen once, two tokens long
     assert propose([once], [1.0], sure=0.05)[0].tokens[0, 0] == 9
     assert propose([once], [1.0], sure=0.99)[0].tokens[0, 0] == 7
+    assert propose([once], [1.0], sure=0.99, run=0.1)[0].tokens[0, 0] == 9  # nothing follows its first token
 
 
 def test_q_is_a_point_mass_where_the_lookup_drafted():
@@ -121,7 +125,7 @@ def test_the_choice_depends_on_the_first_confidence_alone():
     for later in (0.0, 1.0):
         model = Hopeful(0.3)
         model.later = later
-        drafter = LookupFirst(NgramDrafter(GAMMA), model)
+        drafter = LookupFirst(NgramDrafter(GAMMA), model, run=2.0)
         drafter.allocate(CONTEXT)
         cached = torch.tensor(once[:-1])
         drafter.observe(Features(None, cached, torch.arange(len(cached)), torch.arange(len(cached))))
@@ -158,7 +162,7 @@ def test_lookups_beside_drafts_with_q_are_as_short_as_q():
 
 def test_lookups_shorter_than_the_models_drafts_are_refused():
     with pytest.raises(ValueError, match="at least as long as the model's drafts, 4, not 3"):
-        LookupFirst(NgramDrafter(3), Model(0.5))
+        LookupFirst(NgramDrafter(3), Model(0.5), run=2.0)
 
 
 def test_the_model_drafts_only_for_those_that_are_asked() -> None:

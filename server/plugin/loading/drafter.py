@@ -33,6 +33,7 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
         lookup_gamma=config.lookup_gamma,
         denoising_steps=config.denoising_steps,
         denoising_order=config.denoising_order,
+        initial_tokens=config.initial_tokens,
     )
 
 
