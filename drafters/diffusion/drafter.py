@@ -13,16 +13,17 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.int8 import multiply
+from outrider.kernels.attention import flat_attention
 
 from ..base import Draft, DraftBatch, Drafter, Features
 from ..block.checkpoint import check_target, load_as, target_identity
 from ..block.config import CheckpointError
 from ..slot_tokens import SlotTokens
 from ..target import Rows, Target
+from .compiled import Pools, compile_diffusion
 from .denoise import denoise, make_schedule
 from .model import DiffusionModel
-from .prepared import PreparedLayers, Spans, prepare
+from .spans import Spans, first_missing
 
 BACKLOG, BACKLOG_EACH = 256, 16
 """Tokens encoded in a step at most, all requests together: so many, or so many for each request where that is more."""
@@ -60,8 +61,9 @@ class DiffusionDrafter(Drafter):
         self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
         self.embedding = embedding
         self.vocab = model.vocab if config.draft_vocab_size else None
-        self.head = prepare(head[model.vocab.to(head.device)].to(self.dtype))
-        self.layers = PreparedLayers(model)
+        self.head = head[model.vocab.to(head.device)].to(self.dtype)
+        self.compiled = compile_diffusion(self.model, self.head)
+        self.pools: Pools = []
         self.tokens = SlotTokens(0)
         self.encoded = torch.zeros(0, dtype=torch.bool)
 
@@ -85,7 +87,11 @@ class DiffusionDrafter(Drafter):
         )  # fmt: skip
 
     def allocate(self, slots: int) -> None:
-        self.layers.allocate(slots)
+        config, like = self.model.config, self.model.norm.weight
+        shape = slots, config.num_kv_heads, config.head_dim
+        self.pools = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.num_layers)]
+        if self.compiled is not None:
+            self.compiled.allocate(self.pools)
         self.tokens = SlotTokens(slots, self.device)
         self.encoded = torch.zeros(slots, dtype=torch.bool, device=self.device)
 
@@ -110,12 +116,12 @@ class DiffusionDrafter(Drafter):
     def _next(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """[R] where each request is to be encoded from, and how many tokens in this step: short backlogs first."""
         ends = batch.seq_lens
-        positions = torch.arange(int(ends.max()), device=self.device)
-        slots = batch.page_table[batch.rows[:, None], positions].long()
-        missing = (~self.encoded[slots]) & (positions < ends[:, None])
-        first = torch.where(missing.any(1), missing.to(torch.uint8).argmax(1), ends)
-        backlog, order = (ends - first).sort()
-        room = max(BACKLOG, BACKLOG_EACH * len(ends)) - (backlog.cumsum(0) - backlog)
+        first = first_missing(self.encoded, batch.page_table, batch.rows, ends)
+        backlog, bound = ends - first, max(BACKLOG, BACKLOG_EACH * len(ends))
+        if int(backlog.sum()) <= bound:
+            return first, backlog
+        backlog, order = backlog.sort()
+        room = bound - (backlog.cumsum(0) - backlog)
         count = torch.empty_like(first)
         count[order] = torch.minimum(backlog, room.clamp(min=0))
         return first, count
@@ -131,9 +137,11 @@ class DiffusionDrafter(Drafter):
     def _encode(self, new: Spans | None) -> Draft:
         """Encode, and draft for nobody."""
         if new is not None:
-            self.layers.forward(self._embed(self.tokens.tokens[new.slots].long()), new, None)
-            self.encoded[new.slots] = True
+            self._pass(self._inputs(new), new, None, slice(0, 0))
         return self._nothing(0)
+
+    def _inputs(self, new: Spans) -> torch.Tensor:
+        return self._embed(self.tokens.tokens[new.slots].long())
 
     def _draft(self, batch: DraftBatch, new: Spans | None) -> Draft:
         """Blocks for all requests of the batch, whose context is encoded but for what is `new`."""
@@ -148,14 +156,12 @@ class DiffusionDrafter(Drafter):
             inputs = self._embed(ids.flatten()).view(requests, size, -1)
             inputs = self.model.block_inputs(inputs, revealed[:, :-1]).flatten(0, 1)
             if new is not None:
-                inputs = torch.cat([self._embed(self.tokens.tokens[new.slots].long()), inputs])
-            hidden = self.layers.forward(inputs, new, block)
-            if new is not None:
-                self.encoded[new.slots], new = True, None
-            hidden = hidden.view(requests, size, -1)[:, columns].contiguous()
+                inputs = torch.cat([self._inputs(new), inputs])
+            hidden, logits = self._pass(inputs, new, block, columns)
+            new = None
             sure = self.model.confidence_head
-            chances = None if sure is None else torch.sigmoid(sure(hidden, hidden).float())
-            return multiply(hidden, self.head), chances
+            chances = None if sure is None else torch.sigmoid(sure(hidden, hidden).float()).view(requests, -1)
+            return logits.view(requests, columns.stop - columns.start, -1), chances
 
         tokens, probs, confidence = denoise(
             predict, self.schedule, batch.rules, batch.keys[:, :size], vocab=self.vocab, wants_probs=batch.wants_probs
@@ -168,6 +174,48 @@ class DiffusionDrafter(Drafter):
             vocab=None if probs is None else self.vocab,
             asked=requests,
         )
+
+    def _pass(
+        self, x: torch.Tensor, new: Spans | None, block: Spans | None, columns: slice
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """States [R * M, d] and logits [R * M, V'] of the M `columns` of each block, of inputs x [N, d]: rows of new
+        context, which is encoded then, and of the blocks. Keys and values of both go to their slots."""
+        spans = [span for span in (new, block) if span is not None]
+        positions, slots = (
+            (spans[0].positions, spans[0].slots)
+            if len(spans) == 1
+            else (torch.cat([s.positions for s in spans]), torch.cat([s.slots for s in spans]))
+        )
+        positions = positions.clamp(max=self.model.config.max_positions - 1)  # what lies behind an answer may be beyond
+        if self.compiled is not None:
+            found = self.compiled.forward(x, positions, slots, new, block, columns)
+        else:
+            found = self._plain_pass(x, positions, slots, spans, new, columns)
+        if new is not None:
+            self.encoded[new.slots] = True
+        return found
+
+    def _plain_pass(
+        self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, spans: list[Spans], new: Spans | None,
+        columns: slice,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """The same in plain torch."""
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = self.pools[layer]
+            keys[slots], values[slots] = k, v
+            rows = q.split([len(span.slots) for span in spans])
+            scale = self.model.config.head_dim**-0.5
+            return torch.cat(
+                [
+                    flat_attention(part, keys, values, span.batch, scale=scale, causal=span is new)
+                    for part, span in zip(rows, spans, strict=True)
+                ]
+            )
+
+        hidden = self.model(x, positions, attend)[0 if new is None else len(new.slots) :]
+        hidden = hidden.unflatten(0, (len(hidden) // self.gamma, self.gamma))[:, columns].flatten(0, 1)
+        return hidden, hidden @ self.head.T
 
     def _nothing(self, requests: int) -> Draft:
         shape = requests, self.gamma

@@ -32,7 +32,9 @@ COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 EXACT = ("-ffp-contract=off",)
 """Of the operations: the bits of random numbers may not depend on the processor they were compiled for."""
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
-OPERATIONS = ("ops", "instruction_sets", "products", "layer", "forward", "block", "lookup", "noise", "ragged")
+OPERATIONS = (
+    "ops", "instruction_sets", "products", "layer", "forward", "block", "diffusion", "lookup", "noise", "ragged",
+)  # fmt: skip
 INSTRUCTION_SETS = {
     "scalar": (),
     "avx2": ("-mavx2", "-mfma"),

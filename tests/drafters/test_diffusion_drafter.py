@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tiny_drafters import (
 from outrider.drafters import networks
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
-from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter, prepared
+from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter
 from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.kernels.acceptance import accept
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
@@ -176,13 +177,13 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
         slots = table[:, step].long()
         made.observe(Features(None, texts[:, step], torch.full_like(slots, step), slots))
     rows: list[int] = []
-    forward = prepared.PreparedLayers.forward
+    run = DiffusionDrafter._pass
 
-    def counted(self: prepared.PreparedLayers, x: torch.Tensor, *spans: prepared.Spans | None) -> torch.Tensor:
+    def counted(self: DiffusionDrafter, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
         rows.append(len(x))
-        return forward(self, x, *spans)
+        return run(self, x, *rest)
 
-    monkeypatch.setattr(prepared.PreparedLayers, "forward", counted)
+    monkeypatch.setattr(DiffusionDrafter, "_pass", counted)
     bound = max(drafter.BACKLOG, drafter.BACKLOG_EACH * requests)
     asking = batch(table, list(range(requests)), [1000] * requests)
     drafts = [made.propose(asking) for _ in range(-(-requests * 1000 // bound))]

@@ -1,0 +1,102 @@
+// A diffusion drafter's pass in one call by one team of threads: what is new of the texts and their blocks, to logits.
+// Beside it, what is cheap but would take many small operations: where rows stand, and what is new.
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "draft_layers.h"
+
+namespace outrider {
+namespace {
+
+// As `diffusion/spans.py: Spans` has them.
+std::tuple<Tensor, Tensor, Tensor, Tensor> spans(const Tensor& page_table, const Tensor& rows, const Tensor& starts,
+                                                 const Tensor& counts) {
+  check_dense(counts, at::kLong, {rows.numel()}, "counts");
+  const Places p(starts, rows, page_table, [&](int64_t r) { return counts.data_ptr<int64_t>()[r]; });
+  return {p.positions, p.slots, p.indptr, p.kv_lens};
+}
+
+// The first of each text's positions whose slot is not `encoded` [S] bool, or its length [R].
+Tensor first_missing(const Tensor& encoded, const Tensor& page_table, const Tensor& rows, const Tensor& lengths) {
+  check_dense(encoded, at::kBool, {encoded.numel()}, "encoded");
+  check_dense(lengths, at::kLong, {rows.numel()}, "lengths");
+  check_dense(rows, at::kLong, {rows.numel()}, "rows");
+  const Tensor first = at::empty({rows.numel()}, lengths.options());
+  for (int64_t r = 0; r < rows.numel(); ++r) {
+    const int64_t length = lengths.data_ptr<int64_t>()[r];
+    const int32_t* slot = slots_of(page_table, r, rows.data_ptr<int64_t>()[r], 0, length);
+    int64_t i = 0;
+    while (i < length && slot[i] >= 0 && slot[i] < encoded.numel() && encoded.data_ptr<bool>()[slot[i]]) ++i;
+    first.data_ptr<int64_t>()[r] = i;
+  }
+  return first;
+}
+
+// What does not change from pass to pass; checked once, when it is made.
+class DiffusionDrafter : public torch::CustomClassHolder {
+ public:
+  // own weights: the head. own norms: the last one. like: of the type of all numbers, [1, d].
+  DiffusionDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
+                   std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
+                   Tensor like, double eps)
+      : layers_({weights, kinds, scales, outputs, depths, norms, k_pools, v_pools, cos_sin}, like, 1, 1, eps),
+        head_(layers_.own_weights[0]) {
+    TORCH_CHECK(head_.depth == layers_.hidden, "the head is of depth ", head_.depth, ", expected ", layers_.hidden);
+  }
+
+  // Normed states [R * count, d] and logits [R * count, V'] of rows first .. first + count of each request's block.
+  // x: [N, d] inputs at `positions` and `slots` [N]: rows of the context, whose requests are `context_rows`, as
+  // context_indptr and context_kv_lens say; then equally many of the block of each of `rows` [R].
+  std::tuple<Tensor, Tensor> forward(Tensor x, Tensor positions, Tensor slots, Tensor page_table, Tensor context_rows,
+                                     Tensor context_indptr, Tensor context_kv_lens, Tensor rows, Tensor indptr,
+                                     Tensor kv_lens, int64_t first, int64_t count) const {
+    const int64_t tokens = positions.numel(), requests = rows.numel();
+    check_dense(x, layers_.number(), {tokens, layers_.hidden}, "x");
+    check_dense(positions, at::kLong, {tokens}, "positions");
+    check_dense(slots, at::kLong, {tokens}, "slots");
+    layers_.check_places(positions, slots);
+    const int64_t behind = context_rows.numel() ? context_indptr.data_ptr<int32_t>()[context_rows.numel()] : 0;
+    const int64_t queries = requests ? (tokens - behind) / requests : 0;
+    TORCH_CHECK(behind + queries * requests == tokens && first >= 0 && (!requests || first + count <= queries),
+                "rows ", first, " .. ", first + count, " of ", requests, " blocks are not in ", tokens - behind, " rows");
+    std::optional<Attends> context, block;
+    if (behind) context = layers_.plan(behind, context_indptr, context_kv_lens, context_rows, page_table, true);
+    if (requests) block = layers_.plan(tokens - behind, indptr, kv_lens, rows, page_table, false);
+    LayerBuffers b = layers_.buffers(tokens, {context ? &*context : nullptr, block ? &*block : nullptr});
+    b.int8.reserve(requests * count, head_.scales ? head_.depth : 0);
+    std::memcpy(data(b.residual), data(x), x.nbytes());
+    const Tensor states = layers_.room(requests * count, layers_.hidden);
+    const Tensor logits = layers_.room(requests * count, head_.outputs);
+    run_team([&](Member& member) {
+      layers_.run(member, positions, slots, context ? &*context : nullptr, behind, block ? &*block : nullptr, b, &head_);
+      if (!requests) return;
+      layers_.finish(member, layers_.own_norm(0), behind, requests, queries, first, count, b, states);
+      Stages(member, layers_.type, requests * count, b.int8).product(data(states), head_, data(logits), nullptr);
+    });
+    return {states, logits};
+  }
+
+ private:
+  const DraftLayers layers_;
+  const Weight head_;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(outrider, m) {
+  m.def("spans(Tensor page_table, Tensor rows, Tensor starts, Tensor counts) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("first_missing(Tensor encoded, Tensor page_table, Tensor rows, Tensor lengths) -> Tensor");
+  m.class_<DiffusionDrafter>("DiffusionDrafter")
+      .def(torch::init<Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, std::vector<int64_t>, Tensors,
+                       Tensors, Tensors, Tensor, Tensor, double>())
+      .def("forward", &DiffusionDrafter::forward);
+}
+
+TORCH_LIBRARY_IMPL(outrider, CPU, m) {
+  m.impl("spans", spans);
+  m.impl("first_missing", first_missing);
+}
+
+}  // namespace outrider

@@ -1,0 +1,263 @@
+// The layers of a drafter (DSpark, DFlash, diffusion) as stages of a team: what is checked once, when a drafter is made,
+// and what all of them compute alike.
+#pragma once
+#include <ATen/ops/empty.h>
+
+#include "stages.h"
+
+namespace outrider {
+
+using Tensors = std::vector<Tensor>;
+
+inline void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, const char* name) {
+  TORCH_CHECK(x.scalar_type() == type && x.is_contiguous() && x.sizes() == sizes, name, " must be dense ", type, " ",
+              sizes, ", got ", x.scalar_type(), " ", x.sizes());
+}
+
+inline char* data(const Tensor& x) { return static_cast<char*>(x.data_ptr()); }
+
+// Which queries belong to which request, and where in the cache they stand: request r has `count(r)` of them, from
+// position starts[r] on.
+struct Places {
+  Tensor positions, slots, indptr, kv_lens;
+
+  template <typename F>
+  Places(const Tensor& starts, const Tensor& rows, const Tensor& page_table, const F& count) {
+    const int64_t requests = rows.numel();
+    check_dense(starts, at::kLong, {requests}, "starts");
+    check_dense(rows, at::kLong, {requests}, "rows");
+    indptr = at::empty({requests + 1}, page_table.options());
+    kv_lens = at::empty({requests}, page_table.options());
+    int32_t* const ends = indptr.data_ptr<int32_t>();
+    ends[0] = 0;
+    for (int64_t r = 0; r < requests; ++r) ends[r + 1] = ends[r] + int32_t(count(r));
+    positions = at::empty({ends[requests]}, starts.options());
+    slots = at::empty({ends[requests]}, starts.options());
+    for (int64_t r = 0; r < requests; ++r) {
+      const int64_t first = starts.data_ptr<int64_t>()[r], queries = ends[r + 1] - ends[r];
+      const int32_t* from = slots_of(page_table, r, rows.data_ptr<int64_t>()[r], first, first + queries);
+      for (int64_t i = 0; i < queries; ++i) {
+        positions.data_ptr<int64_t>()[ends[r] + i] = first + i;
+        slots.data_ptr<int64_t>()[ends[r] + i] = from[i];
+      }
+      kv_lens.data_ptr<int32_t>()[r] = int32_t(first + queries);
+    }
+  }
+};
+
+struct DraftLayer {
+  Weight qkv, out, up, down;
+  const void *norm_before, *norm_queries, *norm_keys, *norm_between;  // of queries and keys: null without
+  void *k_pool, *v_pool;
+};
+
+// What layers write on their way.
+struct LayerBuffers {
+  Tensor residual, normed, qkv, seen, x, up, gated, partials;
+  Int8Input int8;
+};
+
+// What the constructors of all drafters take. weights, each beside its kind, scales (none: no numbers), outputs and depth
+// as of weight_of: four a layer (q|k|v, out, gate|up, down), then the drafter's own. norms: of each layer four (before
+// attention, of queries, of keys, before the MLP; those of queries and keys may have no numbers: there are none), then its
+// own, all [d]. pools: of keys and values, [slots, heads, width], of each layer.
+struct Parts {
+  Tensors weights;
+  std::vector<int64_t> kinds;
+  Tensors scales;
+  std::vector<int64_t> outputs, depths;
+  Tensors norms, k_pools, v_pools;
+  Tensor cos_sin;
+};
+
+// An attention that all layers of a pass share, and whether its work is split into chunks that are merged afterwards.
+struct Attends {
+  AttentionPlan plan;
+  bool split;
+};
+
+class DraftLayers {
+ public:
+  // `like` has the type of all numbers and d columns; `own` weights and `own_norms` are the drafter's.
+  DraftLayers(Parts parts, const Tensor& like, size_t own, size_t own_norms, double eps)
+      : eps(float(eps)), type(type_of(like, "inputs")), hidden(like.size(-1)), parts_(std::move(parts)), like_(like) {
+    const Parts& p = parts_;
+    const size_t count = p.k_pools.size(), products = 4 * count + own;
+    TORCH_CHECK(count && p.weights.size() == products && p.kinds.size() == products && p.scales.size() == products &&
+                    p.outputs.size() == products && p.depths.size() == products &&
+                    p.norms.size() == 4 * count + own_norms && p.v_pools.size() == count,
+                "expected ", products, " weights for ", count, " layers, four norms and two pools each and ", own_norms,
+                " norms, got ", p.weights.size(), " weights and ", p.norms.size(), " norms");
+    read_pools();
+    heads = p.outputs[0] / width - 2 * kv_heads;
+    mlp = p.outputs[2] / 2;
+    TORCH_CHECK(heads > 0 && p.outputs[0] == (heads + 2 * kv_heads) * width, "outputs of q|k|v are ", p.outputs[0],
+                ", which the pool's heads do not fit");
+    TORCH_CHECK(hidden % 16 == 0 && mlp % 16 == 0 && width % 32 == 0, "widths must be multiples of 16, of heads 32");
+    check_dense(p.cos_sin, at::kFloat, {p.cos_sin.size(0), width}, "cos_sin");
+    for (size_t i = 0; i < p.norms.size(); ++i) {
+      const bool of_heads = i < 4 * count && (i % 4 == 1 || i % 4 == 2);
+      if (!of_heads || p.norms[i].numel())
+        check_dense(p.norms[i], like.scalar_type(), {of_heads ? width : hidden}, "a norm");
+    }
+    const int64_t deep[4] = {hidden, heads * width, hidden, mlp}, wide[4] = {p.outputs[0], hidden, 2 * mlp, hidden};
+    std::vector<Weight> all;
+    for (size_t i = 0; i < products; ++i) {
+      TORCH_CHECK(i >= 4 * count || (p.outputs[i] == wide[i % 4] && p.depths[i] == deep[i % 4]), "weight ", i % 4,
+                  " of layer ", i / 4, " is [", p.outputs[i], ", ", p.depths[i], "], expected [", wide[i % 4], ", ",
+                  deep[i % 4], "]");
+      all.push_back(weight_of(p.weights[i], p.kinds[i], p.scales[i], p.outputs[i], p.depths[i], like));
+    }
+    const auto norm = [&](size_t i) -> const void* { return p.norms[i].numel() ? p.norms[i].data_ptr() : nullptr; };
+    for (size_t i = 0; i < count; ++i) {
+      const Weight* w = &all[4 * i];
+      layers.push_back({w[0], w[1], w[2], w[3], norm(4 * i), norm(4 * i + 1), norm(4 * i + 2), norm(4 * i + 3),
+                        p.k_pools[i].data_ptr(), p.v_pools[i].data_ptr()});
+    }
+    own_weights.assign(all.begin() + 4 * count, all.end());
+  }
+
+  // Inputs in b.residual [N, d] of rows at `positions` and `slots` [N], of which the first `behind` are context: they see
+  // by `context` what is before them, the others by `block` all of their own. Their keys and values go to the pools. What
+  // comes out of the rows behind the context, is b.residual + b.x. `next`: the product that follows.
+  void run(Member& member, const Tensor& positions, const Tensor& slots, const Attends* context, int64_t behind,
+           const Attends* block, LayerBuffers& b, const Weight* next) const {
+    const int64_t tokens = positions.numel(), own = tokens - behind;
+    const Stages every(member, type, tokens, b.int8), last(member, type, own, b.int8);
+    char* const qkv = data(b.qkv);
+    RopeArgs rope = rope_of(b.qkv, positions, slots);
+    rope.q = qkv;
+    rope.q_heads = heads;
+    rope.k = qkv + heads * width * size();
+    rope.v = qkv + (heads + kv_heads) * width * size();
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const DraftLayer& layer = layers[i];
+      const bool ends = i + 1 == layers.size();
+      every.norm(i ? data(b.x) : data(b.residual), i ? data(b.residual) : nullptr, layer.norm_before, data(b.normed),
+                 hidden, eps);
+      every.product(data(b.normed), layer.qkv, qkv, &layer.out);
+      rotate(member, rope, layer, tokens);
+      if (context && !ends) attend(every, *context, layer, 0, b);
+      if (ends && !own) return;  // of the context only keys and values were wanted
+      if (block) attend(every, *block, layer, behind, b);
+      const Stages& stages = ends ? last : every;
+      const int64_t skipped = ends ? behind : 0;
+      const auto from = [&](const Tensor& t) { return data(t) + skipped * t.size(1) * size(); };
+      stages.product(from(b.seen), layer.out, from(b.x), &layer.up);
+      stages.norm(from(b.x), from(b.residual), layer.norm_between, data(b.normed), hidden, eps);
+      stages.product(data(b.normed), layer.up, data(b.up), &layer.down);
+      stages.silu_mul(data(b.up), data(b.gated), mlp);
+      stages.product(data(b.gated), layer.down, from(b.x), ends ? next : &layers[i + 1].qkv);
+    }
+  }
+
+  // Normed states [R * count, d] of rows first .. first + count of each request's `queries`, which begin at row `behind`.
+  void finish(Member& member, const void* norm, int64_t behind, int64_t requests, int64_t queries, int64_t first,
+              int64_t count, const LayerBuffers& b, const Tensor& states) const {
+    const auto share = [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t from = (behind + r * queries + first) * hidden * size();
+        kernels().norm[type](data(b.x) + from, data(b.residual) + from, norm, data(states) + r * count * hidden * size(),
+                             hidden, eps, 0, count);
+      }
+    };
+    member.ranges(SMALL, requests, share, requests * count * hidden * NUMBER);
+  }
+
+  // Norms and rotates each head of queries (if there are any) and keys, and writes keys and values to the layer's pools.
+  void rotate(Member& member, RopeArgs rope, const DraftLayer& layer, int64_t tokens) const {
+    rope.k_pool = layer.k_pool;
+    rope.v_pool = layer.v_pool;
+    const auto share = [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end && layer.norm_keys; ++n) {
+        char *const q = static_cast<char*>(rope.q) + n * rope.q_stride * size();
+        char *const k = static_cast<char*>(rope.k) + n * rope.k_stride * size();
+        kernels().norm[type](q, nullptr, layer.norm_queries, q, width, eps, 0, rope.q_heads);
+        kernels().norm[type](k, nullptr, layer.norm_keys, k, width, eps, 0, rope.kv_heads);
+      }
+      kernels().rope[type](rope, begin, end);
+    };
+    member.ranges(SMALL, tokens, share, tokens * (rope.q_heads + rope.kv_heads) * width * 2 * NUMBER);
+  }
+
+  // Of keys and values in rows of a matrix, and no queries; where in a row they are is left open.
+  RopeArgs rope_of(const Tensor& matrix, const Tensor& positions, const Tensor& slots) const {
+    RopeArgs rope{};
+    rope.cos_sin = parts_.cos_sin.data_ptr();
+    rope.positions = positions.data_ptr<int64_t>();
+    rope.slots = slots.data_ptr<int64_t>();
+    rope.q_stride = rope.k_stride = rope.v_stride = matrix.size(1);
+    rope.k_slot = rope.v_slot = kv_heads * width;
+    rope.kv_heads = kv_heads;
+    rope.head_dim = rope.value_dim = rope.rotary_dim = width;
+    rope.wide_cache = true;
+    return rope;
+  }
+
+  void check_places(const Tensor& positions, const Tensor& slots) const {
+    check_range(positions, 0, parts_.cos_sin.size(0), "positions");
+    check_range(slots, 0, parts_.k_pools[0].size(0), "slots");
+  }
+
+  Attends plan(int64_t tokens, const Tensor& indptr, const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table,
+               bool causal) const {
+    AttentionPlan plan = plan_attention(tokens, heads, kv_heads, width, width, indptr, kv_lens, rows, page_table, causal);
+    plan.args.scale = float(1 / std::sqrt(double(width)));
+    plan.args.window = -1;
+    const bool split = plan.split(at::get_num_threads());
+    return {std::move(plan), split};
+  }
+
+  LayerBuffers buffers(int64_t tokens, std::initializer_list<const Attends*> all) const {
+    LayerBuffers b{room(tokens, hidden), room(tokens, hidden), room(tokens, layers[0].qkv.outputs),
+                   room(tokens, heads * width), room(tokens, hidden), room(tokens, 2 * mlp), room(tokens, mlp), {}, {}};
+    int64_t partials = 0;
+    for (const Attends* each : all)
+      if (each && each->split) partials = std::max(partials, each->plan.room());
+    if (partials) b.partials = at::empty({partials}, parts_.cos_sin.options());
+    for (const Weight* w : {&layers[0].qkv, &layers[0].out, &layers[0].down})
+      b.int8.reserve(tokens, w->scales ? w->depth : 0);
+    return b;
+  }
+
+  Tensor room(int64_t rows, int64_t columns) const { return at::empty({rows, columns}, like_.options()); }
+  int64_t size() const { return type ? 2 : 4; }  // bytes of a number
+  at::ScalarType number() const { return like_.scalar_type(); }
+
+  // The drafter's own norm number i.
+  const void* own_norm(size_t i) const { return parts_.norms[4 * layers.size() + i].data_ptr(); }
+
+  const float eps;
+  const int type;
+  const int64_t hidden;
+  int64_t heads, kv_heads, width, mlp;
+  std::vector<DraftLayer> layers;
+  std::vector<Weight> own_weights;
+
+ private:
+  void attend(const Stages& stages, const Attends& how, const DraftLayer& layer, int64_t first,
+              const LayerBuffers& b) const {
+    AttentionArgs a = how.plan.args;
+    a.q = data(b.qkv) + first * b.qkv.size(1) * size();
+    a.out = data(b.seen) + first * b.seen.size(1) * size();
+    a.q_stride = b.qkv.size(1);
+    a.k_stride = a.v_stride = kv_heads * width;
+    a.k_pool = layer.k_pool;
+    a.v_pool = layer.v_pool;
+    stages.attention(a, how.plan, how.split ? b.partials.data_ptr<float>() : nullptr);
+  }
+
+  void read_pools() {
+    const Tensor& first = parts_.k_pools[0];
+    for (const Tensors& pools : {parts_.k_pools, parts_.v_pools})
+      for (const Tensor& pool : pools) check_dense(pool, like_.scalar_type(), first.sizes(), "a pool");
+    TORCH_CHECK(first.dim() == 3, "pools are [slots, heads, width]");
+    kv_heads = first.size(1);
+    width = first.size(2);
+  }
+
+  const Parts parts_;  // what the pointers point to
+  const Tensor like_;
+};
+
+}  // namespace outrider
