@@ -70,10 +70,14 @@ DRAFTERS = {
     "dspark": Entry(*BLOCK, "a block in one pass, drawn token by token", needs_hidden_states=True),
     "dflash": Entry(*BLOCK, "a block in one pass, each token drawn by itself", needs_hidden_states=True),
     "deer": Entry(
-        *DIFFUSION, "a block in one denoising step, from the tokens alone", kind="diffusion", denoising_steps=1
+        *DIFFUSION, "a block in one denoising step, from the tokens alone", kind="diffusion", run=1.4, denoising_steps=1
     ),
     "specdiff": Entry(
-        *DIFFUSION, "a block in several denoising steps, from the tokens alone", kind="diffusion", denoising_steps=2
+        *DIFFUSION,
+        "a block in several denoising steps, from the tokens alone",
+        kind="diffusion",
+        run=1.6,
+        denoising_steps=2,
     ),
     "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "what followed the last words before"),
     MEASURING: Entry("outrider.drafters.dummy:FixedDrafter", ("gamma",), "the last token, over and over"),

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.sampling import Rules
-
 from ..acceptance import Acceptance
-from ..diffusion.denoise import Schedule, denoise
+from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
-from .batches import BatchMaker, Step, anchor_range, random_steps
+from .batches import BatchMaker, random_steps
 from .forward import Frozen
 from .loop import DraftRun, Recipe, learn_from
 from .masked import MaskedStep, block_states, hide, masked_anywhere, masked_at_the_end
 from .store import FeatureStore, Sequence
-from .validate import walk
+from .validate import acceptance, denoised_hits
 
 
 class DiffusionRun(DraftRun[DiffusionModel]):
@@ -64,30 +62,6 @@ class DiffusionRun(DraftRun[DiffusionModel]):
         how = recipe.losses(self.step)
         return learn_from(self.model, self.frozen, step, hidden, how, alpha_conf=recipe.alpha_conf)
 
-    @torch.inference_mode()
-    def acceptance(self, sequences: Iterable[Sequence], *, chunk: int = 256) -> Acceptance:
-        gamma, maker = self.model.config.gamma, self._maker()
-        total = Acceptance.empty(gamma)
-        for s in sequences:
-            low, high = anchor_range(s)
-            runs: list[int] = []
-            for part in torch.arange(low, high).split(chunk):
-                step = maker.cut([s], [part], gamma)
-                right = (self._draft(step) == step.tokens[:, 1:]) & step.valid
-                runs += right.long().cumprod(-1).sum(-1).tolist()
-            total = total + walk(runs, high - low, gamma)
-        return total
-
-    def _draft(self, step: Step) -> torch.Tensor:
-        """Blocks [A, gamma] drafted at temperature 0 behind the step's anchors."""
-
-        def predict(tokens: torch.Tensor, revealed: torch.Tensor, columns: slice) -> tuple[torch.Tensor, None]:
-            ids = torch.cat([step.anchors[:, None], tokens[:, :-1]], 1)
-            hidden = block_states(self.model, self.frozen, step, ids, revealed[:, :-1])
-            return hidden[:, columns] @ self.frozen.head.T, None
-
-        count = len(step.anchors)
-        greedy = Rules(torch.zeros(count, device=step.anchors.device))
-        keys = step.anchors.new_zeros(count, self.model.config.gamma)
-        vocab = self.model.vocab.to(step.anchors.device)
-        return denoise(predict, self.schedule, greedy, keys, vocab=vocab, wants_probs=False)[0]
+    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
+        maker = self._maker()
+        return acceptance(denoised_hits(self.model, self.frozen, maker.columns, self.schedule), maker, sequences)

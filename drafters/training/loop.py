@@ -24,7 +24,7 @@ from .forward import Frozen, hidden_states
 from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
 from .store import FeatureStore, Sequence
-from .validate import acceptance
+from .validate import acceptance, block_hits
 
 COLUMNS = (
     "step",
@@ -307,4 +307,4 @@ class Run(DraftRun[BlockModel]):
 
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
         maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
-        return acceptance(self.model, self.frozen, maker, sequences)
+        return acceptance(block_hits(self.model, self.frozen, maker.columns), maker, sequences)

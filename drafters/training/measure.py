@@ -7,13 +7,19 @@ accepts the same tokens, up to ties that rounding decides; at higher temperature
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from ..acceptance import Acceptance
-from ..block import check_target, load, target_identity
+from ..block import check_target, target_identity
+from ..block.config import BLOCK_KINDS, BlockConfig
+from ..block.model import BlockModel
+from ..diffusion.denoise import make_schedule
+from ..diffusion.model import DiffusionModel
+from ..networks import load_any
 from .batches import BatchMaker
 from .decode import decode
 from .features import answer_chances, sequence_features
@@ -21,7 +27,7 @@ from .forward import Frozen
 from .prompts import read_samples
 from .store import Sequence
 from .target import TargetModel
-from .validate import Chances, sequence_acceptance
+from .validate import Chances, block_hits, denoised_hits, sequence_acceptance
 
 Answer = tuple[list[int], int]
 """(ids of a prompt and its answer, prompt length)"""
@@ -50,25 +56,57 @@ def target_answers(
     return answers
 
 
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A drafter folder, and how it is drafted with. schedule: of a diffusion drafter."""
+
+    name: str
+    folder: Path
+    schedule: tuple[str, int] | None = None
+
+
+def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
+    """Every folder, those of diffusion drafters once with each number of denoising steps; raises CheckpointError."""
+    short = len({folder.name for folder in folders}) == len(folders)
+    arms = []
+    for folder in folders:
+        name = folder.name if short else str(folder)
+        if BlockConfig.read(folder).kind in BLOCK_KINDS:
+            arms.append(Arm(name, folder))
+        else:
+            arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, (order, n)) for n in steps]
+    return arms
+
+
 def measure(
-    target: TargetModel, folders: list[Path], answers: list[Answer], *, temperature: float = 0.0, seed: int = 0
+    target: TargetModel, arms: list[Arm], answers: list[Answer], *, temperature: float = 0.0, seed: int = 0
 ) -> list[Acceptance]:
-    """Acceptance of each drafter along the same answers, which the target wrote at `temperature`."""
-    models = [load(folder, dtype=target.embedding.dtype, device=target.device) for folder in folders]
-    for model in models:
+    """Acceptance of each arm along the same answers, which the target wrote at `temperature`."""
+    hits, makers, layers = [], [], []
+    for arm in arms:
+        model = load_any(arm.folder, dtype=target.embedding.dtype).to(target.device)
         check_target(model.config, target_identity(target.config, target.embedding))
-    totals = [Acceptance.empty(model.config.gamma) for model in models]
-    frozen = [Frozen(target.embedding, target.head[model.vocab].contiguous()) for model in models]
-    makers = [BatchMaker(model.config, model.vocab, device=target.device) for model in models]
+        frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
+        maker = BatchMaker(model.config, model.vocab, device=target.device)
+        if isinstance(model, BlockModel):
+            hits.append(block_hits(model, frozen, maker.columns))
+        else:
+            assert isinstance(model, DiffusionModel)
+            assert arm.schedule is not None
+            order, steps = arm.schedule
+            schedule = make_schedule(order, model.config.gamma, steps)
+            hits.append(denoised_hits(model, frozen, maker.columns, schedule))
+        makers.append(maker)
+        layers.append(model.config.target_layers)
+    totals = [Acceptance.empty(maker.config.gamma) for maker in makers]
     generator = torch.Generator().manual_seed(seed)
     for ids, prompt in tqdm(answers, desc=f"T={temperature:g}", unit="answer", leave=False):
         chances = None
         if temperature > 0:
             chances = Chances(answer_chances(target, ids, prompt, temperature), prompt, temperature, generator)
         read: dict[tuple[int, ...], Sequence] = {}
-        for i, model in enumerate(models):
-            layers = model.config.target_layers
-            if layers not in read:
-                read[layers] = sequence_features(target, [(ids, prompt)], layers, 1)[0]
-            totals[i] += sequence_acceptance(model, frozen[i], makers[i], read[layers], chances)
+        for i in range(len(arms)):
+            if layers[i] not in read:
+                read[layers[i]] = sequence_features(target, [(ids, prompt)], layers[i], 1)[0]
+            totals[i] += sequence_acceptance(hits[i], makers[i], read[layers[i]], chances)
     return totals

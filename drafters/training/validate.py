@@ -11,15 +11,18 @@ decoding would have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
 from ..acceptance import Acceptance
 from ..block.model import BlockModel
+from ..diffusion.denoise import Schedule
+from ..diffusion.model import DiffusionModel
 from .batches import BatchMaker, Step, anchor_range
 from .forward import Frozen, hidden_states
+from .masked import block_states
 from .store import Sequence
 
 
@@ -50,23 +53,58 @@ def greedy_tokens(model: BlockModel, frozen: Frozen, hidden: torch.Tensor, ancho
     return torch.stack(out, 1)
 
 
-def sampled_hits(
-    model: BlockModel, frozen: Frozen, step: Step, hidden: torch.Tensor, columns: torch.Tensor, chances: Chances
-) -> torch.Tensor:
-    """Whether each token [A, gamma] behind the anchors was accepted, drawn as speculative sampling would have.
-
-    hidden: [A, gamma, d]; columns: [V] draft column of every token, -1 where lacking.
-    """
-    logits = (hidden @ frozen.head.T).float()
-    if model.markov_head is not None:
-        logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))
-    places = columns[step.tokens[:, 1:].to(columns.device)].to(logits.device)
+def kept(logits: torch.Tensor, step: Step, columns: torch.Tensor, chances: Chances, first: int = 0) -> torch.Tensor:
+    """Whether each token [A, M] from the `first` behind the anchors on was accepted, drawn as speculative sampling
+    would have; logits: [A, M, V'] float32 of these; columns: [V] draft column of every token, -1 where lacking."""
+    reach = torch.arange(first + 1, first + 1 + logits.shape[1], device=logits.device)
+    places = columns[step.tokens[:, reach].to(columns.device)].to(logits.device)
     drafted = (logits / chances.temperature).log_softmax(-1).gather(-1, places.clamp_min(0)[..., None])[..., 0]
     drafted = drafted.exp() * (places >= 0)
-    reach = step.anchor_positions[:, None] + torch.arange(1, hidden.shape[1] + 1, device=logits.device)
-    target = chances.probs[(reach - chances.prompt).clamp_max(len(chances.probs) - 1)]
+    place = step.anchor_positions[:, None] + reach - chances.prompt
+    target = chances.probs[place.clamp_max(len(chances.probs) - 1)]
     points = torch.rand(target.shape, generator=chances.generator).to(target.device)
     return points * target < drafted
+
+
+Hits = Callable[[Step, Chances | None], torch.Tensor]
+"""Which tokens [A, gamma] behind a step's anchors a draft hits: greedy, or drawn where there are chances."""
+
+
+def block_hits(model: BlockModel, frozen: Frozen, columns: torch.Tensor) -> Hits:
+    """Of a block drafter; columns: as of `kept`."""
+
+    def hits(step: Step, chances: Chances | None) -> torch.Tensor:
+        hidden = hidden_states(model, frozen, step, step.valid.shape[1])
+        if chances is None:
+            return greedy_tokens(model, frozen, hidden, step.anchors) == step.tokens[:, 1:]
+        logits = (hidden @ frozen.head.T).float()
+        if model.markov_head is not None:
+            logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))
+        return kept(logits, step, columns, chances)
+
+    return hits
+
+
+def denoised_hits(model: DiffusionModel, frozen: Frozen, columns: torch.Tensor, schedule: Schedule) -> Hits:
+    """Of a diffusion drafter that denoises from left to right: what is revealed is the answer, as long as it is hit."""
+    if schedule.pick is not None:
+        raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
+
+    def hits(step: Step, chances: Chances | None) -> torch.Tensor:
+        found, done = [], 0
+        for count in schedule.counts:
+            known = torch.arange(model.config.gamma - 1, device=step.anchors.device) < done
+            states = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
+            logits = (states[:, done : done + count] @ frozen.head.T).float()
+            if chances is None:
+                tokens = model.vocab.to(logits.device)[logits.argmax(-1)]
+                found.append(tokens == step.tokens[:, done + 1 : done + 1 + count])
+            else:
+                found.append(kept(logits, step, columns, chances, done))
+            done += count
+        return torch.cat(found, 1)
+
+    return hits
 
 
 def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
@@ -87,34 +125,22 @@ def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
 
 @torch.inference_mode()
 def sequence_acceptance(
-    model: BlockModel,
-    frozen: Frozen,
-    maker: BatchMaker,
-    s: Sequence,
-    chances: Chances | None = None,
-    *,
-    chunk: int = 256,
+    hits: Hits, maker: BatchMaker, s: Sequence, chances: Chances | None = None, *, chunk: int = 256
 ) -> Acceptance:
     """Acceptance of drafting along one answer: greedy, or drawn where `chances` are given."""
-    gamma = model.config.gamma
+    gamma = maker.config.gamma
     low, high = anchor_range(s)
     runs: list[int] = []
     for part in torch.arange(low, high).split(chunk):
         step = maker.cut([s], [part], gamma)
-        hidden = hidden_states(model, frozen, step, gamma)
-        if chances is None:
-            right = greedy_tokens(model, frozen, hidden, step.anchors) == step.tokens[:, 1:]
-        else:
-            right = sampled_hits(model, frozen, step, hidden, maker.columns, chances)
-        right &= step.valid
+        right = hits(step, chances) & step.valid
         runs += right.long().cumprod(-1).sum(-1).tolist()
     return walk(runs, high - low, gamma)
 
 
-def acceptance(model: BlockModel, frozen: Frozen, maker: BatchMaker, sequences: Iterable[Sequence]) -> Acceptance:
+def acceptance(hits: Hits, maker: BatchMaker, sequences: Iterable[Sequence]) -> Acceptance:
     """Acceptance of greedy drafting over several answers."""
-    gamma = model.config.gamma
-    total = Acceptance.empty(gamma)
+    total = Acceptance.empty(maker.config.gamma)
     for s in sequences:
-        total = total + sequence_acceptance(model, frozen, maker, s)
+        total = total + sequence_acceptance(hits, maker, s)
     return total

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
-from outrider.drafters.training.measure import measure, target_answers
+from outrider.drafters.training.measure import arms_of, measure, target_answers
 from outrider.drafters.training.target import TargetModel, keep_freed_memory
 from outrider.server import pictures
 from outrider.server.bench import harness
@@ -35,6 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=64, metavar="N", help="prompts of each file (default: %(default)s)")
     add("--new-tokens", type=int, default=256, metavar="N", help="of each answer, at most (default: %(default)s)")
     add("--temperatures", nargs="+", type=float, default=[0.0, 1.0], metavar="T", help="(default: 0 1)")
+    add(
+        "--denoising-steps",
+        nargs="+",
+        type=int,
+        default=[1, 2],
+        metavar="N",
+        help="of diffusion drafters (default: 1 2)",
+    )
+    add("--denoising-order", choices=["left", "even"], default="left", help="of theirs (default: left)")
     add("--answers", type=Path, metavar="FOLDER", help="keeps the target's answers for the next measurement")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
@@ -68,8 +77,7 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str,
         torch.set_num_threads(args.threads)
     wanted = plain_folder(args.target) if Path(args.target).is_file() else args.target
     target = TargetModel.load(wanted, device=args.device, dtype=getattr(torch, args.dtype))
-    short = len({folder.name for folder in args.drafters}) == len(args.drafters)
-    names = [folder.name if short else str(folder) for folder in args.drafters]
+    arms = arms_of(args.drafters, args.denoising_steps, args.denoising_order)
     by_file: dict[str, Acceptance] = {}
     together: dict[str, Acceptance] = {}
     for temperature in args.temperatures:
@@ -77,10 +85,10 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str,
             answers = target_answers(
                 target, path, count=args.count, new_tokens=args.new_tokens, temperature=temperature, kept=args.answers
             )
-            measured = measure(target, args.drafters, answers, temperature=temperature)
-            for name, found in zip(names, measured, strict=True):
-                by_file[f"{name}, {path.stem}, T={temperature:g}"] = found
-                both = f"{name}, T={temperature:g}"
+            measured = measure(target, arms, answers, temperature=temperature)
+            for arm, found in zip(arms, measured, strict=True):
+                by_file[f"{arm.name}, {path.stem}, T={temperature:g}"] = found
+                both = f"{arm.name}, T={temperature:g}"
                 together[both] = together.get(both, Acceptance.empty(len(found.tried))) + found
                 print(f"{both}, {path.stem}: tau {found.accepted_length:.3f}", flush=True)
     return by_file, together

@@ -62,4 +62,4 @@ def find(wanted: str) -> Path:
 
 def shipped(model: Model, drafter: str) -> Path:
     """Where our own checkpoint for this target would stand."""
-    return WEIGHTS / model.name.lower() / drafter
+    return WEIGHTS / model.name.lower() / (registry.find(drafter).kind or drafter)

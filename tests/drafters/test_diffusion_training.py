@@ -19,12 +19,12 @@ from outrider.drafters.diffusion.denoise import make_schedule
 from outrider.drafters.training import cli
 from outrider.drafters.training.arguments import add_arguments
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.diffusion import DiffusionRun
 from outrider.drafters.training.forward import Frozen
-from outrider.drafters.training.loop import Recipe, checkpoint_model
+from outrider.drafters.training.loop import checkpoint_model
 from outrider.drafters.training.masked import hide, masked_anywhere, masked_at_the_end
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
+from outrider.drafters.training.validate import denoised_hits
 
 SIZE = 7
 
@@ -87,32 +87,43 @@ def test_layers_it_starts_from(target_folder: Path, prompts: Path, tmp_path: Pat
         cli.run(wrong)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_what_is_measured_is_what_is_drafted(tmp_path: Path, steps: int) -> None:
-    config = dataclasses.replace(DIFFUSION, draft_vocab_size=60)
+@pytest.mark.parametrize(("order", "steps"), [("left", 1), ("left", 2), ("even", 2)])
+def test_what_is_measured_is_what_is_drafted(order: str, steps: int) -> None:
+    config = dataclasses.replace(DIFFUSION, draft_vocab_size=3)
     model = make_diffusion(config)
     embedding, head = torch.randn(2, 96, config.hidden_size, generator=torch.Generator().manual_seed(2))
-    ids = torch.randint(96, (30,), generator=torch.Generator().manual_seed(3))
-    none = torch.zeros(20, 4)
-    sequence = Sequence(ids, 10, torch.empty(30, 0), none.long(), none)
-    schedule = make_schedule("left", config.gamma, steps)
-    run = DiffusionRun(tmp_path, model, Frozen(embedding, head[model.vocab]), Recipe(steps=1), schedule=schedule)
-    anchors = torch.arange(10, 29)
+    length = 60
+    ids = model.vocab[torch.randint(3, (length,), generator=torch.Generator().manual_seed(3))]
+    none = torch.zeros(length - 10, 4)
+    sequence = Sequence(ids, 10, torch.empty(length, 0), none.long(), none)
+    anchors = torch.arange(10, length - config.gamma)
     maker = BatchMaker(config, model.vocab, device=torch.device("cpu"))
-    measured = run._draft(maker.cut([sequence], [anchors], config.gamma))
+    step = maker.cut([sequence], [anchors], config.gamma)
+    frozen, schedule = Frozen(embedding, head[model.vocab]), make_schedule(order, config.gamma, steps)
+    measured = denoised_hits(model, frozen, maker.columns, schedule)(step, None).long().cumprod(1).sum(1)
 
-    served = DiffusionDrafter(model, embedding=embedding, head=head, denoising_steps=steps)
-    served.allocate(64)
-    table = torch.arange(64).int()[None]
-    served.observe(Features(None, ids, torch.arange(30), torch.arange(30)))
+    served = DiffusionDrafter(model, embedding=embedding, head=head, denoising_steps=steps, denoising_order=order)
+    served.allocate(128)
     count = len(anchors)
     batch = DraftBatch(
-        anchors=ids[anchors], seq_lens=anchors, page_table=table.repeat(count, 1), rows=torch.arange(count),
-        temperatures=torch.zeros(count), keys=torch.zeros(count, config.gamma, dtype=torch.int64),
+        anchors=ids[anchors], seq_lens=anchors, page_table=torch.arange(128).int()[None].repeat(count, 1),
+        rows=torch.arange(count), temperatures=torch.zeros(count),
+        keys=torch.zeros(count, config.gamma, dtype=torch.int64),
     )  # fmt: skip
-    for i in range(count):  # one by one: their blocks would share slots
-        served.observe(Features(None, ids, torch.arange(30), torch.arange(30)))
-        assert torch.equal(served.propose(batch.select(torch.tensor([i]))).tokens[0], measured[i])
+    runs = []
+    for i, anchor in enumerate(anchors.tolist()):  # one by one: their blocks would share slots
+        served.observe(Features(None, ids, torch.arange(length), torch.arange(length)))
+        drafted = served.propose(batch.select(torch.tensor([i]))).tokens[0]
+        right = drafted == ids[anchor + 1 : anchor + 1 + config.gamma]
+        runs.append(int(right.long().cumprod(0).sum()))
+    assert measured.tolist() == runs
+    assert len(set(runs)) > 2
+
+
+def test_what_is_revealed_out_of_order_cannot_be_followed() -> None:
+    model = make_diffusion(DIFFUSION)
+    with pytest.raises(ValueError, match="from left to right alone"):
+        denoised_hits(model, Frozen(torch.empty(0), torch.empty(0)), torch.empty(0), make_schedule("certain", 4, 2))
 
 
 def test_masks_of_stage_one_weigh_what_they_are_rare() -> None:

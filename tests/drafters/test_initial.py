@@ -55,10 +55,10 @@ def test_answers_that_are_long_enough_get_the_models_drafts(tmp_path: Path) -> N
     everyone, draft = plain.propose(batch(plain)), made.propose(batch(made))
     assert (draft.asked, draft.lens.tolist()) == (1, [0, 4, 0])
     assert torch.equal(draft.tokens[1], everyone.tokens[1])
-    assert torch.equal(draft.confidence[1], everyone.confidence[1])
+    torch.testing.assert_close(draft.confidence[1], everyone.confidence[1])
     assert draft.probs is not None
     assert everyone.probs is not None
-    assert torch.equal(draft.probs[1], everyone.probs[1])
+    torch.testing.assert_close(draft.probs[1], everyone.probs[1])
     asking = batch(made)
     assert made.propose(dataclasses.replace(asking, ask=torch.tensor([True, False, True]))).asked == 0
     assert made.propose(dataclasses.replace(asking, look_up=False)).asked == 3  # to be measured

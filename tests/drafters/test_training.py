@@ -25,7 +25,7 @@ from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
 from outrider.drafters.training.start import start_from_target, start_markov
 from outrider.drafters.training.store import FeatureStore, Sequence
 from outrider.drafters.training.target import TargetModel
-from outrider.drafters.training.validate import Chances, sampled_hits, walk
+from outrider.drafters.training.validate import Chances, kept, walk
 
 
 def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
@@ -160,7 +160,8 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
             tokens[0, 1:] = row[-2:]
             drawn_step = dataclasses.replace(step, tokens=tokens)
             how = Chances(p, len(prompt) - 1, temperature, generator)
-            hits = sampled_hits(model, frozen, drawn_step, hidden, maker.columns, how)
+            logits = hidden @ frozen.head.T + model.markov_head.w2(model.markov_head.latents(tokens[:, :-1], hidden))
+            hits = kept(logits, drawn_step, maker.columns, how)
             counted += hits[0].long().cumprod(0)
         torch.testing.assert_close(
             answer_chances(target, ids[0].tolist(), len(prompt), temperature), torch.stack(probs, 1)[0, 1:]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from chi_square import p_value
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters.base import DraftBatch, Drafter
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
@@ -98,15 +98,12 @@ def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None 
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(91))]
 
 
-def save_target(
-    folder: Path, *, kind: str = "llama", hidden_size: int = 32, intermediate_size: int = 48, heads: int = 4
-) -> Path:
-    """A random Llama, or a model of another kind, by default one that the configs above fit, with a tokenizer of 96
-    words; returns `folder`."""
+def save_target(folder: Path, *, hidden_size: int = 32, intermediate_size: int = 48, heads: int = 4) -> Path:
+    """A random Llama, by default one that the configs above fit, with a tokenizer of 96 words; returns `folder`."""
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(
-            kind, vocab_size=96, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=6,
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=96, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=6,
             num_attention_heads=heads, num_key_value_heads=heads // 2, max_position_embeddings=256,
             tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, initializer_range=0.3,
         )

@@ -68,15 +68,13 @@ def denoising_server(tmp_path_factory: pytest.TempPathFactory, diffusion_folder:
 
 
 @pytest.fixture(scope="session")
-def deer_server(tmp_path_factory: pytest.TempPathFactory, diffusion_folder: Path) -> Iterator[Server]:
-    flags = ("--drafter", "deer", "--drafter-path", str(diffusion_folder), "--no-lookup")
-    yield from _serve(tmp_path_factory.mktemp("deer") / "log", *flags)
+def deer_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from _serve(tmp_path_factory.mktemp("deer") / "log", "--drafter", "deer", "--no-lookup")
 
 
 @pytest.fixture(scope="session")
-def specdiff_server(tmp_path_factory: pytest.TempPathFactory, diffusion_folder: Path) -> Iterator[Server]:
-    flags = ("--drafter", "specdiff", "--drafter-path", str(diffusion_folder), "--no-lookup")
-    yield from _serve(tmp_path_factory.mktemp("specdiff") / "log", *flags)
+def specdiff_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from _serve(tmp_path_factory.mktemp("specdiff") / "log", "--drafter", "specdiff", "--no-lookup")
 
 
 @pytest.fixture(scope="session")

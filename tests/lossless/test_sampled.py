@@ -73,7 +73,7 @@ def filtered(probs: np.ndarray, top_k: int | None, top_p: float) -> np.ndarray:
         ("exact_server", 0.8, {"top_k": 20, "top_p": 0.9}, 0.05),
         ("planned_server", 1.0, {}, 0.05),
         ("dspark_server", 1.0, {}, 0.05),
-        ("denoising_server", 1.0, {}, 0.025),  # of random weights, as the last two
+        ("denoising_server", 1.0, {}, 0.025),  # of random weights
         ("dflash_server", 1.0, {}, 0.05),
         ("deer_server", 1.0, {}, 0.025),
         ("specdiff_server", 1.0, {}, 0.025),

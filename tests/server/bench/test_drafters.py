@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_drafters import DFLASH, TINY, make_model, save_target
+from tiny_drafters import DFLASH, DIFFUSION, TINY, make_diffusion, make_model, save_target
 
 from outrider.drafters.block.checkpoint import save_compact
 from outrider.server.cli.main import main
+
+DRAFTERS = ("dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps")
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_target(folder / "target")
     save_compact(make_model(TINY), folder / "dspark")
     save_compact(make_model(DFLASH), folder / "dflash")
+    save_compact(make_diffusion(DIFFUSION), folder / "diffusion")
     (folder / "words.jsonl").write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(4)))
     return folder
 
@@ -32,11 +35,11 @@ def test_drafters_are_compared_along_the_same_answers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs = ["--json", str(tmp_path / "counts.json"), "--plot", str(tmp_path / "drafters.png")]
-    drafters = [str(folder / "dspark"), str(folder / "dflash")]
+    drafters = [str(folder / name) for name in ("dspark", "dflash", "diffusion")]
     assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), *outputs) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| d")]
     counts = json.loads((tmp_path / "counts.json").read_text())
-    names = [f"{drafter}, words, T={temperature}" for temperature in (0, 1) for drafter in ("dspark", "dflash")]
+    names = [f"{drafter}, words, T={temperature}" for temperature in (0, 1) for drafter in DRAFTERS]
     assert list(counts) == names
     for line, (name, found) in zip(table, counts.items(), strict=True):
         assert line.startswith(f"| {name} | {found['tau']:.2f} |")

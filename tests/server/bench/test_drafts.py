@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import WIDE, WIDE_DFLASH, make_model
+from tiny_drafters import WIDE, WIDE_DFLASH, WIDE_DIFFUSION, make_diffusion, make_model
 
 from outrider.drafters.block.checkpoint import save_compact
 from outrider.kernels.cpu import native
@@ -30,17 +30,24 @@ def test_a_line_per_drafter_and_number_of_requests(
     folders = [tmp_path / "dspark", tmp_path / "dflash"]
     for folder, config in zip(folders, (WIDE, WIDE_DFLASH), strict=True):
         save_compact(make_model(config), folder)
+    folders.append(tmp_path / "diffusion")
+    save_compact(make_diffusion(WIDE_DIFFUSION), folders[-1])
     output = tmp_path / "drafts.json"
     flags = ["--requests", "1,3", "--context", "9", "--rounds", "3", "--temperature", "1", "--weights", weights]
     assert main(["bench", "drafts", *map(str, folders), *flags, "--threads", "1", "--json", str(output)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
+    out = capsys.readouterr().out.splitlines()
+    lines = [line.split() for line in out if line.strip()[:1].isdigit()]
     measured = json.loads(output.read_text())
-    assert list(measured) == ["dspark, 1", "dspark, 3", "dflash, 1", "dflash, 3"]
+    names = ["dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps"]
+    assert list(measured) == [f"{name}, {count}" for name in names for count in (1, 3)]
     for line, (name, found) in zip(lines, measured.items(), strict=True):
-        assert line[0] == name.split(", ")[1]
+        assert line[0] == name.split(", ")[-1]
         assert {len(times) for times in found["times"].values()} == {3}
         assert float(line[1]) == pytest.approx(sorted(found["times"]["verify"])[1], abs=0.01)
-        assert min(map(min, found["parts"])) > 0  # products, attention, norms and sampling all were counted
+        parts = found["parts"] if "diffusion" not in name else [part[:3] for part in found["parts"]]
+        assert min(map(min, parts)) > 0  # products, attention, norms, and a block drafter's sampling
+    ratios = [line for line in out if line.startswith(("dflash, ", "diffusion, ")) and "(" in line]
+    assert [line.partition(":")[0] for line in ratios] == list(measured)[2:]
 
 
 def test_a_folder_without_a_drafter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

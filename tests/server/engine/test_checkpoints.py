@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from tiny_drafters import DFLASH, DIFFUSION
 
+from outrider.drafters import registry
+from outrider.drafters.block import BlockConfig
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.engine import checkpoints, profile_lookup, target
-from outrider.server.engine.settings import Settings
+from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, Settings
 from outrider.server.errors import UserError
 
 OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
@@ -41,6 +43,12 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
     ):
         with pytest.raises(UserError, match=message):
             checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))
+
+
+def test_every_drafter_model_comes_with_the_embedded_model() -> None:
+    for drafter in CHECKPOINT_DRAFTERS:
+        found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
+        assert drafter in registry.serving(BlockConfig.read(str(found)).kind)
 
 
 @pytest.mark.parametrize("drafter", ["deer", "specdiff"])

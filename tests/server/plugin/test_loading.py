@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from profile_samples import profile
-from tiny_drafters import TINY, make_model
+from tiny_drafters import DIFFUSION, TINY, make_diffusion, make_model
 
 from outrider.drafters.block import BlockDrafter, save_compact
 from outrider.drafters.deferred import Deferred
+from outrider.drafters.diffusion import DiffusionDrafter
+from outrider.drafters.initial import Initialised
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.profiles import store
@@ -67,6 +69,20 @@ def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
     beside = load_drafter(replace(config, lookup_gamma=9), runner(model))
     assert isinstance(beside, LookupFirst)
     assert beside.gamma == 9
+
+
+@pytest.mark.parametrize("drafter", ["deer", "specdiff"])
+def test_a_diffusion_drafter_needs_no_hidden_states(tmp_path: Path, drafter: str) -> None:
+    save_compact(make_diffusion(DIFFUSION), tmp_path)
+    weights = Llama()
+    silent = SimpleNamespace(model=weights.model, lm_head=weights.lm_head)
+    config = PluginConfig(drafter=drafter, gamma=3, drafter_path=str(tmp_path))
+    made = load_drafter(config, runner(silent))
+    assert isinstance(made, DiffusionDrafter)
+    assert made.target_layers == ()
+    begun = load_drafter(replace(config, initial_tokens=5), runner(silent))
+    assert isinstance(begun, Initialised)
+    assert begun.tokens == 5
 
 
 def test_models_without_hidden_states_are_left_to_lookup(tmp_path: Path) -> None:
