@@ -50,11 +50,19 @@ COMMANDS = {
 }
 
 
+class WideHelp(argparse.RawDescriptionHelpFormatter):
+    """Descriptions as they are written; a command's line of help beside its name, however long that is."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+        self._action_max_length = 14  # argparse forgets that commands are indented
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the return value is the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
-        prog="outrider", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="outrider", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=WideHelp
     )
     parser.add_argument("--version", action="store_true", help="print Outrider's version")
     add_commands(parser.add_subparsers(dest="command", metavar="COMMAND", title="commands"), COMMANDS, argv)
@@ -82,9 +90,7 @@ def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv:
             subparsers.add_parser(name, help=summary)
             continue
         module = importlib.import_module(module_name)
-        parser = subparsers.add_parser(
-            name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        parser = subparsers.add_parser(name, help=summary, description=module.__doc__, formatter_class=WideHelp)
         if hasattr(module, "COMMANDS"):
             nested = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
             add_commands(nested, module.COMMANDS, argv[argv.index(name) + 1 :])
