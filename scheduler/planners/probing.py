@@ -12,7 +12,7 @@ SHARE = 0.01
 """Of the time of steps without a model's drafts, at most this much goes to probes of those."""
 LOOK_SHARE = 0.005
 """Of the time of steps in which nothing is looked up, to probes of that."""
-LEAST = 0.25
+LEAST = 0.5
 """Of the share, what is left of it however often probes change nothing."""
 PURSE = 2.0
 """Probes that may be saved up."""
