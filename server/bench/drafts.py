@@ -30,12 +30,13 @@ from outrider.drafters.block.checkpoint import load_as
 from outrider.drafters.block.config import BLOCK_KINDS
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.diffusion.drafter import BACKLOG_EACH
-from outrider.drafters.registry import DENOISING_ORDERS
+from outrider.drafters.registry import DENOISING_ORDERS, find
 from outrider.kernels.blocks import KINDS
 from outrider.kernels.cpu import native
 from outrider.server.bench import harness
 from outrider.server.bench.kernel_step import OURS, Model, Shape, blocks_of
 from outrider.server.engine.checkpoints import WEIGHTS
+from outrider.server.engine.settings import CHECKPOINT_DRAFTERS
 from outrider.server.errors import UserError
 
 PARTS = ("products", "attention", "norms, rope", "sampling")
@@ -48,7 +49,8 @@ Measured = BlockDrafter | DiffusionDrafter
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    shipped = sorted(path.parent for path in WEIGHTS.glob("*/*/config.json"))
+    kinds = dict.fromkeys(find(name).kind or name for name in CHECKPOINT_DRAFTERS)
+    shipped = [path.parent for kind in kinds for path in sorted(WEIGHTS.glob(f"*/{kind}/config.json"))]
     add("drafters", nargs="*", type=Path, default=shipped, metavar="FOLDER", help="(default: the shipped ones)")
     add("--requests", default="1,2,4,8,16,32", metavar="N,…", help="in a batch (default: %(default)s)")
     add("--context", type=int, default=300, metavar="N", help="tokens in the cache of each (default: %(default)s)")
