@@ -36,6 +36,11 @@ VARIANTS = {
         TinyDiffusion(tied=tied, block_size=block), unmasking, shared
     )
     for tied, block, unmasking, shared in product((True, False), (4, 32), ("threshold", "static"), (True, False))
+} | {
+    "OPDLM": (TinyDiffusion(architecture="A2DQwen3LMHeadModel"), "threshold", True),
+    "Fast-dLLM v2": (
+        TinyDiffusion(architecture="Fast_dLLM_QwenForCausalLM", block_size=16, shift=True, tied=False), "static", True
+    ),
 }  # fmt: skip
 
 

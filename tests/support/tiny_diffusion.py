@@ -14,13 +14,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 PROMPTS = Path(__file__).parents[1] / "lossless" / "prompts.txt"
+MODEL_TYPES = {
+    "SDARForCausalLM": "sdar",
+    "LlamaForCausalLM": "llama",
+    "A2DQwen3LMHeadModel": "a2d-qwen3",
+    "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen",
+}
 MASK, END = "<|MASK|>", "<|end|>"
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TinyDiffusion:
-    """architecture: SDARForCausalLM, with norms of queries and keys, or LlamaForCausalLM, without."""
+    """architecture: one of MODEL_TYPES. shift, context_mask: of a converted Llama, whose config.json says them."""
 
     architecture: str = "SDARForCausalLM"
     block_size: int = 4
@@ -39,14 +45,21 @@ class TinyDiffusion:
 
     @property
     def normed(self) -> bool:
-        return self.architecture != "LlamaForCausalLM"
+        """Queries and keys have norms."""
+        return self.architecture in ("SDARForCausalLM", "A2DQwen3LMHeadModel")
+
+    @property
+    def biased(self) -> bool:
+        """Queries, keys and values have biases."""
+        return self.architecture == "Fast_dLLM_QwenForCausalLM"
 
     def config(self, mask_token_id: int) -> dict[str, Any]:
-        more: dict[str, Any] = {} if self.normed else {"shift": self.shift, "context_mask": self.context_mask}
+        converted = self.architecture == "LlamaForCausalLM"
+        more: dict[str, Any] = {"shift": self.shift, "context_mask": self.context_mask} if converted else {}
         return more | {
             "architectures": [self.architecture],
-            "model_type": {"SDARForCausalLM": "sdar", "LlamaForCausalLM": "llama"}[self.architecture],
-            "block_size": self.block_size,
+            "model_type": MODEL_TYPES[self.architecture],
+            "bd_size" if self.biased else "block_size": self.block_size,
             "mask_token_id": mask_token_id,
             "vocab_size": self.vocab_size,
             "hidden_size": self.width,
@@ -88,6 +101,10 @@ class TinyDiffusion:
                 found[name] *= 3  # so that an answer depends on what is around it
         if not self.tied:
             found["lm_head.weight"] *= 4
+        for i in range(self.layers if self.biased else 0):
+            for name in "qkv":
+                weight = found[f"model.layers.{i}.self_attn.{name}_proj.weight"]
+                found[f"model.layers.{i}.self_attn.{name}_proj.bias"] = torch.randn(len(weight), generator=draw)
         norms = ["input_layernorm", "post_attention_layernorm"]
         norms += ["self_attn.q_norm", "self_attn.k_norm"] if self.normed else []
         for i in range(self.layers):
@@ -149,7 +166,9 @@ class Reference:
         shape = self.shape
         w = {key.removeprefix(name): value for key, value in self.weights.items() if key.startswith(name)}
         normed = _norm(x, w["input_layernorm.weight"])
-        q, k, v = ((normed @ w[f"self_attn.{n}_proj.weight"].T).unflatten(1, (-1, shape.head)) for n in "qkv")
+        biases = {n: w.get(f"self_attn.{n}_proj.bias", torch.zeros(1)) for n in "qkv"}
+        qkv = (normed @ w[f"self_attn.{n}_proj.weight"].T + biases[n] for n in "qkv")
+        q, k, v = (y.unflatten(1, (-1, shape.head)) for y in qkv)
         if shape.normed:
             q, k = _norm(q, w["self_attn.q_norm.weight"]), _norm(k, w["self_attn.k_norm.weight"])
         q, k = _rotate(q, shape.theta), _rotate(k, shape.theta)
