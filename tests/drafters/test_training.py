@@ -108,7 +108,7 @@ def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, 
     asked = {"count": 6, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
     answers = measure.target_answers(target, str(prompts), **asked)
     assert answers == measure.target_answers(target, str(prompts), **asked)
-    (found,) = measure.measure(target, [folder / "drafter"], answers)
+    (found,) = measure.measure(target, [measure.Arm("trained", folder / "drafter")], answers)
     drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder / "drafter")
     cycles = sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
     assert found.cycles == cycles

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from diffusion_servers import Served, serve
-from metrics_page import MetricsPage
+from metrics_page import MetricsPage, documented
 from tiny_diffusion import TinyDiffusion
 
 OFF = {"speculation": {"enabled": False}}
@@ -59,6 +59,13 @@ def check(served: Served) -> None:
 
 def test_the_text_is_that_of_base_decoding(static_server: Served) -> None:
     check(static_server)
+
+
+def test_its_metrics_are_those_of_the_table(static_server: Served) -> None:
+    families = MetricsPage(static_server.server.url).families
+    said = documented("metric of a block-diffusion model")
+    assert len(said) == 6
+    assert {name: kind for name, (kind, _) in said.items()} == {name: families[name].type for name in said}
 
 
 @pytest.mark.server

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import httpx
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+TABLES = (
+    (Path(__file__).parents[2] / "server" / "README.md")
+    .read_text()
+    .partition("\n## Metrics\n")[2]
+    .partition("\n## ")[0]
+)
+"""Where server/README.md says what metrics there are."""
+
+
+def documented(heading: str) -> dict[str, tuple[str, str]]:
+    """Kind and labels of our metrics in the table whose first column has the heading, by name."""
+    table = TABLES.partition(f"\n| {heading} |")[2].partition("\n\n")[0]
+    found = {}
+    for names, kind in re.findall(r"^\| (`outrider_.*?) \| (\w+) \|", table, re.MULTILINE):
+        for name, labels in re.findall(r"`(outrider_\w+)(?:\{([^}]*)\})?`", names):
+            found[name] = (kind, labels)
+    return found
 
 
 class MetricsPage:

@@ -28,7 +28,7 @@ from running import Server, free_port, wait_until
 from outrider.server.http import keys
 
 RUNNING, QUEUED = 4, 4
-QUEUE_SECONDS, REQUEST_SECONDS, STALL_SECONDS = 4.0, 8.0, 2.0
+QUEUE_SECONDS, REQUEST_SECONDS, STALL_SECONDS = 3.0, 5.0, 2.0
 SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 LONG = SHORT | {"max_tokens": 900, "speculation": {"enabled": False}}
 """More than four of these take longer than a request may."""

@@ -6,20 +6,13 @@ import contextlib
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 from asking import MODEL, complete
-from metrics_page import MetricsPage, metric
+from metrics_page import TABLES, MetricsPage, documented, metric
 from running import Server, wait_until
 
-TABLE = (
-    (Path(__file__).parents[3] / "server" / "README.md")
-    .read_text()
-    .partition("\n## Metrics\n")[2]
-    .partition("\n## ")[0]
-)
 ENDLESS = {"model": MODEL, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
 
 
@@ -28,13 +21,9 @@ def ended(server: Server, outcome: str) -> float:
 
 
 def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> None:
-    said = {}
-    for names, kind in re.findall(r"^\| (`outrider_.*?) \| (\w+) \|", TABLE, re.MULTILINE):
-        for name, labels in re.findall(r"`(outrider_\w+)(?:\{([^}]*)\})?`", names):
-            said[name] = (kind, labels)
     families = MetricsPage(server.url).families
     found = {name: family.type for name, family in families.items() if name.startswith("outrider_")}
-    assert {name: kind for name, (kind, _) in said.items()} == found
+    assert {name: kind for name, (kind, _) in documented("metric").items()} == found
 
 
 def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
@@ -42,7 +31,7 @@ def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
         body = ENDLESS | {"max_tokens": 8, "stream": True}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
     found = MetricsPage(server.url).families
-    named = set(re.findall(r"`(sglang:\w+)", TABLE))
+    named = set(re.findall(r"`(sglang:\w+)", TABLES))
     assert len(named) > 8
     missing = {name for name in named if name not in found and name.removesuffix("_total") not in found}
     assert missing <= {"sglang:num_retracted_requests_total"}  # there with the first one

@@ -29,6 +29,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.tiers import Tiers
+from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
@@ -79,12 +80,13 @@ def make_drafter(name: str, device: torch.device) -> Any:
         model = BlockModel(config, None if not config.draft_vocab_size else torch.arange(config.draft_vocab_size))
         rows = torch.zeros(config.vocab_size, config.hidden_size)
         drafter = BlockDrafter(model, embedding=rows, head=rows)
-    return LookupFirst(NgramDrafter(6, device=device), drafter)
+    return LookupFirst(NgramDrafter(6, device=device), drafter, run=1.7)
 
 
 def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     worker = Worker.__new__(Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
+    worker.config = PluginConfig(drafter=drafter, planner=planner)
     worker.ranks = Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device)
     worker.drafter.allocate(SLOTS)
