@@ -160,15 +160,23 @@ def run(args: argparse.Namespace) -> int:
     if len(read) > 1:
         raise ValueError(f"the drafters in --start {args.start} read different layers of the target")
     layers = read.pop()
-    try:
-        store = gather_features(args, target, layers, deadline)
-    except OutOfTime:
-        print("the minutes are over before all answers were there; the same command goes on")
+    if (store := gather_in_time(args, target, layers, deadline)) is None:
         return 0
     for i, (kind, former) in enumerate(zip(kinds, formers, strict=True)):
         folder = args.out / kind if args.kind == "both" else args.out
         train(args, kind, folder, target, store, former, layers, deadline.share(len(kinds) - i))
     return 0
+
+
+def gather_in_time(
+    args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], deadline: Deadline
+) -> FeatureStore | None:
+    """`gather_features`; None where the minutes are over before, which is said."""
+    try:
+        return gather_features(args, target, layers, deadline)
+    except OutOfTime:
+        print("the minutes are over before all answers were there; the same command goes on")
+        return None
 
 
 def gather_features(
@@ -256,10 +264,7 @@ def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training
 def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadline) -> int:
     """Every stage of `outrider train deer` or `specdiff`, as far as the deadline lets it; returns the exit status."""
     args.out.mkdir(parents=True, exist_ok=True)
-    try:
-        store = gather_features(args, target, (), deadline)
-    except OutOfTime:
-        print("the minutes are over before all answers were there; the same command goes on")
+    if (store := gather_in_time(args, target, (), deadline)) is None:
         return 0
     held_out = held_out_numbers(store, args.validation)
     model = diffusion_model(args, target, store).to(device=args.device, dtype=target.embedding.dtype)
@@ -291,10 +296,7 @@ def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadl
 def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Deadline) -> int:
     """`outrider train dllm`, as far as the deadline lets it; returns the exit status."""
     args.out.mkdir(parents=True, exist_ok=True)
-    try:
-        store = gather_features(args, target, (), deadline)
-    except OutOfTime:
-        print("the minutes are over before all answers were there; the same command goes on")
+    if (store := gather_in_time(args, target, (), deadline)) is None:
         return 0
     held_out = held_out_numbers(store, args.validation)
     mask = spare_token(target) if args.mask_token is None else args.mask_token

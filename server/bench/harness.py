@@ -62,6 +62,26 @@ def add_output_flags(parser: Flags, *, json: str = "every measurement", plot: st
         parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw a picture there: {plot}")
 
 
+def add_rounds_flags(parser: Flags) -> None:
+    """Of a benchmark whose arms answer the same prompts in turns; what came of it goes to --json."""
+    add = parser.add_argument
+    add("--prompts", type=Path, required=True, metavar="FILE", help=PROMPTS_HELP)
+    add("--temperature", type=float, default=0.0, help="(default: %(default)g)")
+    add("--concurrency", default="1", metavar="LIST", help="requests in flight (default: %(default)s)")
+    add("--count", type=int, default=8, metavar="N", help="prompts per round, at least (default: %(default)s)")
+    add("--new-tokens", type=int, default=128, metavar="N", help="of each answer, at most (default: %(default)s)")
+    add("--rounds", type=int, default=5, metavar="N", help="measurements of each arm (default: %(default)s)")
+    add_output_flags(parser)
+
+
+def check_rounds(args: argparse.Namespace) -> list[int]:
+    """The numbers of requests in flight; raises UserError for what `add_rounds_flags` cannot check."""
+    concurrencies = positive_integers("--concurrency", args.concurrency)
+    check_positive(args, "count", "new_tokens", "rounds")
+    check_outputs(args)
+    return concurrencies
+
+
 def check_outputs(args: argparse.Namespace) -> None:
     """Before a long measurement: raise UserError where its files could not be written."""
     plot = getattr(args, "plot", None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.server.bench import harness
@@ -32,20 +31,11 @@ Results = dict[int, dict[str, list[float]]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=True)
-    add = parser.add_argument
-    add("--prompts", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
-    add("--temperature", type=float, default=0.0, help="(default: %(default)g)")
-    add("--concurrency", default="1", metavar="LIST", help="requests in flight (default: %(default)s)")
-    add("--count", type=int, default=8, metavar="N", help="prompts per round, at least (default: %(default)s)")
-    add("--new-tokens", type=int, default=128, metavar="N", help="of each answer, at most (default: %(default)s)")
-    add("--rounds", type=int, default=5, metavar="N", help="measurements of each arm (default: %(default)s)")
-    harness.add_output_flags(parser)
+    harness.add_rounds_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    concurrencies = harness.positive_integers("--concurrency", args.concurrency)
-    harness.check_positive(args, "count", "new_tokens", "rounds")
-    harness.check_outputs(args)
+    concurrencies = harness.check_rounds(args)
     questions = read_questions(args.prompts)
     settings = settings_of(args, disable_radix_cache=True)
 

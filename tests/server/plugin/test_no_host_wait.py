@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_process import found_by
 
 
 @pytest.fixture(scope="module")
 def found():
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "decode_on_absent_gpu.py")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return found_by(Path(__file__).parent / "decode_on_absent_gpu.py")
 
 
 def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):

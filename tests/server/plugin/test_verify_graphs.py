@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_process import found_by
 
 from outrider.server.engine import gpu_attention
 
 
 @pytest.fixture(scope="module")
 def found():
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "verify_graphs_on_cpu.py")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return found_by(Path(__file__).parent / "verify_graphs_on_cpu.py")
 
 
 def test_a_replay_says_what_each_request_says_alone(found):
