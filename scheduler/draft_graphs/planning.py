@@ -1,9 +1,14 @@
 """How many draft states a forward has: as many, over all requests, as pay for themselves.
 
-A forward over R open blocks brings R steps, and one more for each draft that is accepted. It takes a + b rows seconds.
-What is admitted raises steps per second; none at all is one of the choices. What a plan looks at (scores, times, other
-requests) changes which states are drafted, and no text: a draft is accepted where it is the state that base decoding
-comes to (`lookup.py`).
+A forward over R open blocks brings R steps, and one more for each draft that is accepted. What is admitted raises steps
+per second; none at all is one of the choices. What a plan looks at (scores, times, other requests) changes which states
+are drafted, and no text: a draft is accepted where it is the state that base decoding comes to (`lookup.py`).
+
+Where drafts do not pay for themselves and for the host's time to make and weigh them, the planner rests: nothing is
+filled or scored, and a round costs what it does without speculation. A rest ends when other requests have come, or now
+and then for a look, which is paid from a bounded share of the time (`planners/probing.py`). A look drafts only what
+pays. It is enough to learn from: what becomes of a block does not depend on what is drafted, so it tells of every
+filled state that is one step ahead whether it would have been accepted.
 """
 
 from __future__ import annotations
@@ -12,13 +17,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
+from outrider.scheduler.planners.resting import Resting
+
 BINS, DEPTHS = 10, 4
 PRIOR = 4.0
 """Weight of a score, taken as a chance, in drafts observed."""
+WINDOW = 400.0
+"""Drafts of one depth and score after which old ones have faded."""
 MEMORY = 0.99
 """Weight of the past when a round is added to it."""
-TRIAL = 32
-"""Rounds in which once nothing, and once everything is drafted, so that there is something to compare."""
+UNKNOWN = 16
+"""Rounds of one size, after which one drafts everything, so that there is something to compare."""
+LOOKS = 24
+"""Rounds with something to draft whose mean decides whether the planner rests."""
 
 
 class Acceptance:
@@ -31,7 +45,7 @@ class Acceptance:
         self._accepted = PRIOR * chances
 
     def chances(self, scores: np.ndarray, depths: np.ndarray) -> np.ndarray:
-        """[n] in 0..1, of drafts with `scores` [n] that are `depths` [n] steps ahead, counted from 1."""
+        """In 0..1, of drafts with `scores` that are `depths` steps ahead, counted from 1; all of one shape."""
         at = _cells(scores, depths)
         chances: np.ndarray = self._accepted[at] / self._seen[at]
         return chances
@@ -41,6 +55,9 @@ class Acceptance:
         at = _cells(scores, depths)
         np.add.at(self._seen, at, 1.0)
         np.add.at(self._accepted, at, accepted.astype(float))
+        fade = np.minimum(WINDOW / self._seen, 1.0)
+        self._seen *= fade
+        self._accepted *= fade
 
 
 def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -48,62 +65,118 @@ def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 class RoundCost:
-    """Seconds of a round by its rows, a line through those of late."""
+    """Seconds of a round by its rows: as measured before, corrected by rounds of late; else a line through those.
 
-    def __init__(self) -> None:
+    measured: of rounds, whose tokens are those of all rows. block_size: tokens of a row.
+    """
+
+    def __init__(self, measured: StepCost | None = None, block_size: int = 1) -> None:
+        self.measured, self._block = measured, block_size
         self._sums = np.zeros(5)  # weight, rows, seconds, rows², rows × seconds
 
     @property
     def known(self) -> bool:
         """Whether rounds of different sizes were seen."""
         weight, rows, _, squares, _ = self._sums
-        return bool(weight > 8 and weight * squares - rows * rows > 1e-6 * weight * weight)
+        return self.measured is not None or bool(weight > 8 and weight * squares - rows * rows > 1e-6 * weight * weight)
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A round took so long."""
+    def observe(self, rows: int, seconds: float, open_blocks: int = 1, context: float = 0.0) -> None:
+        """A round took so long. context: tokens in the cache, summed over the requests."""
+        if self.measured is not None:
+            self.measured.observe(open_blocks, rows * self._block, context, 0, seconds)
         self._sums = MEMORY * self._sums + np.array([1.0, rows, seconds, rows * rows, rows * seconds])
 
-    def seconds(self, rows: np.ndarray) -> np.ndarray:
-        """[n] seconds of rounds of `rows` [n]; they never fall with more rows, and are above 0."""
+    def seconds(self, rows: np.ndarray, open_blocks: int = 1, context: float = 0.0) -> np.ndarray:
+        """[n] seconds of rounds of `rows` [n], which may be means; they never fall with more rows, and are above 0."""
+        if self.measured is not None:
+            tokens = np.rint(rows * self._block).astype(np.int64)
+            return np.maximum.accumulate(self.measured.seconds(open_blocks, tokens, context))
         weight, x, y, xx, xy = self._sums
         slope = max((weight * xy - x * y) / (weight * xx - x * x), 0.0)
         line: np.ndarray = np.maximum((y + slope * (weight * rows - x)) / weight, 1e-9)
         return line
 
 
-def best_count(open_blocks: int, rows: int, chances: np.ndarray, sizes: np.ndarray, cost: RoundCost) -> int:
-    """How many of n drafts bring the most steps per second; 0 where none pays.
-
-    rows: of the round without drafts. chances: [n], of drafts in the order of admission. sizes: [n], rows of each.
-    """
-    steps = open_blocks + np.append(0.0, np.cumsum(chances))
-    seconds = cost.seconds(rows + np.append(0, np.cumsum(sizes)))
-    return int((steps / seconds).argmax())
-
-
 class StatePlanner:
-    """Decides in each round what is drafted for whom, by the chances of the drafts and what earlier rounds took."""
+    """Decides in each round what is drafted for whom, by the chances of the drafts and what rounds take."""
 
-    def __init__(self) -> None:
-        self.cost = RoundCost()
-        self._rounds = 0
+    def __init__(self, cost: RoundCost | None = None) -> None:
+        self.cost = cost or RoundCost()
+        self.deciding = 0.0
+        """Seconds that the host makes and weighs drafts, in a round that does."""
+        self._resting = Resting()
+        self._looking = Probing(LOOK_SHARE)
+        self._round = 0.0  # seconds of one without drafts
+        self._gain, self._weighed = 0.0, 0  # mean seconds that drafts saved of late, per round with some to choose from
+        self._unknown = 0
+
+    @property
+    def rests(self) -> bool:
+        """Nothing was drafted in this round, nor will be in the next one: what this one said need not be kept."""
+        return self._resting.on and not self._looking.ready
+
+    def looks(self, names: np.ndarray) -> bool:
+        """Once a round, before anything is made: whether drafts are to be made and weighed in it at all.
+
+        names: [R] int64, of the requests, each with a name that no other one ever has.
+        """
+        step = _view(names)
+        if self._resting.on and self._resting.holds(step) and not self._looking.due(self.deciding, self._round, False):
+            self._resting.go_on(step)
+            return False
+        self._resting.end()
+        return True
 
     def admit(
-        self, open_blocks: int, rows: int, chances: Sequence[np.ndarray], sizes: Sequence[np.ndarray]
+        self,
+        names: np.ndarray,
+        rows: int,
+        context: float,
+        chances: Sequence[np.ndarray],
+        sizes: Sequence[np.ndarray],
     ) -> list[int]:
-        """How many drafts each request has, the first ones in its order.
+        """How many drafts each of R requests has, the first ones in its order; after `looks` has said so.
 
-        chances, sizes: of each request, [n] chances of its drafts in their order of admission, and rows that they take.
+        names: [R] as of `looks`. rows, context: of the round without drafts, see `RoundCost`. chances, sizes: of each
+        request, [n] chances of its drafts in their order of admission, and the mean of the rows that they cost.
         """
-        self._rounds += 1
-        trial = self._rounds % TRIAL
-        if trial == 0:
-            return [0] * len(chances)
-        if not self.cost.known or trial == TRIAL // 2:
-            return [len(own) for own in chances]
+        open_blocks, each = len(names), np.array([len(own) for own in chances])
+        if not self.cost.known:
+            self._unknown += 1
+            return each.tolist() if self._unknown % UNKNOWN == 0 else [0] * open_blocks
+        if not each.any():
+            self._round = float(self.cost.seconds(np.array([rows]), open_blocks, context)[0])
+            return each.tolist()
         # A draft is no better than those before it that it needs, so that each request's come in their order.
         worth = [np.minimum.accumulate(own / size) for own, size in zip(chances, sizes, strict=True)]
-        owner = np.repeat(np.arange(len(worth)), [len(own) for own in worth])
         order = np.argsort(-np.concatenate(worth), kind="stable")
-        taken = best_count(open_blocks, rows, np.concatenate(chances)[order], np.concatenate(sizes)[order], self.cost)
-        return np.bincount(owner[order[:taken]], minlength=len(worth)).tolist()
+        steps = open_blocks + np.append(0.0, np.cumsum(np.concatenate(chances)[order]))
+        seconds = self.cost.seconds(
+            rows + np.append(0.0, np.cumsum(np.concatenate(sizes)[order])), open_blocks, context
+        )
+        taken = int((steps / seconds).argmax())
+        self._round = float(seconds[0])
+        self._weigh(float(steps[taken] / open_blocks * seconds[0] - seconds[taken]) - self.deciding)
+        if self._gain <= 0:
+            self._resting.begin(_view(names))
+        owner = np.repeat(np.arange(open_blocks), each)
+        return np.bincount(owner[order[:taken]], minlength=open_blocks).tolist()
+
+    def observe_deciding(self, seconds: float) -> None:
+        """The host has made and weighed drafts for so long in a round."""
+        if not self.deciding:
+            self.deciding = seconds
+        self.deciding += (min(seconds, 2 * self.deciding) - self.deciding) / LOOKS
+
+    def _weigh(self, saved: float) -> None:
+        """A round with something to draft saved so many seconds beside one without."""
+        self._weighed = min(self._weighed + 1, LOOKS)
+        self._gain += (saved - self._gain) / self._weighed
+        if self._gain > 0:
+            self._looking.paid()
+
+
+def _view(names: np.ndarray) -> StepView:
+    """What `Resting` asks of a round."""
+    none = np.zeros(len(names))
+    return StepView(names, np.zeros_like(names), none, none, none, none)

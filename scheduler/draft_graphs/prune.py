@@ -7,6 +7,8 @@ child's.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from outrider.scheduler.draft_graphs.fill import Filled
@@ -16,22 +18,28 @@ from outrider.scheduler.draft_graphs.graph import DraftGraph
 def scores(graph: DraftGraph, filled: Filled) -> np.ndarray:
     """[R, D] float32: score = GM(localScore, childScore); 0 where a node does not fit."""
     found = filled.local_scores.astype(np.float64)
-    for node in range(len(graph) - 1, -1, -1):
-        children = graph.leads[node]
-        if children.any():
-            best = found[:, children].max(1)
-            child = np.where(best > 0, best, found[:, node])
-            found[:, node] = np.sqrt(found[:, node] * child)
+    for node, children in _inner(graph):
+        own, best = found[:, node], found[:, children].max(1)
+        found[:, node] = np.sqrt(own * np.where(best > 0, best, own))
     return found.astype(np.float32)
 
 
-def admission_order(graph: DraftGraph, filled: Filled, values: np.ndarray) -> np.ndarray:
+@cache
+def _inner(graph: DraftGraph) -> list[tuple[int, np.ndarray]]:
+    """Nodes with children, each with their numbers, children before parents."""
+    found = [(node, np.flatnonzero(graph.leads[node])) for node in range(len(graph) - 1, -1, -1)]
+    return [(node, children) for node, children in found if len(children)]
+
+
+def admission_order(graph: DraftGraph, filled: Filled, values: np.ndarray, most: int | None = None) -> np.ndarray:
     """[R, D] int64 nodes in the order of admission, -1 behind the last: every prefix of it is a graph to draft.
 
     values: [R, D]. Next comes the fitting node of the largest value of which the root or an admitted node is a parent;
-    of equal ones the smaller node. So a node is admitted only with a parent admitted.
+    of equal ones the smaller node. So a node is admitted only with a parent admitted. most: of each request, [R, most];
+    None: as many as there are.
     """
     requests, count = filled.fits.shape
+    count = count if most is None else min(most, count)
     order = np.full((requests, count), -1, dtype=np.int64)
     waiting = filled.fits.copy()
     reached = np.broadcast_to(graph.leads[-1], waiting.shape).copy()

@@ -1,4 +1,4 @@
-"""How many draft states a forward has: what pays, and nothing where nothing does."""
+"""How many draft states a forward has: what pays, nothing where nothing does, and rest where nothing does for long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.scheduler.draft_graphs.planning import TRIAL, Acceptance, RoundCost, StatePlanner, best_count
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.draft_graphs.planning import UNKNOWN, WINDOW, Acceptance, RoundCost, StatePlanner
+from outrider.scheduler.planners.probing import LOOK_SHARE
 
 
 def cost(fixed: float, per_row: float) -> RoundCost:
@@ -17,12 +20,27 @@ def cost(fixed: float, per_row: float) -> RoundCost:
     return made
 
 
+def admit(planner: StatePlanner, chances: list[float], sizes: list[float] | None = None, name: int = 0) -> int:
+    sizes = sizes or [1.0] * len(chances)
+    return planner.admit(np.array([name]), 1, 0.0, [np.array(chances)], [np.array(sizes)])[0]
+
+
 def test_the_line_through_rounds_of_late():
     made = cost(0.01, 0.002)
     assert made.seconds(np.array([1, 10])) == pytest.approx([0.012, 0.03])
     for rows in (1, 2, 4, 8) * 200:
         made.observe(rows, 0.05 + 0.001 * rows)
     assert made.seconds(np.array([10])) == pytest.approx([0.06], rel=1e-3)
+
+
+def test_what_was_measured_before_is_known_from_the_start_and_corrected():
+    points = [Point(1, 4 * rows, 100.0, (0.01 + 0.001 * rows,)) for rows in (1, 2, 4, 8)]
+    made = RoundCost(StepCost(points), block_size=4)
+    assert made.known
+    assert made.seconds(np.array([1, 2, 3.5]), 1, 100.0) == pytest.approx([0.011, 0.012, 0.0135])
+    for rows in (1, 4) * 200:
+        made.observe(rows, 2 * (0.01 + 0.001 * rows), 1, 100.0)
+    assert made.seconds(np.array([1, 8]), 1, 100.0) == pytest.approx([0.022, 0.036], rel=0.05)
 
 
 def test_rounds_of_one_size_tell_nothing():
@@ -34,39 +52,81 @@ def test_rounds_of_one_size_tell_nothing():
 
 
 def test_none_where_rows_cost_all_and_all_where_they_cost_nothing():
-    chances, sizes = np.array([0.9, 0.5, 0.1]), np.array([1, 1, 2])
-    assert best_count(1, 1, chances, sizes, cost(0.0, 0.01)) == 0
-    assert best_count(1, 1, chances, sizes, cost(0.01, 0.0)) == 3
-    assert best_count(1, 1, chances, sizes, cost(0.01, 0.007)) == 1
+    chances, sizes = [0.9, 0.5, 0.1], [1.0, 1.0, 2.0]
+    assert admit(StatePlanner(cost(0.0, 0.01)), chances, sizes) == 0
+    assert admit(StatePlanner(cost(0.01, 0.0)), chances, sizes) == 3
+    assert admit(StatePlanner(cost(0.01, 0.007)), chances, sizes) == 1
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 2)), max_size=4), min_size=1, max_size=4),
+    st.lists(st.lists(st.tuples(st.floats(0, 1), st.floats(0.5, 2)), max_size=4), min_size=1, max_size=4),
     st.floats(0.001, 1),
     st.floats(0, 0.1),
 )
 def test_no_more_than_there_is_and_never_worse_than_none(drafts, fixed, per_row):
-    planner = StatePlanner()
-    planner.cost = cost(fixed, per_row)
+    planner = StatePlanner(cost(fixed, per_row))
     chances = [np.array([chance for chance, _ in own]) for own in drafts]
-    sizes = [np.array([size for _, size in own], dtype=np.int64) for own in drafts]
-    counts = planner.admit(len(drafts), len(drafts), chances, sizes)
+    sizes = [np.array([size for _, size in own]) for own in drafts]
+    counts = planner.admit(np.arange(len(drafts)), len(drafts), 0.0, chances, sizes)
     assert all(0 <= count <= len(own) for count, own in zip(counts, drafts, strict=True))
     steps = len(drafts) + sum(float(own[:n].sum()) for own, n in zip(chances, counts, strict=True))
-    rows = len(drafts) + sum(int(own[:n].sum()) for own, n in zip(sizes, counts, strict=True))
+    rows = len(drafts) + sum(float(own[:n].sum()) for own, n in zip(sizes, counts, strict=True))
     without, planned = planner.cost.seconds(np.array([len(drafts), rows]))
     assert steps / planned >= len(drafts) / without * (1 - 1e-9)
 
 
-def test_sizes_are_tried_again_and_again():
+def test_while_nothing_is_known_of_costs_a_round_in_sixteen_drafts():
     planner = StatePlanner()
-    planner.cost = cost(0.0, 0.01)  # nothing pays
-    one = [np.array([0.5])], [np.array([1])]
-    counts = [planner.admit(1, 1, *one)[0] for _ in range(4 * TRIAL)]
-    assert sum(counts) == 4
-    planner.cost = cost(0.01, 0.0)  # everything does
-    counts = [planner.admit(1, 1, *one)[0] for _ in range(4 * TRIAL)]
-    assert sum(counts) == 3 * TRIAL + TRIAL - 4
+    assert sum(admit(planner, [0.1]) for _ in range(4 * UNKNOWN)) == 4
+
+
+def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time():
+    planner, names = StatePlanner(cost(0.0, 0.01)), np.array([7])
+    planner.observe_deciding(0.0005)
+    looks = []
+    for _ in range(4000):
+        looks.append(planner.looks(names))
+        if looks[-1]:
+            assert admit(planner, [0.5], name=7) == 0
+    assert looks[0] and not looks[1]
+    spent = sum(looks[1:]) * planner.deciding
+    assert 0 < spent <= LOOK_SHARE * 4000 * 0.01
+
+
+def test_what_a_look_needs_is_kept_the_round_before():
+    planner, names = StatePlanner(cost(0.0, 0.01)), np.array([7])
+    planner.observe_deciding(0.0005)
+    kept = True
+    for _ in range(2000):
+        if planner.looks(names):
+            assert kept
+            admit(planner, [0.5], name=7)
+        kept = not planner.rests
+
+
+def test_a_rest_ends_when_drafts_pay_again_or_others_come():
+    planner, names = StatePlanner(cost(0.0, 0.01)), np.array([7])
+    planner.observe_deciding(0.0005)
+    assert planner.looks(names)
+    assert admit(planner, [0.5], name=7) == 0
+    assert not planner.looks(names)
+    assert planner.looks(np.array([8]))
+    admit(planner, [0.5], name=8)
+    planner.cost = cost(0.01, 0.0)
+    drafted = [planner.looks(np.array([8])) and admit(planner, [0.5], name=8) for _ in range(20000)]
+    assert any(drafted)
+    assert all(drafted[drafted.index(1) + 200 :])
+
+
+def test_drafts_that_save_less_than_the_host_takes_to_make_them_do_not_pay():
+    planner = StatePlanner(cost(0.01, 0.0))  # a draft of chance 0.5 saves 5 ms
+    planner.observe_deciding(0.004)
+    admit(planner, [0.5])
+    assert planner.looks(np.array([0]))
+    planner = StatePlanner(cost(0.01, 0.0))
+    planner.observe_deciding(0.006)
+    admit(planner, [0.5])
+    assert not planner.looks(np.array([0]))
 
 
 def test_acceptance_is_learnt_where_it_is_seen():
@@ -77,3 +137,11 @@ def test_acceptance_is_learnt_where_it_is_seen():
     assert near == pytest.approx(0.25, abs=0.03)
     assert far == pytest.approx(0.95**2)
     assert low == pytest.approx(0.15)
+
+
+def test_acceptance_follows_what_changes():
+    found, one = Acceptance(), (np.array([0.95]), np.array([1]))
+    for accepted in (True, False):
+        for _ in range(4 * int(WINDOW)):
+            found.observe(*one, np.array([accepted]))
+    assert found.chances(*one)[0] < 0.05

@@ -94,7 +94,7 @@ def predict(
 
 
 def _best(logits: torch.Tensor, mask_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = logits.float().logsumexp(1)
+    probs = target_probs(logits, logits.new_ones(len(logits), dtype=torch.float32))
     logits[:, mask_token_id] = -torch.inf
     tokens = argmax(logits)
-    return tokens, (logits.gather(1, tokens[:, None])[:, 0].float() - scale).exp()
+    return tokens, probs.gather(1, tokens[:, None])[:, 0]

@@ -27,6 +27,10 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.server.plugin.diffusion.algorithm import Outcome
 
+REPORT = 40
+"""Rounds after which requests and cache are reported although no prompt was read and no answer ended, as SGLang does
+with decode steps."""
+
 
 def register() -> None:
     """Take the place of SGLang's."""
@@ -161,13 +165,13 @@ def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:
 
 def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
     outcomes: list[Outcome] = result.dllm_algo_state
-    allocator, told = scheduler.token_to_kv_pool_allocator, []
+    allocator, told, generated = scheduler.token_to_kv_pool_allocator, [], 0
     allocator.free_group_begin()
     for req, outcome in zip(batch.reqs, outcomes, strict=True):
         kept = outcome.kept
         for block in outcome.complete:
             if not req.finished():
-                _answer(scheduler, req, block)
+                generated += _answer(req, block)
         if outcome.committed and not req.finished():  # an answer's end may be within the block
             block = outcome.complete[0]
             req.full_untruncated_fill_ids[kept : kept + len(block)] = array("q", block)
@@ -178,24 +182,40 @@ def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
             told.append(req)
             if req.finished():
                 _end(scheduler, req)
+    ended = any(req.finished() for req in told)
+    if ended:
+        scheduler.tp_worker.dllm_algorithm.flush()
     if told:
         scheduler.output_streamer.stream_output(told, batch.return_logprob)
     allocator.free_group_end()
+    _report(scheduler, batch, generated, ended)
+
+
+def _report(scheduler: Any, batch: Any, generated: int, ended: bool) -> None:
+    """Tell Prometheus what a round computed; SGLang counts its dllm rounds as prefills, and no answer's tokens."""
+    reporter, stats = scheduler.metrics_reporter, batch.prefill_stats
+    reporter.num_generated_tokens += generated
+    if generated and reporter.current_scheduler_metrics_enabled:
+        reporter.metrics_collector.increment_realtime_tokens(
+            decode_tokens=generated, dp_cooperation_info=batch.dp_cooperation_info
+        )
+    if not (ended or stats.log_input_tokens or stats.log_hit_tokens or scheduler.forward_ct % REPORT == 0):
+        return
     running = QueueCount.from_reqs(scheduler.dllm_manager.waiting_queue, scheduler.enable_priority_scheduling)
-    scheduler.metrics_reporter.report_prefill_stats(
+    reporter.report_prefill_stats(
         batch=batch,
-        prefill_stats=dataclasses.replace(batch.prefill_stats, num_running_reqs=running),
+        prefill_stats=dataclasses.replace(stats, num_running_reqs=running),
         can_run_cuda_graph=False,
         dp_cooperation_info=batch.dp_cooperation_info,
     )
 
 
-def _answer(scheduler: Any, req: Any, state: list[int]) -> None:
-    """Add a complete block to the answer, without what is the prompt's of it."""
+def _answer(req: Any, state: list[int]) -> int:
+    """Add a complete block to the answer, without what is the prompt's of it; how many tokens that is."""
     new = state[len(known(req)) % len(state) :]
     req.output_ids.extend(new)
-    scheduler.metrics_reporter.num_generated_tokens += len(new)
     req.update_finish_state(new_accepted_len=len(new))
+    return len(new)
 
 
 def _end(scheduler: Any, req: Any) -> None:

@@ -8,10 +8,10 @@ and given back within the round, but for that of a final block, which takes the 
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,8 @@ import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from outrider.kernels.sampling import Rules
-from outrider.scheduler.draft_graphs.fill import Candidates, fill
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import Acceptance, StatePlanner
-from outrider.scheduler.draft_graphs.prune import admission_order, scores
 from outrider.scheduler.draft_graphs.untuned import untuned_graph
 from outrider.server.plugin.diffusion.algorithm import BlockDiffusion, Outcome
 from outrider.server.plugin.diffusion.candidates import likely_tokens
@@ -30,24 +28,36 @@ from outrider.server.plugin.diffusion.drafts import Draft, Found, found, with_dr
 from outrider.server.plugin.diffusion.forward import BlockRows
 from outrider.server.plugin.diffusion.metrics import DiffusionMetrics
 from outrider.server.plugin.diffusion.policy import Static, noise_keys, steps_of
+from outrider.server.plugin.diffusion.proposals import Known, Proposals, propose
 from outrider.server.plugin.options import RequestOptions
 
 IDLE_SECONDS = 0.02
 """Between two rounds, from which on nobody was served in between."""
+_names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the forward before said of a request's open block.
+class Asked:
+    """What a request asks of drafting, read once. name: a number that no other request has."""
 
-    start, state: where the block is, and its newest state, [B] int64. tokens, probabilities: [B, J] of each position,
-    the likeliest first; of revealed ones of no meaning.
-    """
+    name: int
+    options: RequestOptions
 
-    start: int
-    state: np.ndarray
-    tokens: np.ndarray
-    probabilities: np.ndarray
+    @classmethod
+    def of(cls, req: Any) -> Asked:
+        if not hasattr(req, "outrider_asked"):
+            req.outrider_asked = cls(next(_names), RequestOptions.from_custom_params(req.sampling_params.custom_params))
+        asked: Asked = req.outrider_asked
+        return asked
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What may be drafted for requests of one class, and of how many drafts each has, [n]."""
+
+    sampled: bool
+    proposals: Proposals
+    drafted: list[int]
 
 
 class Spiffy(BlockDiffusion):
@@ -62,24 +72,31 @@ class Spiffy(BlockDiffusion):
         self.planner = StatePlanner()
         self.states = DiffusionMetrics()
         self._ended = 0.0  # when the last round did, on the host's clock
+        self._deciding = 0.0  # seconds of this round that went to drafts, but for the forward
 
     def outrider_live(self) -> dict[str, Any]:
         return super().outrider_live() | {"diffusion": dict(self.states.totals)}
+
+    def flush(self) -> None:
+        """Bring what Prometheus is told up to date."""
+        self.states.flush()
 
     def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
         reqs, began = batch.reqs, time.perf_counter()
         rows = self.rows(forward_batch, reqs)
         sampling = self.sampling(forward_batch, reqs)
-        sampled = (sampling[0].temperatures > 0).tolist()
-        counts = torch.tensor(forward_batch.extend_seq_lens_cpu) // self.block_size
-        last, owner = (counts.cumsum(0) - 1).tolist(), torch.repeat_interleave(torch.arange(len(reqs)), counts)
+        lengths = [length // self.block_size for length in forward_batch.extend_seq_lens_cpu]
+        last = (np.cumsum(lengths) - 1).tolist()
+        owner = torch.repeat_interleave(torch.arange(len(reqs)), torch.tensor(lengths))
         roots = [row if is_open else -1 for row, is_open in zip(last, rows.open[last].tolist(), strict=True)]
-        drafts = self._drafts(rows, roots, reqs, sampled, runner)
+        context = float(sum(forward_batch.extend_prefix_lens_cpu))
+        drafts, proposed = self._drafts(rows, roots, reqs, sampling[0], context, runner)
         slots = self._slots(sum(draft.rows for draft in drafts), batch)
         if slots is None:
-            drafts, slots = [], rows.slots[:0]
+            drafts, proposed, slots = [], [], rows.slots[:0]
         first, rows = len(rows), with_drafts(rows, roots, drafts, slots, self.mask_id)
-        owner = torch.cat([owner, torch.tensor([draft.request for draft in drafts for _ in range(draft.rows)]).long()])
+        if drafts:
+            owner = torch.cat([owner, torch.tensor([draft.request for draft in drafts for _ in range(draft.rows)])])
         masked = (rows.tokens == self.mask_id) & rows.open[:, None]
         logits = self.forward(runner).run(rows, masked, forward_batch)
         stepped = self.step(rows, masked, logits, owner, sampling).numpy()
@@ -90,60 +107,107 @@ class Spiffy(BlockDiffusion):
             Outcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(rows.starts[last].tolist(), blocks, strict=True)
         ]
-        self._count(drafts, sampled, blocks, outcomes)
+        self._learn(proposed, stepped, roots, blocks)
+        self._count(reqs, drafts, blocks, outcomes)
         ended = time.perf_counter()
-        if min(roots) >= 0 and int(counts.max()) <= 2:  # none is reading its prompt
+        if min(roots) >= 0 and max(lengths) <= 2:  # none is reading its prompt
             between = began - self._ended
-            self.planner.cost.observe(len(rows), ended - (self._ended if between < IDLE_SECONDS else began))
+            seconds = ended - (self._ended if between < IDLE_SECONDS else began)
+            self.planner.cost.observe(len(rows), seconds, len(roots), context)
         self._ended = ended
         return outcomes
 
     # -- before the forward ---------------------------------------------------------------------------------------
 
     def _drafts(
-        self, rows: BlockRows, roots: list[int], reqs: Sequence[Any], sampled: list[bool], runner: Any
-    ) -> list[Draft]:
-        """What is drafted in this round, by request."""
-        free: list[list[Draft]] = [[] for _ in reqs]  # for the planner to choose of
-        decided: list[Draft] = []
-        for number, (root, req) in enumerate(zip(roots, reqs, strict=True)):
-            known: Known | None = getattr(req, "outrider_known", None)
-            options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
-            limit = options.draft_limit(len(self.graphs[sampled[number]]))
-            if root < 0 or known is None or not limit:
-                continue
-            state, start = rows.tokens[root].numpy(), int(rows.starts[root])
-            if known.start == start and np.array_equal(known.state, state):
-                goes_on = self._goes_on(req, start, runner)
-                own = list(islice(self._states(number, known, sampled[number], goes_on), limit))
-                if options.planned:
-                    free[number] = own
-                else:
-                    decided += own
-        if any(free):
-            counts = self.planner.admit(
-                sum(root >= 0 for root in roots),
-                len(rows) + sum(draft.rows for draft in decided),
-                [np.array([draft.chance for draft in own]) for own in free],
-                [np.array([draft.rows for draft in own], dtype=np.int64) for own in free],
-            )
-            decided += [draft for own, count in zip(free, counts, strict=True) for draft in own[:count]]
-        return decided
+        self, rows: BlockRows, roots: list[int], reqs: Sequence[Any], rules: Rules, context: float, runner: Any
+    ) -> tuple[list[Draft], list[Proposed]]:
+        """What is drafted in this round, and of what it was chosen."""
+        began, asked = time.perf_counter(), [Asked.of(req) for req in reqs]
+        planned = [number for number, own in enumerate(asked) if own.options.planned and own.options.enabled]
+        looks = bool(planned) and self.planner.looks(np.array([asked[number].name for number in planned]))
+        able = [
+            number
+            for number, (root, own) in enumerate(zip(roots, asked, strict=True))
+            if root >= 0 and own.options.enabled and (looks or not own.options.planned)
+        ]
+        found = self._proposals(able, rows, roots, reqs, asked, (rules.temperatures > 0).tolist(), runner)
+        counts = [
+            [0 if asked[number].options.planned else n for number, n in zip(own.requests, own.counts, strict=True)]
+            for _, own in found
+        ]
+        if looks:
+            self._plan(planned, asked, len(rows), context, found, counts)
+        drafts = [
+            draft
+            for (_, own), some in zip(found, counts, strict=True)
+            for place, n in enumerate(some)
+            if n
+            for draft in own.drafts(place, n)
+        ]
+        self._deciding = time.perf_counter() - began if looks and found else 0.0
+        return drafts, [Proposed(drawn, own, some) for (drawn, own), some in zip(found, counts, strict=True)]
 
-    def _states(self, number: int, known: Known, sampled: bool, goes_on: bool) -> Iterator[Draft]:
-        """Drafts of an open block, the best first; goes_on: a block follows it, so that complete ones are of use."""
-        graph, candidates = self.graphs[sampled], Candidates(known.tokens[None], known.probabilities[None])
-        filled = fill(graph, known.state[None], candidates, self.mask_id)
-        complete = ~(filled.states[0] == self.mask_id).any(1)
-        if not goes_on:
-            filled.fits[0] &= ~complete
-        worth = scores(graph, filled)
-        order = admission_order(graph, filled, worth)[0]
-        order = order[order >= 0]
-        chances = self.acceptance[sampled].chances(worth[0, order], graph.depths[order])
-        for node, chance in zip(order.tolist(), chances.tolist(), strict=True):
-            depth, score = int(graph.depths[node]), float(worth[0, node])
-            yield Draft(number, filled.states[0, node], bool(complete[node]), score, depth, chance)
+    def _proposals(
+        self,
+        able: list[int],
+        rows: BlockRows,
+        roots: list[int],
+        reqs: Sequence[Any],
+        asked: list[Asked],
+        sampled: list[bool],
+        runner: Any,
+    ) -> list[tuple[bool, Proposals]]:
+        """Of the requests that are `able`, by whether they are sampled; nothing where nothing is known of any."""
+        starts, states = rows.starts.tolist(), rows.tokens.numpy()
+        made = []
+        for drawn in (False, True):
+            graph, numbers, limits = self.graphs[drawn], [], []
+            for number in able:
+                known, root = getattr(reqs[number], "outrider_known", None), roots[number]
+                limit = asked[number].options.draft_limit(len(graph))
+                if limit and sampled[number] == drawn and known and known.holds(starts[root], states[root]):
+                    numbers.append(number)
+                    limits.append(limit)
+            if numbers:
+                known = [reqs[number].outrider_known for number in numbers]
+                goes_on = [
+                    self._goes_on(reqs[number], own.start, runner) for number, own in zip(numbers, known, strict=True)
+                ]
+                made.append(
+                    (drawn, propose(graph, self.acceptance[drawn], numbers, known, goes_on, limits, self.mask_id))
+                )
+        return made
+
+    def _plan(
+        self,
+        planned: list[int],
+        asked: list[Asked],
+        rows: int,
+        context: float,
+        found: list[tuple[bool, Proposals]],
+        counts: list[list[int]],
+    ) -> None:
+        """Have the planner say how many drafts the requests have that leave it to it; written into `counts`."""
+        free: dict[int, tuple[list[int], int, np.ndarray, np.ndarray]] = {}
+        for (_, own), some in zip(found, counts, strict=True):
+            costs = own.rows()
+            for place, number in enumerate(own.requests):
+                if asked[number].options.planned:
+                    n = own.counts[place]
+                    free[number] = some, place, own.chances[place, :n], costs[place, :n]
+        none = np.zeros(0)
+        chosen = self.planner.admit(
+            np.array([asked[number].name for number in planned]),
+            rows + sum(sum(some) for some in counts),
+            context,
+            [free[number][2] if number in free else none for number in planned],
+            [free[number][3] if number in free else none for number in planned],
+        )
+        for number, n in zip(planned, chosen, strict=True):
+            if number in free:
+                some, place = free[number][:2]
+                some[place] = n
 
     def _goes_on(self, req: Any, start: int, runner: Any) -> bool:
         """Whether a block follows the open one."""
@@ -165,18 +229,20 @@ class Spiffy(BlockDiffusion):
         self, rows: BlockRows, roots: list[int], slots: torch.Tensor, blocks: list[Found | None], batch: Any
     ) -> None:
         """Free the drafts' pages; those of accepted final blocks take the places of the open blocks', which go."""
+        if not len(slots):
+            return
         left = set(slots[:, 0].tolist())
-        for root, block in zip(roots, blocks, strict=True):
-            if block is None or block.slots is None:
-                continue
-            start = int(rows.starts[root])
-            table = batch.req_to_token_pool.req_to_token[int(rows.tables[root])]
-            table[start : start + self.block_size] = block.slots.to(table.dtype)
-            left.remove(int(block.slots[0]))
-            left.add(int(rows.slots[root, 0]))
-        if left:
-            pages = torch.tensor(sorted(left))[:, None] + torch.arange(self.block_size)
-            batch.token_to_kv_pool_allocator.free(pages.flatten())
+        swapped = [
+            (root, block.slots) for root, block in zip(roots, blocks, strict=True) if block and block.slots is not None
+        ]
+        if swapped:
+            at, kept = torch.tensor([root for root, _ in swapped]), torch.stack([own for _, own in swapped])
+            table = batch.req_to_token_pool.req_to_token
+            table[rows.tables[at, None], rows.starts[at, None] + torch.arange(self.block_size)] = kept.to(table.dtype)
+            left -= set(kept[:, 0].tolist())
+            left |= set(rows.slots[at, 0].tolist())
+        pages = torch.tensor(sorted(left))[:, None] + torch.arange(self.block_size)
+        batch.token_to_kv_pool_allocator.free(pages.flatten())
 
     def _remember(
         self,
@@ -187,11 +253,14 @@ class Spiffy(BlockDiffusion):
         reqs: Sequence[Any],
         sampling: tuple[Rules, torch.Tensor],
     ) -> None:
-        """Keep, with each request, what the last forward said of what is still masked."""
+        """Keep, with each request, what the last forward said of what is still masked, where the next may draft."""
+        began, rests = time.perf_counter(), self.planner.rests
         open_blocks = {
             number: block
             for number, block in enumerate(blocks)
-            if block is not None and (block.newest == self.mask_id).any() and _drafts_at_all(reqs[number])
+            if block is not None
+            and (block.newest == self.mask_id).any()
+            and _may_draft(Asked.of(reqs[number]).options, rests)
         }
         if not open_blocks:
             return
@@ -210,22 +279,36 @@ class Spiffy(BlockDiffusion):
         tokens[which, where], probabilities[which, where] = best, chances
         for number, row, state, t, p in zip(going, at.tolist(), newest, tokens, probabilities, strict=True):
             reqs[number].outrider_known = Known(int(rows.starts[row]), state.numpy(), t.numpy(), p.numpy())
+        if self._deciding:
+            self._deciding += time.perf_counter() - began
+
+    def _learn(
+        self, proposed: list[Proposed], stepped: np.ndarray, roots: list[int], blocks: list[Found | None]
+    ) -> None:
+        """How often drafts are accepted, and how long it takes to make them."""
+        for own in proposed:
+            requests = own.proposals.requests
+            paths = [block.accepted if (block := blocks[number]) else [] for number in requests]
+            after = stepped[[roots[number] for number in requests]]
+            own.proposals.observe(after, own.drafted, paths, self.acceptance[own.sampled])
+        if self._deciding:
+            self.planner.observe_deciding(self._deciding)
 
     def _count(
-        self, drafts: list[Draft], sampled: list[bool], blocks: list[Found | None], outcomes: list[Outcome]
+        self, reqs: Sequence[Any], drafts: list[Draft], blocks: list[Found | None], outcomes: list[Outcome]
     ) -> None:
-        """Learn how often drafts are accepted, and tell Prometheus."""
-        for number, block in enumerate(blocks):
-            own = [draft for draft in drafts if draft.request == number]
-            if block is not None and own:
-                accepted = np.zeros(len(own), dtype=bool)
-                accepted[block.accepted] = True
-                self.acceptance[sampled[number]].observe(
-                    np.array([draft.score for draft in own]), np.array([draft.depth for draft in own]), accepted
-                )
+        """Tell Prometheus."""
+        states = [0] * len(reqs)
+        for draft in drafts:
+            states[draft.request] += 1
         self.states.observe(
             open_blocks=sum(block is not None for block in blocks),
             drafted=len(drafts),
+            planned=[
+                own
+                for own, req, block in zip(states, reqs, blocks, strict=True)
+                if block is not None and (options := Asked.of(req).options).planned and options.enabled
+            ],
             accepted=[len(block.accepted) for block in blocks if block is not None],
             joined=sum(outcome.committed for outcome in outcomes),
             tokens=sum(len(outcome.complete) for outcome in outcomes) * self.block_size,
@@ -238,5 +321,5 @@ class Spiffy(BlockDiffusion):
         return Outcome(start, [block.state.tolist(), *opened.complete], opened.open, committed=True)
 
 
-def _drafts_at_all(req: Any) -> bool:
-    return RequestOptions.from_custom_params(req.sampling_params.custom_params).enabled
+def _may_draft(options: RequestOptions, rests: bool) -> bool:
+    return options.enabled and not (options.planned and rests)

@@ -61,7 +61,10 @@ class OutriderCpuPlatform(CpuSRTPlatform):
                 extend_num_tokens: int,
                 num_new_pages: int | None = None,
             ) -> torch.Tensor | None:
-                """As SGLang's, whose arithmetic is a Triton kernel."""
+                """As SGLang's, whose arithmetic is a Triton kernel; whole pages behind whole pages need none."""
+                page = self.page_size
+                if not any(n % page for lens in (prefix_lens_cpu, seq_lens_cpu) for n in lens.tolist()):
+                    return self.alloc(extend_num_tokens)
                 if num_new_pages is None:
                     lens = {"seq_lens": seq_lens_cpu, "prefix_lens": prefix_lens_cpu}
                     num_new_pages = get_num_new_pages(page_size=self.page_size, **lens)

@@ -1,0 +1,119 @@
+"""What may be drafted in a round: the draft graph filled, scored and put in order for all requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.scheduler.draft_graphs.fill import Candidates, fill
+from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.draft_graphs.planning import Acceptance
+from outrider.scheduler.draft_graphs.prune import admission_order, scores
+from outrider.server.plugin.diffusion.drafts import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the forward before said of a request's open block.
+
+    start, state: where the block is, and its newest state, [B] int64. tokens, probabilities: [B, J] of each position,
+    the likeliest first; of revealed ones of no meaning.
+    """
+
+    start: int
+    state: np.ndarray
+    tokens: np.ndarray
+    probabilities: np.ndarray
+
+    def holds(self, start: int, state: np.ndarray) -> bool:
+        """Whether a request's open block is this one still."""
+        return self.start == start and np.array_equal(self.state, state)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposals:
+    """Up to K drafts of each of n requests, in their order of admission; what is behind `counts` is not to be read.
+
+    requests: [n] their numbers in the batch. counts: [n] drafts of each. states: [n, K, B]. complete: [n, K] bool.
+    scores: [n, K] of `prune`. depths: [n, K] steps ahead. chances: [n, K] that they are accepted, as far as is known.
+    """
+
+    requests: list[int]
+    counts: list[int]
+    states: np.ndarray
+    complete: np.ndarray
+    scores: np.ndarray
+    depths: np.ndarray
+    chances: np.ndarray
+
+    def rows(self) -> np.ndarray:
+        """[n, K] that a draft costs in the mean: a complete one takes two, and if accepted saves the next round one."""
+        return np.where(self.complete, 2.0 - self.chances, 1.0)
+
+    def drafts(self, place: int, count: int) -> list[Draft]:
+        """The first `count` of the request at `place`."""
+        return [
+            Draft(self.requests[place], self.states[place, k], complete, score, depth, chance)
+            for k, (complete, score, depth, chance) in enumerate(
+                zip(*(own[place, :count].tolist() for own in self._fields), strict=True)
+            )
+        ]
+
+    @property
+    def _fields(self) -> tuple[np.ndarray, ...]:
+        return self.complete, self.scores, self.depths, self.chances
+
+    def observe(
+        self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: Acceptance
+    ) -> None:
+        """Learn what became of drafts: of those one step ahead, and further ones that were in the forward.
+
+        stepped: [n, B], the open blocks after their step. drafted: [n] how many were. paths: [n] the accepted ones of
+        these.
+        """
+        places = np.arange(self.states.shape[1])
+        near = (self.depths == 1) & (places < np.array(self.counts)[:, None])
+        accepted = near & (self.states == stepped[:, None]).all(2)
+        far = (self.depths > 1) & (places < np.array(drafted)[:, None])
+        for place, path in enumerate(paths):
+            accepted[place, path] = True
+        seen = near | far
+        of.observe(self.scores[seen], self.depths[seen], accepted[seen])
+
+
+def propose(
+    graph: DraftGraph,
+    acceptance: Acceptance,
+    requests: list[int],
+    known: Sequence[Known],
+    goes_on: Sequence[bool],
+    limits: Sequence[int],
+    mask_id: int,
+) -> Proposals:
+    """The best drafts of n > 0 requests of one class.
+
+    goes_on: [n] a block follows the open one, so that complete drafts are of use. limits: [n] drafts of each, at most.
+    """
+    candidates = Candidates(
+        np.stack([own.tokens[:, : graph.vocabulary_ranks] for own in known]),
+        np.stack([own.probabilities[:, : graph.vocabulary_ranks] for own in known]),
+    )
+    filled = fill(graph, np.stack([own.state for own in known]), candidates, mask_id)
+    complete = ~(filled.states == mask_id).any(2)
+    np.logical_and(filled.fits, ~complete | np.array(goes_on)[:, None], out=filled.fits)
+    worth = scores(graph, filled)
+    order = admission_order(graph, filled, worth, max(limits))
+    counts = np.minimum((order >= 0).sum(1), limits)
+    each, nodes = np.arange(len(known))[:, None], np.maximum(order, 0)
+    found, depths = worth[each, nodes], graph.depths[nodes]
+    return Proposals(
+        requests,
+        counts.tolist(),
+        filled.states[each, nodes],
+        complete[each, nodes],
+        found,
+        depths,
+        acceptance.chances(found, depths),
+    )
