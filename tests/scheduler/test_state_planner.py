@@ -88,7 +88,8 @@ def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time
         looks.append(planner.looks(names))
         if looks[-1]:
             assert admit(planner, [0.5], name=7) == 0
-    assert looks[0] and not looks[1]
+    assert looks[0]
+    assert not looks[1]
     spent = sum(looks[1:]) * planner.deciding
     assert 0 < spent <= LOOK_SHARE * 4000 * 0.01
 
