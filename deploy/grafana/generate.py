@@ -252,6 +252,37 @@ SPECULATION: dict[str, list[Panel]] = {
             },
         ),
     ],
+    "Block-diffusion models": [
+        Panel(
+            "Forwards per token",
+            "Of an open block: with a token revealed per forward 1 without speculation, and less with it.",
+            {"forwards": ratio("outrider_diffusion_request_forwards_total", "outrider_diffusion_tokens_total")},
+        ),
+        Panel(
+            "Draft states per second",
+            "Coming states of open blocks that were in a forward, and those among them that blocks came to.",
+            {"drafted": rate("outrider_drafted_states_total"), "accepted": rate("outrider_accepted_states_total")},
+        ),
+        Panel(
+            "States accepted per forward and block",
+            "By steps ahead: the sum over all is what a forward brings beside its own step.",
+            {
+                "{{depth}}": f"{rate('outrider_accepted_states_total', 'depth')} / ignoring(depth) group_left "
+                + rate("outrider_diffusion_request_forwards_total")
+            },
+        ),
+        Panel(
+            "States drafted of a block (D)",
+            "As the planner decides, forward by forward; 0 where drafts would not pay.",
+            {"{{le}}": rate("outrider_planned_states_bucket", "le")},
+            kind="heatmap",
+        ),
+        share(
+            "Blocks joined",
+            "Share of the forwards of open blocks that finished one and took the first step of the next.",
+            {"share": ratio("outrider_joined_commits_total", "outrider_diffusion_request_forwards_total")},
+        ),
+    ],
 }
 
 SLA: dict[str, list[Panel]] = {

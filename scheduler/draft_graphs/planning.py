@@ -32,7 +32,7 @@ MEMORY = 0.99
 UNKNOWN = 16
 """Rounds of one size, after which one drafts everything, so that there is something to compare."""
 LOOKS = 24
-"""Rounds with something to draft whose mean decides whether the planner rests."""
+"""Rounds with something to draft whose mean decides whether the planner rests; it does not before so many."""
 
 
 class Acceptance:
@@ -157,7 +157,7 @@ class StatePlanner:
         taken = int((steps / seconds).argmax())
         self._round = float(seconds[0])
         self._weigh(float(steps[taken] / open_blocks * seconds[0] - seconds[taken]) - self.deciding)
-        if self._gain <= 0:
+        if self._gain <= 0 and self._weighed == LOOKS:
             self._resting.begin(_view(names))
         owner = np.repeat(np.arange(open_blocks), each)
         return np.bincount(owner[order[:taken]], minlength=open_blocks).tolist()

@@ -6,15 +6,19 @@ policies, tied and untied, with and without shared prefixes.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+import httpx
 import pytest
 from diffusion_servers import Served, serve
 from metrics_page import MetricsPage, documented
 from tiny_diffusion import TinyDiffusion
 
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards" / "speculation.json"
 OFF = {"speculation": {"enabled": False}}
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 7}
 VARIANTS = {
@@ -64,8 +68,25 @@ def test_the_text_is_that_of_base_decoding(static_server: Served) -> None:
 def test_its_metrics_are_those_of_the_table(static_server: Served) -> None:
     families = MetricsPage(static_server.server.url).families
     said = documented("metric of a block-diffusion model")
-    assert len(said) == 6
+    assert len(said) == 7
     assert {name: kind for name, (kind, _) in said.items()} == {name: families[name].type for name in said}
+
+
+def test_what_the_dashboard_and_the_page_show_of_it_is_there(static_server: Served) -> None:
+    url, (prompt,) = static_server.server.url, static_server.prompts([9])
+    before = httpx.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
+    static_server.ask(prompt, 9)
+    now = httpx.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
+    assert now[0]["steps"] > before[0]["steps"]
+    assert now[0]["timed_steps"] > before[0]["timed_steps"]
+    assert now[0]["tokens"] > before[0]["tokens"]
+    counted = "sglang:realtime_tokens_total"
+    assert now[1].value(counted, mode="decode") == before[1].value(counted, mode="decode") + 9
+    samples = {sample.name for family in now[1].families.values() for sample in family.samples}
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    (row,) = (place for place, panel in enumerate(panels) if panel["title"] == "Block-diffusion models")
+    asked = "".join(target["expr"] for panel in panels[row + 1 :] for target in panel["targets"])
+    assert set(re.findall(r"outrider_\w+", asked)) <= samples
 
 
 @pytest.mark.server

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.draft_graphs.planning import UNKNOWN, WINDOW, Acceptance, RoundCost, StatePlanner
+from outrider.scheduler.draft_graphs.planning import LOOKS, UNKNOWN, WINDOW, Acceptance, RoundCost, StatePlanner
 from outrider.scheduler.planners.probing import LOOK_SHARE
 
 
@@ -88,9 +88,8 @@ def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time
         looks.append(planner.looks(names))
         if looks[-1]:
             assert admit(planner, [0.5], name=7) == 0
-    assert looks[0]
-    assert not looks[1]
-    spent = sum(looks[1:]) * planner.deciding
+    assert looks[: LOOKS + 1] == [True] * LOOKS + [False]
+    spent = sum(looks[LOOKS:]) * planner.deciding
     assert 0 < spent <= LOOK_SHARE * 4000 * 0.01
 
 
@@ -108,8 +107,9 @@ def test_what_a_look_needs_is_kept_the_round_before():
 def test_a_rest_ends_when_drafts_pay_again_or_others_come():
     planner, names = StatePlanner(cost(0.0, 0.01)), np.array([7])
     planner.observe_deciding(0.0005)
-    assert planner.looks(names)
-    assert admit(planner, [0.5], name=7) == 0
+    for _ in range(LOOKS):
+        assert planner.looks(names)
+        assert admit(planner, [0.5], name=7) == 0
     assert not planner.looks(names)
     assert planner.looks(np.array([8]))
     admit(planner, [0.5], name=8)
@@ -120,14 +120,12 @@ def test_a_rest_ends_when_drafts_pay_again_or_others_come():
 
 
 def test_drafts_that_save_less_than_the_host_takes_to_make_them_do_not_pay():
-    planner = StatePlanner(cost(0.01, 0.0))  # a draft of chance 0.5 saves 5 ms
-    planner.observe_deciding(0.004)
-    admit(planner, [0.5])
-    assert planner.looks(np.array([0]))
-    planner = StatePlanner(cost(0.01, 0.0))
-    planner.observe_deciding(0.006)
-    admit(planner, [0.5])
-    assert not planner.looks(np.array([0]))
+    for seconds, pays in ((0.004, True), (0.006, False)):
+        planner = StatePlanner(cost(0.01, 0.0))  # a draft of chance 0.5 saves 5 ms
+        planner.observe_deciding(seconds)
+        for _ in range(LOOKS):
+            admit(planner, [0.5])
+        assert planner.looks(np.array([0])) is pays
 
 
 def test_acceptance_is_learnt_where_it_is_seen():

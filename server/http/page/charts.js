@@ -15,6 +15,7 @@ const LINES = [
   },
   {
     title: "Accepted length, tokens per step",
+    ofBlocks: "Tokens per forward and block",
     series: [
       { name: "length", label: "all", colour: "target", show: round(2) },
       { name: "model", label: "where drafted", colour: "model", dashed: true, show: round(2) },
@@ -23,6 +24,7 @@ const LINES = [
   },
   {
     title: "Draft tokens per step, all requests",
+    ofBlocks: "Draft states per forward, all blocks",
     series: [
       { name: "budget", label: "budget", colour: "target", dashed: true, show: round(1) },
       { name: "verified", label: "verified", colour: "model", show: round(1) },
@@ -169,9 +171,10 @@ const minutes = {
 
 /** Lines over the last minutes. */
 class Lines extends Chart {
-  constructor(parent, { title, series, more, whole }) {
+  constructor(parent, { title, ofBlocks, series, more, whole }) {
     super(parent, title, series, { ...minutes, ...(whole && { yAxis: { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] } }) });
     this.more = more;
+    this.ofBlocks = ofBlocks;
     if (more) {
       this.extra = element("b", { textContent: "–" });
       this.caption.append(element("span", { className: "value" }, [`${more.label} `, this.extra]));
@@ -179,6 +182,7 @@ class Lines extends Chart {
   }
 
   show(samples, now) {
+    if (now.diffusion && this.ofBlocks) this.caption.querySelector("h3").textContent = this.ofBlocks;
     const column = (name) => samples.map((sample) => sample[name]);
     this.plot([column("time").map((time) => time - now.time), ...this.series.map(({ name }) => column(name))]);
     this.samples = samples;

@@ -75,11 +75,23 @@ class Spiffy(BlockDiffusion):
         self._deciding = 0.0  # seconds of this round that went to drafts, but for the forward
 
     def outrider_live(self) -> dict[str, Any]:
-        return super().outrider_live() | {"diffusion": dict(self.states.totals)}
+        totals = self.states.totals
+        drafted, accepted = totals["drafted"], totals["accepted"]
+        return super().outrider_live() | {
+            "steps": totals["forwards"],
+            "request_steps": totals["request_forwards"],
+            "tokens": totals["tokens"],
+            "drafted": drafted,
+            "verified": drafted,
+            "accepted": accepted,
+            "wasted": drafted - accepted,
+            "diffusion": dict(totals),
+        }
 
     def flush(self) -> None:
         """Bring what Prometheus is told up to date."""
         self.states.flush()
+        self.metrics.flush()
 
     def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
         reqs, began = batch.reqs, time.perf_counter()
@@ -113,7 +125,7 @@ class Spiffy(BlockDiffusion):
         if min(roots) >= 0 and max(lengths) <= 2:  # none is reading its prompt
             between = began - self._ended
             seconds = ended - (self._ended if between < IDLE_SECONDS else began)
-            self.planner.cost.observe(len(rows), seconds, len(roots), context)
+            self._time(len(rows), len(roots), context, seconds)
         self._ended = ended
         return outcomes
 
@@ -293,6 +305,14 @@ class Spiffy(BlockDiffusion):
             own.proposals.observe(after, own.drafted, paths, self.acceptance[own.sampled])
         if self._deciding:
             self.planner.observe_deciding(self._deciding)
+
+    def _time(self, rows: int, open_blocks: int, context: float, seconds: float) -> None:
+        """A round has taken so long."""
+        cost = self.planner.cost
+        predicted = float(cost.seconds(np.array([rows]), open_blocks, context)[0]) if cost.known else None
+        cost.observe(rows, seconds, open_blocks, context)
+        self.metrics.observe_time(seconds, predicted)
+        self.metrics.planner_seconds.observe(self._deciding)
 
     def _count(
         self, reqs: Sequence[Any], drafts: list[Draft], blocks: list[Found | None], outcomes: list[Outcome]
