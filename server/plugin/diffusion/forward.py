@@ -20,6 +20,8 @@ from outrider.server.plugin.flat_attention import FlatAttentionBackend
 
 PADDING_SLOT = 0
 """SGLang's pools have it for keys and values that nobody reads."""
+CHANGES = ("do_tensor_parallel_all_gather", "logit_scale", "final_logit_softcapping")
+"""What a processor of SGLang's may do to logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +153,7 @@ class BlockForward:
         self.model, self.target = runner.model, target
         self.backend: FlatAttentionBackend = runner.attn_backend
         self.processor, self.head = self.model.logits_processor, self.model.lm_head
+        self._as_they_are = not any(getattr(self.processor, name, None) for name in CHANGES)
 
     def run(self, rows: BlockRows, wanted: torch.Tensor, forward_batch: Any) -> torch.Tensor:
         """Logits [M, V] of the places that are `wanted`, [N, B] bool, in their order; keys and values are written.
@@ -166,5 +169,7 @@ class BlockForward:
         self.backend.use(flat.batch, causal=flat.causal)
         with forward_context(ForwardContext(attn_backend=self.backend)):
             hidden = self.model.model(flat.tokens, flat.positions, batch)
-            metadata = LogitsMetadata.from_forward_batch(batch)
-            return self.processor._get_logits(hidden[flat.says[wanted]], self.head, metadata)
+            hidden = hidden[flat.says[wanted]]
+            if self._as_they_are:  # SGLang would copy them into float32
+                return self.processor._compute_lm_head(hidden, self.head)[:, : self.processor.vocab_size]
+            return self.processor._get_logits(hidden, self.head, LogitsMetadata.from_forward_batch(batch))

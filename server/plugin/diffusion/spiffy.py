@@ -22,6 +22,7 @@ from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import Acceptance, StatePlanner
 from outrider.scheduler.draft_graphs.untuned import untuned_graph
+from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion.algorithm import BlockDiffusion, Outcome
 from outrider.server.plugin.diffusion.candidates import likely_tokens
 from outrider.server.plugin.diffusion.drafts import Draft, Found, found, with_drafts
@@ -29,6 +30,7 @@ from outrider.server.plugin.diffusion.forward import BlockRows
 from outrider.server.plugin.diffusion.metrics import DiffusionMetrics
 from outrider.server.plugin.diffusion.policy import Static, noise_keys, steps_of
 from outrider.server.plugin.diffusion.proposals import Known, Proposals, propose
+from outrider.server.plugin.loading.planner import load_round_cost
 from outrider.server.plugin.options import RequestOptions
 
 IDLE_SECONDS = 0.02
@@ -69,7 +71,7 @@ class Spiffy(BlockDiffusion):
         graph = untuned_graph(self.block_size, step_tokens)
         self.graphs: dict[bool, DraftGraph] = {False: graph, True: graph}
         self.acceptance = {False: Acceptance(), True: Acceptance()}
-        self.planner = StatePlanner()
+        self.planner = StatePlanner(load_round_cost(PluginConfig.from_env()))
         self.states = DiffusionMetrics()
         self._ended = 0.0  # when the last round did, on the host's clock
         self._deciding = 0.0  # seconds of this round that went to drafts, but for the forward

@@ -1,4 +1,4 @@
-"""Makes the planner that the configuration names, from the profile measured for this server."""
+"""Makes the planner that the configuration names, and step costs, from the profile measured for this server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.draft_graphs.planning import RoundCost
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import VerifyAll
@@ -26,3 +27,11 @@ def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, Calibrati
     calibration = CalibrationTable.load(profile.calibration) if profile.calibration else None
     planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=cost)
     return planner, cost, calibration
+
+
+def load_round_cost(config: PluginConfig) -> RoundCost:
+    """What rounds of block diffusion cost; without a profile that is learnt from those that are served."""
+    assert config.diffusion is not None
+    if not (Path(config.profile) / store.PROFILE).is_file():
+        return RoundCost()
+    return RoundCost(store.read(Path(config.profile)).cost(), config.diffusion.block_size)
