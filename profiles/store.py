@@ -1,4 +1,5 @@
-"""Profiles on disk: a folder `NAME/` with `profile.json` (fingerprint and measured grid) and `calibration.json`.
+"""Profiles on disk: a folder `NAME/` with `profile.json` (fingerprint and measured grid) and `calibration.json`, or
+`draft-graphs.json` of a block-diffusion model.
 
 Profiles are looked for in the user's folder first and then among those that come with Outrider.
 """
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 SCHEMA = 3
 PROFILE = "profile.json"
 CALIBRATION = "calibration.json"
+GRAPHS = "draft-graphs.json"
 SHIPPED = Path(__file__).parent / "shipped"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -50,7 +52,15 @@ class Profile:
     @property
     def calibration(self) -> Path | None:
         """Path of the calibration; None where there is none."""
-        path = self.folder / CALIBRATION if self.folder else None
+        return self._file(CALIBRATION)
+
+    @property
+    def graphs(self) -> Path | None:
+        """Path of the draft graphs, `draft_graphs.fingerprint`; None where there are none."""
+        return self._file(GRAPHS)
+
+    def _file(self, name: str) -> Path | None:
+        path = self.folder / name if self.folder else None
         return path if path and path.is_file() else None
 
     def cost(self) -> StepCost:
@@ -67,11 +77,13 @@ class Profile:
             )
 
 
-def save(profile: Profile, root: Path, calibration: dict[str, Any] | None) -> Profile:
+def save(
+    profile: Profile, root: Path, calibration: dict[str, Any] | None, graphs: list[dict[str, Any]] | None = None
+) -> Profile:
     """Write the profile to `root`/NAME/, over one of the same name; the profile with its folder.
 
-    Whoever reads or is killed meanwhile finds an old or a new file. Without `calibration` a former one is removed.
-    Raises OSError, and leaves what was there.
+    Whoever reads or is killed meanwhile finds an old or a new file. Without `calibration` or `graphs` former ones are
+    removed. Raises OSError, and leaves what was there.
     """
     if not NAME.fullmatch(profile.name):
         raise ProfileError(f"a profile's name is letters, digits, dots, dashes and underscores, not {profile.name!r}")
@@ -85,12 +97,12 @@ def save(profile: Profile, root: Path, calibration: dict[str, Any] | None) -> Pr
         "fingerprint": profile.fingerprint.to_json(),
         "points": [point.to_json() for point in profile.points],
     }
-    files = {folder / PROFILE: _json(content)}
-    if calibration is not None:
-        files = {folder / CALIBRATION: _json(calibration)} | files
-    replace(files)
-    if calibration is None:
-        (folder / CALIBRATION).unlink(missing_ok=True)
+    beside: dict[str, Any] = {CALIBRATION: calibration, GRAPHS: graphs}
+    files = {folder / name: _json(found) for name, found in beside.items() if found is not None}
+    replace(files | {folder / PROFILE: _json(content)})
+    for name, found in beside.items():
+        if found is None:
+            (folder / name).unlink(missing_ok=True)
     return read(folder)
 
 

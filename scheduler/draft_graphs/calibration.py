@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +26,8 @@ ROOT_NODE: Node = frozenset()
 class Trajectory:
     """How base decoding came through one block.
 
-    states: [n, B] int64, of every forward in turn; the last may be complete. candidates: of their n forwards; the
-    last one's is not read.
+    states: [n, B] int64, after each of its forwards in turn; the last may be complete. candidates: what each of these
+    forwards said; of the last one it is not read, and may be left out.
     """
 
     states: np.ndarray
@@ -34,37 +36,73 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Counts:
-    """What was met: nodes, and steps from node to node; the empty node is where the counting began."""
+    """What was met: roots, nodes over them, and steps from node to node; the empty node is the root.
 
+    A node of a graph of `NODES` is not more steps ahead than that, and is not counted if it is.
+    """
+
+    roots: int = 0
     nodes: Counter[Node] = field(default_factory=Counter)
     steps: Counter[tuple[Node, Node]] = field(default_factory=Counter)
 
     def add(self, trajectory: Trajectory, mask_id: int) -> None:
-        """Count what follows each state of a trajectory but the first, of which nothing was known."""
-        for root in range(1, len(trajectory.states)):
+        """Count what follows each state of a trajectory but the last."""
+        for root in range(len(trajectory.states) - 1):
+            self.roots += 1
             before = ROOT_NODE
-            for node in following(trajectory, root, mask_id):
+            for node in islice(following(trajectory, root, mask_id), NODES):
                 self.nodes[node] += 1
                 self.steps[before, node] += 1
                 before = node
+
+    def update(self, more: Counts) -> None:
+        """Add what another one has counted."""
+        self.roots += more.roots
+        self.nodes.update(more.nodes)
+        self.steps.update(more.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Of each step the pairs that it leads from, those that it leads to, and its count: nodes follow of these."""
+        steps = [[sorted(before), sorted(after), count] for (before, after), count in self.steps.items()]
+        return {"roots": self.roots, "steps": steps}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Counts:
+        """Read what `to_json` wrote."""
+        counts = cls(data["roots"])
+        for before, after, count in data["steps"]:
+            node = _node(after)
+            counts.steps[_node(before), node] += count
+            counts.nodes[node] += count
+        return counts
+
+
+def _node(pairs: Iterable[Iterable[int]]) -> Node:
+    return frozenset((i, j) for i, j in pairs)
 
 
 def following(trajectory: Trajectory, root: int, mask_id: int) -> Iterable[Node]:
     """The states behind state `root` as nodes, up to the first with a token that was not among the candidates."""
     states, known = trajectory.states, trajectory.candidates
     masked = states[root] == mask_id
-    order = ranked_positions(masked[None], known.probabilities[root - 1 : root, :, 0])[0]
+    order = ranked_positions(masked[None], known.probabilities[root : root + 1, :, 0])[0]
     position_ranks = np.argsort(order)
     node = ROOT_NODE
     for earlier, later in zip(states[root:-1], states[root + 1 :], strict=True):
         pairs = set(node)
         for position in np.flatnonzero(earlier != later).tolist():
-            rank = np.flatnonzero(known.tokens[root - 1, position] == later[position])
+            rank = np.flatnonzero(known.tokens[root, position] == later[position])
             if not len(rank):
                 return
             pairs.add((int(position_ranks[position]), int(rank[0])))
         node = frozenset(pairs)
         yield node
+
+
+def steps_ahead(graph: DraftGraph, counts: Counts) -> float:
+    """Mean steps beyond its own that a forward with all nodes of a graph finds, at most: where a trajectory comes back
+    to the graph after a state that is none of its nodes, what is behind that is counted too."""
+    return sum(counts.nodes[node] for node in graph.nodes) / max(counts.roots, 1)
 
 
 def choose(counts: Counts, size: int = NODES, step_tokens: int | None = None) -> DraftGraph:

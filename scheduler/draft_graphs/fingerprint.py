@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from outrider.scheduler.draft_graphs.graph import DraftGraph
+
+TEMPERATURES = ("greedy", "sampled")
+"""Classes of requests, each with a graph of its own."""
 
 
 class GraphError(ValueError):
@@ -15,7 +18,7 @@ class GraphError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphFingerprint:
     """model: digest of the checkpoint. policy: how a step unmasks, with its numbers. block_size: B.
-    temperature: class of the requests, "greedy" or "sampled".
+    temperature: class of the requests, one of TEMPERATURES.
     """
 
     model: str
@@ -49,3 +52,22 @@ def from_json(data: Any, here: GraphFingerprint) -> DraftGraph:
             f"the draft graph was calibrated for another target: {'; '.join(differ)}. Calibrate this one: outrider tune"
         )
     return graph
+
+
+def by_temperature(graphs: Any) -> dict[str, DraftGraph]:
+    """The graphs of a profile, a list of what `to_json` wrote, by class; whether they hold here is known."""
+    return {entry["fingerprint"]["temperature"]: DraftGraph.from_json(entry["nodes"]) for entry in graphs}
+
+
+def require(graphs: Any, here: GraphFingerprint) -> None:
+    """Raise GraphError unless the graphs of a profile are one of each class, calibrated for `here` of that class."""
+    try:
+        found = [entry["fingerprint"]["temperature"] for entry in graphs]
+    except (KeyError, TypeError) as error:
+        raise GraphError(f"the draft graphs are damaged ({error!r}); calibrate anew: outrider tune") from None
+    if sorted(found) != sorted(TEMPERATURES):
+        raise GraphError(
+            f"the draft graphs are of {found}, not one of each of {TEMPERATURES}; calibrate: outrider tune"
+        )
+    for entry, temperature in zip(graphs, found, strict=True):
+        from_json(entry, replace(here, temperature=temperature))

@@ -9,7 +9,6 @@ from outrider.server.engine import checkpoints, diffusion, memory, profile_looku
 from outrider.server.engine.memory import MemoryPlan
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,6 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
 def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
     """As `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
     settings, model, plan = _without_profile(settings)
-    if settings.diffusion:
-        raise UserError(f"{model.name} is a block-diffusion model: there is no drafter to measure")
     return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
 
 

@@ -265,6 +265,17 @@ class Settings:
         return self.denoising_steps or min(drafters.find(self.drafter).denoising_steps, self.gamma)
 
     @property
+    def profiled(self) -> bool:
+        """Whether the engine plans by a measured profile."""
+        return self.diffusion is not None or (self.drafter != "off" and self.planner in PROFILED_PLANNERS)
+
+    @property
+    def unmasking_policy(self) -> str:
+        """How a block-diffusion model's tokens are revealed, with its number."""
+        number = self.unmasking_tokens if self.unmasking == "static" else self.unmasking_threshold
+        return f"{self.unmasking} {number:g}"
+
+    @property
     def plugin_config(self) -> PluginConfig:
         return PluginConfig(
             drafter=self.drafter,

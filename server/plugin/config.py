@@ -47,6 +47,11 @@ class PluginConfig:
     unmasking_threshold: float = 0.95
 
     @property
+    def step_tokens(self) -> int | None:
+        """Tokens that each step of a block reveals; None: as many as are certain."""
+        return self.unmasking_tokens if self.unmasking == "static" else None
+
+    @property
     def longest(self) -> int:
         """Draft tokens per step, whoever drafts."""
         return max(self.gamma, self.lookup_gamma)

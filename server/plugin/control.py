@@ -23,21 +23,25 @@ def _get(original: Any, scheduler: Any, request: Any) -> Any:
 
         return GetInternalStateReqOutput(internal_state=_live(scheduler))
     output = original(scheduler, request)
-    if hasattr(scheduler.draft_worker, "outrider_state"):
+    worker = _worker(scheduler)
+    if hasattr(worker, "outrider_state"):
         from sglang.srt.runtime_context import get_parallel
 
-        output.internal_state["outrider"] = scheduler.draft_worker.outrider_state()
+        output.internal_state["outrider"] = worker.outrider_state()
         output.internal_state["outrider_engine"] = get_parallel().dp_rank or 0
     return output
 
 
+def _worker(scheduler: Any) -> Any:
+    """Ours: of speculation, or of block diffusion; None where there is neither."""
+    return scheduler.draft_worker if scheduler.dllm_config is None else scheduler.tp_worker.dllm_algorithm
+
+
 def _live(scheduler: Any) -> dict[str, Any]:
     free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
-    if scheduler.dllm_config is not None:
-        worker, running = scheduler.tp_worker.dllm_algorithm, scheduler.dllm_manager.waiting_queue
-    else:
-        worker, running = scheduler.draft_worker, scheduler.running_batch.reqs
-    return worker.outrider_live() | {
+    dllm = scheduler.dllm_config is not None
+    running = scheduler.dllm_manager.waiting_queue if dllm else scheduler.running_batch.reqs
+    return _worker(scheduler).outrider_live() | {
         "requests": {"running": len(running), "queued": len(scheduler.waiting_queue)},
         "cache": {"used": scheduler.max_total_num_tokens - free, "size": scheduler.max_total_num_tokens},
     }
@@ -51,7 +55,7 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
     if not ours:
         return original(scheduler, request)
     for name in ours:
-        getattr(scheduler.draft_worker, commands[name])()
+        getattr(_worker(scheduler), commands[name])()
     return SetInternalStateReqOutput(updated=True)
 
 

@@ -1,4 +1,5 @@
 """Measure what this machine's decode steps cost and how far the drafter's confidences hold; plan by it from then on.
+Of a block-diffusion model: what its rounds cost, and the draft graph of the states that it comes to most often.
 
 Starts an engine as `outrider serve` would, or measures one that is running (--server, which must be idle). The profile
 goes to the cache folder, where `outrider serve` with the same model, drafter and machine finds it by itself.
@@ -27,7 +28,7 @@ from tqdm import tqdm
 
 from outrider.server import pictures
 from outrider.server.engine import session
-from outrider.server.engine.flags import add_engine_flags, settings_of
+from outrider.server.engine.flags import add_engine_flags, add_unmasking_flags, settings_of
 from outrider.server.engine.questions import read_mixed_questions
 from outrider.server.engine.resolve import Resolved, resolve_to_measure
 from outrider.server.errors import UserError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=True)
+    add_unmasking_flags(parser.add_argument_group("block-diffusion models"))
     add = parser.add_argument
     add("--server", metavar="URL", help="measure a server that is running instead of starting an engine")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="of that server")
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-requests", type=int, metavar="N", help=f"largest number of requests at a time (default: {most})")
     add("--rounds", type=int, metavar="N", help=f"repetitions of each step shape (default: {rounds})")
     add("--prompts", type=Path, nargs="+", metavar="FILE", help="for the calibration (default: code, math and chat)")
-    add("--pictures", type=Path, metavar="FOLDER", help="save steps-per-second.png and reliability.png there")
+    add("--pictures", type=Path, metavar="FOLDER", help="save pictures of steps and calibration there")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial as partial_of
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 import numpy as np
 
-import outrider.profiles
-from outrider.drafters.training.prompts import read_samples
-from outrider.profiles import store
-from outrider.profiles.measurement_log import PartialMeasurement
 from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.fit import fit_table
 from outrider.scheduler.calibration.records import Records
-from outrider.scheduler.cost.step_times import Point, merge
-from outrider.server.engine import client, profile_lookup
+from outrider.scheduler.cost.step_times import Point
+from outrider.server.engine import client
 from outrider.server.plugin import control
 from outrider.server.plugin.options import RequestOptions
+from outrider.server.tune import diffusion, result
 from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
 from outrider.server.tune.events import Progress
+from outrider.server.tune.graph_report import TunedGraphs
+from outrider.server.tune.grid import MAX_REQUESTS, Run, measure_grid, with_refined
 from outrider.server.tune.idle import at_once
+from outrider.server.tune.prompts import built_in_questions, with_temperatures
 from outrider.server.tune.report import Tuned
 
 if TYPE_CHECKING:
@@ -42,23 +38,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class Run(Protocol):
-    """Runs a piece of a measurement; see `tune.idle`."""
-
-    async def __call__(self, piece: Callable[[], Awaitable[T]]) -> T: ...
-
-
-PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
-SAMPLED = (1.0, 0.7, 0.4)
-"""Temperatures of the sampled class: how far confidences are off changes with the temperature, and it has one fit."""
 NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "cases": []}
 CONCURRENCY = 8
 """Answers written at a time for the calibration."""
 DRAFT_STEPS = 3
 """Drafts for the same number of requests whose median says something."""
-MAX_REQUESTS = 64
-"""More than any grid measures, for servers without a limit of their own."""
 
 
 async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
@@ -146,12 +130,6 @@ def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
     )
 
 
-def with_temperatures(questions: Sequence[str]) -> list[tuple[str, float]]:
-    """Each question with one of SAMPLED, another one after nine: of prompts that come in turn, as the built-in ones do,
-    every kind meets each of them, and so do both parts of `split`."""
-    return [(question, SAMPLED[place // 9 % len(SAMPLED)]) for place, question in enumerate(questions)]
-
-
 def split(questions: Sequence[T]) -> Iterator[Sequence[T]]:
     """Two thirds to fit on, one third held out: one of each three neighbours, which are often alike.
 
@@ -177,76 +155,34 @@ async def tune(
     progress: Callable[[Progress], None] = no_progress,
     refined: Profile | None = None,
     run: Run = at_once,
-) -> Tuned:
+) -> Tuned | TunedGraphs:
     """Measure an engine, write the profile to the folder `resolved.settings.profile` and have the engine plan by it.
 
     Step times are kept as they come, beside that folder, and a later call goes on from them.
     refined: the profile that is replaced; what it alone knows is kept, and half of the KV cache left to those served.
     run: runs the pieces, of a second or a few each. Raises RuntimeError when nothing could be measured.
     """
-    settings = resolved.settings
-    assert settings.profile is not None
-    manager, folder = engine.tokenizer_manager, Path(settings.profile)
-    here = profile_lookup.fingerprint(settings, resolved.model)
-    partial = PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)
+    settings, manager = resolved.settings, engine.tokenizer_manager
+    if settings.diffusion is not None:
+        return await diffusion.tune(engine, resolved, effort, questions, how, progress, refined, run)
+    asked = list(questions or built_in_questions())[: effort.prompts]
+    partial = result.begin(resolved)
     room = engine.max_total_tokens // (1 if refined is None else 2)
     longest = settings.plugin_config.longest
     tiers = (await control.read(manager))["tiers"]
     shapes = effort.shapes(settings.gamma, longest, settings.max_running_requests or MAX_REQUESTS, room, tiers)
-    await _measure_grid(manager, shapes, effort, partial, progress, run)
-    points = _of_shapes(partial.points, shapes, effort.steps)
-    if not points:
-        raise RuntimeError("no step ran alone; is the server busy?")
-    sizes = {point.requests for point in points}
+    points = await measure_grid(manager, shapes, measure_shape, effort, partial, progress, run)
     if refined is not None:
-        points += [point for point in refined.points if point.requests not in sizes]
-    asked = list(questions or built_in_questions())[: effort.prompts]
+        points = with_refined(points, refined.points)
     parts = [
         await _answers(engine, part, effort.new_tokens, settings.gamma, progress, run)
         for part in split(with_temperatures(asked))
     ]
     calibration = fit_table(*parts, dataset=f"{len(asked)} prompts, greedy and sampled")
-    profile = Profile(
-        name=folder.name,
-        fingerprint=here,
-        points=tuple(merge(points)),
-        thorough=effort.seconds is None,
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        measured_how=how,
-    )
-    saved = store.save(profile, folder.parent, calibration.to_json())
+    saved = result.write(resolved, points, effort, how, calibration=calibration.to_json())
     partial.discard()
     await control.command(manager, control.RELOAD)
     return Tuned(saved, calibration, parts[1])
-
-
-async def _measure_grid(
-    manager: Any,
-    shapes: Sequence[Shape],
-    effort: Effort,
-    partial: PartialMeasurement,
-    progress: Callable[[Progress], None],
-    run: Run,
-) -> None:
-    """Time every shape `effort.rounds` times in turn, less what `partial` already holds."""
-    times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
-    began, total = time.monotonic(), effort.rounds * len(shapes)
-    await run(partial_of(measure_shape, manager, shapes[0], effort.steps))  # warm
-    for number in range(total):
-        round_number, shape = number // len(shapes), shapes[number % len(shapes)]
-        if effort.seconds is not None and time.monotonic() - began > effort.seconds:
-            break
-        if times[shape.requests, shape.tokens, shape.total_context(effort.steps)] <= round_number:
-            for point in await run(partial_of(measure_shape, manager, shape, effort.steps)):
-                partial.add(point)
-        progress(Progress("step times", number + 1, total))
-
-
-def _of_shapes(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
-    """Those of the shapes. What another effort left when it was interrupted has contexts a few tokens apart, between
-    which the slope would be noise."""
-    wanted = {(shape.requests, shape.total_context(steps)) for shape in shapes}
-    return [point for point in points if (point.requests, point.context) in wanted]
 
 
 async def _answers(
@@ -264,8 +200,3 @@ async def _answers(
         records.append(await run(partial_of(record_answers, engine, asked, new_tokens, gamma)))
         progress(Progress("answers", start + len(asked), len(questions)))
     return Records.concatenate(records)
-
-
-def built_in_questions() -> list[str]:
-    """Code, math and chat in turn, ours."""
-    return [sample.turns[0] for sample in read_samples(PROMPTS)]

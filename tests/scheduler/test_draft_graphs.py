@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.scheduler.draft_graphs import fingerprint
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose, following
+from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose, following, steps_ahead
 from outrider.scheduler.draft_graphs.fill import Candidates, fill, ranked_positions
 from outrider.scheduler.draft_graphs.fingerprint import GraphError, GraphFingerprint
 from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
@@ -237,20 +238,32 @@ def test_each_accepted_state_is_the_step_of_the_one_before(seed):
 
 
 def test_a_trajectory_is_counted_by_ranks_of_the_state_before():
-    states = np.array([[MASK] * 4, [MASK, 7, MASK, MASK], [MASK, 7, 5, MASK], [1, 7, 5, MASK], [1, 7, 5, 33]])
-    tokens = np.array([[[1, 2], [7, 4], [5, 6], [8, 9]]] * 5)
+    states = np.array([[MASK, 7, MASK, MASK], [MASK, 7, 5, MASK], [1, 7, 5, MASK], [1, 7, 5, 33]])
+    tokens = np.array([[[1, 2], [7, 4], [5, 6], [8, 9]]] * 3)
     first = [[0.25, 0.2], [0.9, 0.1], [0.81, 0.1], [0.5, 0.4]]
     second = [[0.7, 0.2], [0.9, 0.1], [0.6, 0.1], [0.5, 0.4]]
-    known = Candidates(tokens, np.array([first, second, second, second, second], dtype=np.float32))
+    known = Candidates(tokens, np.array([first, second, second], dtype=np.float32))
     traced = Trajectory(states, known)
-    # Relative to the second state by what the first one's forward said: position 2, then 3, then 0.
-    assert list(following(traced, 1, MASK)) == [node((0, 0)), node((0, 0), (2, 0))]  # 33 was no candidate
-    assert list(following(traced, 2, MASK)) == [node((0, 0))]
-    assert list(following(traced, 3, MASK)) == []
+    # Relative to the first state by what its own forward, the one before, said: position 2, then 3, then 0.
+    assert list(following(traced, 0, MASK)) == [node((0, 0)), node((0, 0), (2, 0))]  # 33 was no candidate
+    assert list(following(traced, 1, MASK)) == [node((0, 0))]
+    assert list(following(traced, 2, MASK)) == []
     counts = Counts()
     counts.add(traced, MASK)
     assert counts.nodes == Counter({node((0, 0)): 2, node((0, 0), (2, 0)): 1})
     assert counts.steps[node(), node((0, 0))] == 2
+    assert counts.roots == 3
+    assert steps_ahead(CHAIN, counts) == 2 / 3
+
+
+@given(st.lists(st.deferred(lambda: counted()), max_size=3))
+def test_counts_add_up_and_come_back_from_json(parts):
+    total = Counts()
+    for part in parts:
+        total.update(Counts.from_json(json.loads(json.dumps(part.to_json()))))
+    assert total.roots == sum(part.roots for part in parts)
+    assert total.nodes == sum((part.nodes for part in parts), Counter())
+    assert total.steps == sum((part.steps for part in parts), Counter())
 
 
 @st.composite
@@ -260,6 +273,7 @@ def counted(draw: st.DrawFn) -> Counts:
     counts = Counts()
     for _ in range(draw(st.integers(1, 30))):
         before, free = node(), list(range(4))
+        counts.roots += 1
         while free and rng.random() < 0.8:
             step = rng.choice(free, size=min(len(free), int(rng.integers(1, 3))), replace=False).tolist()
             free = [i for i in free if i not in step]

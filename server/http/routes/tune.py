@@ -13,7 +13,6 @@ from fastapi.responses import StreamingResponse
 
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
-from outrider.server.engine.settings import PROFILED_PLANNERS
 from outrider.server.http import openapi, requests
 from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
@@ -34,7 +33,7 @@ def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecyc
     )
     async def tune_server(raw: Request) -> StreamingResponse:
         request = await requests.receive_as(TuneRequest, raw, limits)
-        if settings.drafter == "off" or settings.planner not in PROFILED_PLANNERS:
+        if not settings.profiled:
             raise ApiError(
                 "this server plans nothing by a profile; start it with a drafter", status=409, code="conflict"
             )

@@ -21,15 +21,16 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import Acceptance, StatePlanner
-from outrider.scheduler.draft_graphs.untuned import untuned_graph
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion.algorithm import BlockDiffusion, Outcome
 from outrider.server.plugin.diffusion.candidates import likely_tokens
 from outrider.server.plugin.diffusion.drafts import Draft, Found, found, with_drafts
 from outrider.server.plugin.diffusion.forward import BlockRows
 from outrider.server.plugin.diffusion.metrics import DiffusionMetrics
-from outrider.server.plugin.diffusion.policy import Static, noise_keys, steps_of
+from outrider.server.plugin.diffusion.policy import noise_keys, steps_of
 from outrider.server.plugin.diffusion.proposals import Known, Proposals, propose
+from outrider.server.plugin.diffusion.recording import RANKS, Recording
+from outrider.server.plugin.loading.draft_graphs import load_graphs
 from outrider.server.plugin.loading.planner import load_round_cost
 from outrider.server.plugin.options import RequestOptions
 
@@ -65,16 +66,29 @@ class Proposed:
 class Spiffy(BlockDiffusion):
     """Block diffusion with drafts. graphs: by whether a request is sampled."""
 
+    graphs: dict[bool, DraftGraph]
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        step_tokens = self.policy.tokens if isinstance(self.policy, Static) else None
-        graph = untuned_graph(self.block_size, step_tokens)
-        self.graphs: dict[bool, DraftGraph] = {False: graph, True: graph}
-        self.acceptance = {False: Acceptance(), True: Acceptance()}
-        self.planner = StatePlanner(load_round_cost(PluginConfig.from_env()))
+        self.config = PluginConfig.from_env()
+        self.reload_profile()
+        self.forget_records()
         self.states = DiffusionMetrics()
         self._ended = 0.0  # when the last round did, on the host's clock
         self._deciding = 0.0  # seconds of this round that went to drafts, but for the forward
+
+    def reload_profile(self) -> None:
+        """Draft and plan by the profile as it now stands on the disk."""
+        self.graphs = load_graphs(self.config)
+        self.acceptance = {False: Acceptance(), True: Acceptance()}
+        self.planner = StatePlanner(load_round_cost(self.config))
+
+    def forget_records(self) -> None:
+        self.recording = Recording(self.mask_id)
+
+    def outrider_state(self) -> dict[str, Any]:
+        """What was recorded since `forget_records`, for another process."""
+        return self.recording.to_json()
 
     def outrider_live(self) -> dict[str, Any]:
         totals = self.states.totals
@@ -117,6 +131,7 @@ class Spiffy(BlockDiffusion):
         blocks = found(rows, stepped, roots, drafts, first, self.mask_id)
         self._give_back(rows, roots, slots, blocks, batch)
         self._remember(rows, masked, logits, blocks, reqs, sampling)
+        self._record(rows, roots, blocks, reqs, sampling[0])
         outcomes = [
             Outcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(rows.starts[last].tolist(), blocks, strict=True)
@@ -128,6 +143,7 @@ class Spiffy(BlockDiffusion):
             between = began - self._ended
             seconds = ended - (self._ended if between < IDLE_SECONDS else began)
             self._time(len(rows), len(roots), context, seconds)
+            self.recording.rounds.append((len(roots), len(rows), seconds))
         self._ended = ended
         return outcomes
 
@@ -143,7 +159,7 @@ class Spiffy(BlockDiffusion):
         able = [
             number
             for number, (root, own) in enumerate(zip(roots, asked, strict=True))
-            if root >= 0 and own.options.enabled and (looks or not own.options.planned)
+            if root >= 0 and own.options.enabled and not own.options.padded and (looks or not own.options.planned)
         ]
         found = self._proposals(able, rows, roots, reqs, asked, (rules.temperatures > 0).tolist(), runner)
         counts = [
@@ -159,6 +175,9 @@ class Spiffy(BlockDiffusion):
             if n
             for draft in own.drafts(place, n)
         ]
+        for number, (root, own) in enumerate(zip(roots, asked, strict=True)):
+            if root >= 0 and own.options.padded:
+                drafts += _padding(number, rows, root, own.options.gamma or 0)
         self._deciding = time.perf_counter() - began if looks and found else 0.0
         return drafts, [Proposed(drawn, own, some) for (drawn, own), some in zip(found, counts, strict=True)]
 
@@ -287,6 +306,8 @@ class Spiffy(BlockDiffusion):
         owner = torch.tensor(going)[which]
         keys = noise_keys(seeds[owner], rows.starts[at[which]] + where, steps_of(newest, self.mask_id)[which])
         count = max(graph.vocabulary_ranks for graph in self.graphs.values())
+        if any(Asked.of(reqs[number]).options.replayed for number in going):
+            count = max(count, RANKS)
         best, chances = likely_tokens(logits[place[which, where]], rules.of(owner), keys, count)
         tokens = torch.zeros(*newest.shape, count, dtype=torch.int64)
         probabilities = torch.zeros(*newest.shape, count)
@@ -295,6 +316,15 @@ class Spiffy(BlockDiffusion):
             reqs[number].outrider_known = Known(int(rows.starts[row]), state.numpy(), t.numpy(), p.numpy())
         if self._deciding:
             self._deciding += time.perf_counter() - began
+
+    def _record(
+        self, rows: BlockRows, roots: list[int], blocks: list[Found | None], reqs: Sequence[Any], rules: Rules
+    ) -> None:
+        """Count the states of requests that are replayed."""
+        for number, (root, block) in enumerate(zip(roots, blocks, strict=True)):
+            if block is not None and Asked.of(reqs[number]).options.replayed:
+                before, sampled = rows.tokens[root].numpy(), bool(rules.temperatures[number] > 0)
+                self.recording.observe(reqs[number], sampled, before, block.state)
 
     def _learn(
         self, proposed: list[Proposed], stepped: np.ndarray, roots: list[int], blocks: list[Found | None]
@@ -341,6 +371,13 @@ class Spiffy(BlockDiffusion):
             return Outcome.of(start, block.state.tolist(), self.mask_id)
         opened = Outcome.of(start, block.opened.tolist(), self.mask_id)
         return Outcome(start, [block.state.tolist(), *opened.complete], opened.open, committed=True)
+
+
+def _padding(number: int, rows: BlockRows, root: int, gamma: int) -> list[Draft]:
+    """Drafts that are not accepted, with which a request has 1 + gamma rows in a round."""
+    own = int((rows.tables == rows.tables[root]).sum())
+    draft = Draft(number, rows.tokens[root].numpy(), complete=False, score=0.0, depth=1, chance=0.0)
+    return [draft] * (1 + gamma - own)
 
 
 def _may_draft(options: RequestOptions, rests: bool) -> bool:

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from outrider.kernels.sampling import Rules
+from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
+from outrider.scheduler.draft_graphs.fill import Candidates, fill
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion import drafts as draft_rows
 from outrider.server.plugin.diffusion.forward import BlockRows
@@ -128,6 +130,53 @@ def test_tokens_are_those_of_base_decoding(spiffy: Spiffy, temperatures: list[fl
     assert accepted > 0
     assert forwards < base
     assert decode(spiffy, temperatures, {})[0] == expected
+
+
+def test_replayed_states_are_counted_as_drafts_would_have_met_them(
+    spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming states by ranks is the inverse of filling a graph: what is counted is what drafts of it had been."""
+    traced: list[Trajectory] = []
+    add = Counts.add
+    monkeypatch.setattr(Counts, "add", lambda counts, one, mask: [traced.append(one), add(counts, one, mask)])
+    spiffy.forget_records()
+    expected, base, _ = decode(spiffy, [0.0, 1.0], {"enabled": False})
+    assert not spiffy.recording.counts[False].roots
+    replay = {"gamma": 0, "planned": False, "replayed": True}
+    assert decode(spiffy, [0.0, 1.0], replay) == (expected, base, 0)
+    counts = spiffy.recording.counts
+    assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)  # of 24 tokens, one a step
+    both = Counts()
+    for found in counts.values():
+        both.update(found)
+    for number, node in enumerate(spiffy.graphs[False].nodes):
+        met = 0
+        for one in traced:
+            for root in range(len(one.states) - 1):
+                known = Candidates(one.candidates.tokens[root][None], one.candidates.probabilities[root][None])
+                filled = fill(spiffy.graphs[False], one.states[root][None], known, MASK)
+                if filled.fits[0, number]:
+                    met += any((filled.states[0, number] == later).all() for later in one.states[root + 1 :])
+        assert both.nodes[node] == met, node
+    assert max(both.nodes.values()) > 9
+
+
+def test_a_calibrated_graph_gives_the_same_tokens(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+    spiffy.forget_records()
+    expected, base, _ = decode(spiffy, [0.0, 1.0], {"gamma": 0, "planned": False, "replayed": True})
+    graphs = {sampled: choose(counts, 10, 1) for sampled, counts in spiffy.recording.counts.items()}
+    monkeypatch.setattr(spiffy, "graphs", graphs)
+    found, forwards, accepted = decode(spiffy, [0.0, 1.0], {"gamma": 10, "planned": False})
+    assert found == expected
+    assert accepted > 0
+    assert forwards < base
+
+
+def test_padded_requests_have_the_same_rows_in_every_round(spiffy: Spiffy) -> None:
+    expected, base, _ = decode(spiffy, [0.0], {"enabled": False})
+    spiffy.forget_records()
+    assert decode(spiffy, [0.0], {"gamma": 4, "planned": False, "padded": True}) == (expected, base, 0)
+    assert {(requests, rows) for requests, rows, _ in spiffy.recording.rounds} == {(1, 5)}
 
 
 def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,45 @@
+"""What `outrider tune` reads of a server's rounds: how long they took, and which states base decoding came through."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory
+from outrider.scheduler.draft_graphs.fill import Candidates
+from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
+
+RECORDED_ROUNDS = 4096
+RANKS = 8
+"""Tokens of a position that a calibrated graph may ask for."""
+
+
+class Recording:
+    """rounds: open blocks, rows and seconds of the last rounds in which nobody read a prompt. counts: of replayed
+    requests, by whether they are sampled."""
+
+    def __init__(self, mask_id: int) -> None:
+        self._mask_id = mask_id
+        self.rounds: deque[tuple[int, int, float]] = deque(maxlen=RECORDED_ROUNDS)
+        self.counts = {False: Counts(), True: Counts()}
+
+    def observe(self, req: Any, sampled: bool, before: np.ndarray, after: np.ndarray) -> None:
+        """A step of a replayed request's open block, [B] int64 before and after it. What the forward said, where the
+        block is still open, is `outrider_known` of the request."""
+        path = getattr(req, "outrider_path", [])
+        if path and not np.array_equal(path[-1].state, before):  # another block, or one that was begun again
+            path = []
+        if (after == self._mask_id).any():
+            req.outrider_path = [*path, req.outrider_known]
+        elif path:
+            states = np.stack([*(known.state for known in path), after])
+            tokens = np.stack([known.tokens for known in path])
+            said = Candidates(tokens, np.stack([known.probabilities for known in path]))
+            self.counts[sampled].add(Trajectory(states, said), self._mask_id)
+
+    def to_json(self) -> dict[str, Any]:
+        """For another process: `rounds`, and `counts` by class."""
+        counts = {name: self.counts[name == "sampled"].to_json() for name in TEMPERATURES}
+        return {"rounds": list(self.rounds), "counts": counts}

@@ -1,0 +1,185 @@
+"""Measures a block-diffusion model: what its rounds cost, and which states are worth a draft.
+
+Rounds of exact shapes: R requests, each of which has the same number of states in every forward. Draft graphs: base
+decoding of a mixed set of prompts, greedy and sampled; what follows its states is counted (Spiffy, algorithm 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial as partial_of
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from outrider.profiles.store import Profile
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.draft_graphs import fingerprint
+from outrider.scheduler.draft_graphs.calibration import NODES, Counts, choose
+from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
+from outrider.scheduler.draft_graphs.untuned import untuned_graph
+from outrider.server.engine import client
+from outrider.server.engine.diffusion import REQUESTS
+from outrider.server.engine.profile_lookup import graph_fingerprint
+from outrider.server.engine.settings import Settings
+from outrider.server.plugin import control
+from outrider.server.plugin.options import RequestOptions
+from outrider.server.tune import result
+from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
+from outrider.server.tune.events import Progress
+from outrider.server.tune.graph_report import TunedGraphs
+from outrider.server.tune.grid import Run, measure_grid, with_refined
+from outrider.server.tune.prompts import built_in_questions, with_temperatures
+
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
+    from outrider.server.engine.resolve import Resolved
+
+PROMPTS = 50
+"""Replayed, at most."""
+CONCURRENCY = 8
+"""Answers written at a time."""
+STATES = (2, 3, 4, 6, NODES + 1)
+"""Of a request in a forward. One alone is not exact: beside it stands, now and then, the block before."""
+MOST_ROWS = 128
+"""Of a forward. Drafts do not pay where there are so many anyway."""
+STEP_TOKENS = 4
+"""Tokens that a step under a threshold reveals, at most as a rule: for how long answers are."""
+
+
+async def tune(
+    engine: Engine,
+    resolved: Resolved,
+    effort: Effort,
+    questions: Sequence[str] | None,
+    how: str,
+    progress: Callable[[Progress], None],
+    refined: Profile | None,
+    run: Run,
+) -> TunedGraphs:
+    """As `measure.tune`."""
+    settings, manager = resolved.settings, engine.tokenizer_manager
+    partial = result.begin(resolved)
+    rounds = Rounds.of(settings, manager.model_config.vocab_size)
+    room = engine.max_total_tokens // (1 if refined is None else 2)
+    shapes = rounds.shapes(effort, settings.max_running_requests or REQUESTS, room)
+    points = await measure_grid(manager, shapes, rounds.measure, effort, partial, progress, run)
+    if refined is not None:
+        points = with_refined(points, refined.points)
+    asked = with_temperatures(list(questions or built_in_questions())[: min(effort.prompts, PROMPTS)])
+    counts = {name: Counts() for name in TEMPERATURES}
+    for start in range(0, len(asked), CONCURRENCY):
+        some = asked[start : start + CONCURRENCY]
+        for name, found in (await run(partial_of(replay, engine, some, effort.new_tokens))).items():
+            counts[name].update(found)
+        progress(Progress("answers", start + len(some), len(asked)))
+    step_tokens = settings.plugin_config.step_tokens
+    untuned = untuned_graph(rounds.block, step_tokens)
+    graphs = {name: choose(own, NODES, step_tokens) if own.nodes else untuned for name, own in counts.items()}
+    written = [
+        fingerprint.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
+    ]
+    saved = result.write(resolved, points, effort, how, graphs=written)
+    partial.discard()
+    await control.command(manager, control.RELOAD)
+    return TunedGraphs(saved, rounds.block, graphs, untuned, counts)
+
+
+async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int) -> Mapping[str, Counts]:
+    """Answer every question by base decoding, at temperature 0 and at its own; what was counted, by class."""
+    manager = engine.tokenizer_manager
+    await control.command(manager, control.FORGET)
+    options = RequestOptions(gamma=0, planned=False, replayed=True).to_custom_params()
+
+    async def ask(question: str, temperature: float) -> None:
+        ids = client.chat_ids(manager, question)
+        room = engine.context_length - len(ids) - 1
+        if room > 0:
+            await client.generate(
+                manager,
+                ids,
+                temperature=temperature,
+                sampling_seed=crc32(question.encode()),
+                max_new_tokens=min(new_tokens, room),
+                custom_params=options,
+            )
+
+    await asyncio.gather(*(ask(question, 0.0) for question, _ in questions))
+    await asyncio.gather(*(ask(question, temperature) for question, temperature in questions))
+    counts = (await control.read(manager))["counts"]
+    return {name: Counts.from_json(counts[name]) for name in TEMPERATURES}
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rounds of exact shapes, whose tokens are those of all states in the forward.
+
+    block: tokens of a block. mask: the token that no prompt may hold. step: tokens that a step reveals.
+    """
+
+    block: int
+    mask: int
+    step: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, settings: Settings, vocabulary: int) -> Rounds:
+        target = settings.diffusion
+        assert target is not None
+        step = settings.plugin_config.step_tokens or min(target.block_size, STEP_TOKENS)
+        return cls(target.block_size, target.mask_token_id, step, vocabulary)
+
+    def shapes(self, effort: Effort, most_requests: int, room: int) -> list[Shape]:
+        """What fits a cache of `room` tokens, in the order of the fields; raises RuntimeError where nothing does."""
+        each = STATES if effort.tokens is None else [1 + own for own in effort.tokens]
+        found = [
+            Shape(requests, requests * states * self.block, context)
+            for context in effort.contexts
+            for requests in effort.requests
+            for states in each
+            if requests <= most_requests
+            and requests * states <= MOST_ROWS
+            and requests * (context + self._answer(effort.steps) + (states + 1) * self.block) <= room
+        ]
+        if not found:
+            raise RuntimeError(f"a KV cache of {room} tokens holds no round to measure")
+        return found
+
+    def _answer(self, steps: int) -> int:
+        """Tokens of an answer that takes `steps` and some more."""
+        return (steps + MARGIN_STEPS) * self.step
+
+    async def measure(self, manager: Any, shape: Shape, steps: int) -> list[Point]:
+        """Run `shape.requests` requests and time their rounds; nothing where none ran in exactly that shape."""
+        await control.command(manager, control.FORGET)
+        states = shape.tokens // (shape.requests * self.block)
+        options = RequestOptions(gamma=states - 1, planned=False, padded=True).to_custom_params()
+        await asyncio.gather(
+            *(
+                client.generate(
+                    manager,
+                    self._prompt(index, shape.context),
+                    temperature=0.0,
+                    max_new_tokens=self._answer(steps),
+                    ignore_eos=True,
+                    custom_params=options,
+                    stream=True,
+                )
+                for index in range(shape.requests)
+            )
+        )
+        wanted = (shape.requests, shape.requests * states)
+        rounds = (await control.read(manager))["rounds"]
+        seconds = [taken for requests, rows, taken in rounds if (requests, rows) == wanted][1:]
+        if not seconds:
+            return []
+        middle = statistics.median(seconds)
+        return [Point(shape.requests, shape.tokens, shape.total_context(steps), (middle,))]
+
+    def _prompt(self, index: int, length: int) -> list[int]:
+        """Tokens of no meaning, of which another request's are not the beginning."""
+        first = min(100, self.vocabulary // 2)
+        drawn = [(7919 * index + 104729 * k) % min(997, self.vocabulary - first) + first for k in range(length)]
+        return [token - 1 if token == self.mask else token for token in drawn]

@@ -1,0 +1,67 @@
+"""Times the steps of an engine by their shapes, in turn, so that a measurement that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial as partial_of
+from typing import Any, Protocol, TypeVar
+
+from outrider.profiles.measurement_log import PartialMeasurement
+from outrider.scheduler.cost.step_times import Point
+from outrider.server.tune.effort import Effort, Shape
+from outrider.server.tune.events import Progress
+
+T = TypeVar("T")
+
+MAX_REQUESTS = 64
+"""More than any grid measures, for servers without a limit of their own."""
+
+
+class Run(Protocol):
+    """Runs a piece of a measurement; see `tune.idle`."""
+
+    async def __call__(self, piece: Callable[[], Awaitable[T]]) -> T: ...
+
+
+async def measure_grid(
+    manager: Any,
+    shapes: Sequence[Shape],
+    measure_shape: Callable[[Any, Shape, int], Awaitable[list[Point]]],
+    effort: Effort,
+    partial: PartialMeasurement,
+    progress: Callable[[Progress], None],
+    run: Run,
+) -> list[Point]:
+    """Time every shape `effort.rounds` times in turn, less what `partial` already holds; all points of these shapes.
+
+    Raises RuntimeError where there are none.
+    """
+    times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
+    began, total = time.monotonic(), effort.rounds * len(shapes)
+    await run(partial_of(measure_shape, manager, shapes[0], effort.steps))  # warm
+    for number in range(total):
+        round_number, shape = number // len(shapes), shapes[number % len(shapes)]
+        if effort.seconds is not None and time.monotonic() - began > effort.seconds:
+            break
+        if times[shape.requests, shape.tokens, shape.total_context(effort.steps)] <= round_number:
+            for point in await run(partial_of(measure_shape, manager, shape, effort.steps)):
+                partial.add(point)
+        progress(Progress("step times", number + 1, total))
+    if not (points := of_shapes(partial.points, shapes, effort.steps)):
+        raise RuntimeError("no step ran alone; is the server busy?")
+    return points
+
+
+def of_shapes(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
+    """Those of the shapes. What another effort left when it was interrupted has contexts a few tokens apart, between
+    which the slope would be noise."""
+    wanted = {(shape.requests, shape.total_context(steps)) for shape in shapes}
+    return [point for point in points if (point.requests, point.context) in wanted]
+
+
+def with_refined(points: list[Point], refined: Sequence[Point]) -> list[Point]:
+    """The points, and of those that they replace what these alone know: other numbers of requests."""
+    sizes = {point.requests for point in points}
+    return points + [point for point in refined if point.requests not in sizes]

@@ -1,0 +1,45 @@
+"""Where a measurement under way is kept, and the profile that becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.profiles import store
+from outrider.profiles.measurement_log import PartialMeasurement
+from outrider.profiles.store import Profile
+from outrider.scheduler.cost.step_times import Point, merge
+from outrider.server.engine import profile_lookup
+from outrider.server.tune.effort import Effort
+
+if TYPE_CHECKING:
+    from outrider.server.engine.resolve import Resolved
+
+
+def begin(resolved: Resolved) -> PartialMeasurement:
+    """Beside the folder `resolved.settings.profile`, with what an interrupted measurement of this engine left."""
+    folder = _folder(resolved)
+    here = profile_lookup.fingerprint(resolved.settings, resolved.model)
+    return PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)
+
+
+def write(resolved: Resolved, points: Iterable[Point], effort: Effort, how: str, **beside: Any) -> Profile:
+    """Save what was measured to the folder `resolved.settings.profile`. how: the command, for people.
+    beside: `calibration` and `graphs` of `store.save`."""
+    folder = _folder(resolved)
+    profile = Profile(
+        name=folder.name,
+        fingerprint=profile_lookup.fingerprint(resolved.settings, resolved.model),
+        points=tuple(merge(points)),
+        thorough=effort.seconds is None,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        measured_how=how,
+    )
+    return store.save(profile, folder.parent, beside.get("calibration"), beside.get("graphs"))
+
+
+def _folder(resolved: Resolved) -> Path:
+    assert resolved.settings.profile is not None
+    return Path(resolved.settings.profile)
