@@ -27,7 +27,8 @@ def program(doc: dict[str, Any], answer: str) -> str:
     """The problem's own beginning, for its imports, the answer's first block of code, and the tests."""
     fenced = CODE.search(answer)
     code = fenced.group(1) if fenced else answer
-    return f"{doc['prompt']}\n    pass\n\n{code}\n\n{doc['test']}\n\ncheck({doc['entry_point']})\nraise SystemExit({PASSED})\n"
+    end = f"check({doc['entry_point']})\nraise SystemExit({PASSED})\n"
+    return "\n\n".join((doc["prompt"] + "\n    pass", code, doc["test"], end))
 
 
 def passes(source: str) -> bool:
@@ -43,7 +44,6 @@ def passes(source: str) -> bool:
 
 
 def _limit() -> None:
-    for what, most in (
-        (resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_AS, BYTES), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)
-    ):  # fmt: skip
+    limits = {resource.RLIMIT_CPU: SECONDS, resource.RLIMIT_AS: BYTES, resource.RLIMIT_FSIZE: 0}
+    for what, most in limits.items():
         resource.setrlimit(what, (most, most))

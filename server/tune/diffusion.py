@@ -41,8 +41,8 @@ PROMPTS = 50
 """Replayed, at most."""
 CONCURRENCY = 8
 """Answers written at a time."""
-STATES = (2, 3, 4, 6, NODES + 1)
-"""Of a request in a forward. One alone is not exact: beside it stands, now and then, the block before."""
+STATES = (1, 2, 3, 4, 6, NODES + 1)
+"""Of a request in a forward, the block before among them in forwards that it is in."""
 MOST_ROWS = 128
 """Of a forward. Drafts do not pay where there are so many anyway."""
 STEP_TOKENS = 4
@@ -133,7 +133,7 @@ class Rounds:
 
     def shapes(self, effort: Effort, most_requests: int, room: int) -> list[Shape]:
         """What fits a cache of `room` tokens, in the order of the fields; raises RuntimeError where nothing does."""
-        each = STATES if effort.tokens is None else [1 + own for own in effort.tokens]
+        each = effort.tokens or STATES
         found = [
             Shape(requests, requests * states * self.block, context)
             for context in effort.contexts
@@ -152,7 +152,10 @@ class Rounds:
         return (steps + MARGIN_STEPS) * self.step
 
     async def measure(self, manager: Any, shape: Shape, steps: int) -> list[Point]:
-        """Run `shape.requests` requests and time their rounds; nothing where none ran in exactly that shape."""
+        """Run `shape.requests` requests and time their rounds; nothing where none ran in exactly that shape.
+
+        One state each is the least: rounds that have the blocks before as well stand in where all do.
+        """
         await control.command(manager, control.FORGET)
         states = shape.tokens // (shape.requests * self.block)
         options = RequestOptions(gamma=states - 1, planned=False, padded=True).to_custom_params()
@@ -170,13 +173,16 @@ class Rounds:
                 for index in range(shape.requests)
             )
         )
-        wanted = (shape.requests, shape.requests * states)
-        rounds = (await control.read(manager))["rounds"]
-        seconds = [taken for requests, rows, taken in rounds if (requests, rows) == wanted][1:]
-        if not seconds:
+        log = (await control.read(manager))["rounds"]
+        times: dict[int, list[float]] = {}
+        for requests, rows, seconds in log:
+            if requests == shape.requests:
+                times.setdefault(rows, []).append(seconds)
+        rows = min(times, default=0) if states == 1 else shape.requests * states
+        if len(times.get(rows, ())) < 2:
             return []
-        middle = statistics.median(seconds)
-        return [Point(shape.requests, shape.tokens, shape.total_context(steps), (middle,))]
+        middle = statistics.median(times[rows][1:])
+        return [Point(shape.requests, rows * self.block, shape.total_context(steps), (middle,))]
 
     def _prompt(self, index: int, length: int) -> list[int]:
         """Tokens of no meaning, of which another request's are not the beginning."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -136,16 +137,18 @@ def enumerated(served: Served, context: list[int], state: list[int], top_k: int)
 
 
 def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served) -> None:
-    """Of a block whose last two tokens are open."""
+    """Of a block whose last two tokens are open, and which another one follows, so that complete states are drafted."""
     top_k, total = 4, 1024
+    drafted = metric(sdar_server.server.url, "outrider_drafted_states_total")
     (prompt,) = sdar_server.prompts([10])
     expected = enumerated(sdar_server, prompt[:8], [*prompt[8:], *[sdar_server.reference.mask] * 2], top_k)
     counts: Counter = Counter()
     while counts.total() < total:
-        body = {"prompt": prompt, "max_tokens": 2, "temperature": 1, "top_k": top_k, "ignore_eos": True, "n": 128}
+        body = {"prompt": prompt, "max_tokens": 3, "temperature": 1, "top_k": top_k, "ignore_eos": True, "n": 128}
         for choice in sdar_server.post(body | {"return_token_ids": True}).json()["choices"]:
-            counts[*prompt[8:], *choice["token_ids"]] += 1
+            counts[*prompt[8:], *choice["token_ids"][:2]] += 1
     assert p_value(counts, expected, total) > 1e-4
+    assert metric(sdar_server.server.url, "outrider_drafted_states_total") > drafted
 
 
 def test_a_full_cache_and_requests_that_leave_and_come_back(served: Served) -> None:
@@ -180,6 +183,28 @@ def test_aborts_leave_nothing_behind(served: Served) -> None:
     wait_until(lambda: served.cached()["used"] == 0, 20)
     (prompt,) = served.prompts([50])
     assert served.ask(prompt, 12) == served.exact(prompt, 12)
+
+
+def test_sixty_four_clients_of_whom_some_leave(served: Served, request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive asks with 64 clients")
+    prompts = served.prompts([3 + i % 40 for i in range(64)])
+    expected = [served.exact(prompt, 24) for prompt in prompts]
+    body = {"max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
+
+    def ask(number: int) -> list[int] | None:
+        if number % 4:
+            return served.ask(prompts[number], 24, **({"speculation": {"enabled": False}} if number % 8 == 1 else {}))
+        url = f"{served.server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body | {"prompt": prompts[number]}, timeout=120) as stream:
+            for _ in zip(range(number // 8), stream.iter_lines(), strict=False):
+                pass
+        return None
+
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(ask, range(64)))
+    assert [answer or exact for answer, exact in zip(answers, expected, strict=True)] == expected
+    wait_until(lambda: served.cached()["used"] == 0, 20)
 
 
 def test_stops_and_limits_mean_what_they_mean(served: Served) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,6 +18,7 @@ import httpx
 import pytest
 from diffusion_servers import Served, serve
 from metrics_page import MetricsPage, documented
+from running import OUTRIDER, environment
 from tiny_diffusion import TinyDiffusion
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards" / "speculation.json"
@@ -87,6 +90,27 @@ def test_what_the_dashboard_and_the_page_show_of_it_is_there(static_server: Serv
     (row,) = (place for place, panel in enumerate(panels) if panel["title"] == "Block-diffusion models")
     asked = "".join(target["expr"] for panel in panels[row + 1 :] for target in panel["targets"])
     assert set(re.findall(r"outrider_\w+", asked)) <= samples
+
+
+def test_a_tuned_profile_is_planned_by_and_leaves_the_text(static_server: Served) -> None:
+    served = static_server
+    (prompt,) = served.prompts([14])
+    expected = served.ask(prompt, 40)
+    words = ["tune", "--server", served.server.url, "--quick", "--rounds", "1", "--max-requests", "1"]
+    done = subprocess.run([OUTRIDER, *words], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "steps ahead greedy" in done.stdout
+    folder = Path(done.stdout.split("saved to ")[1].split(" on the server")[0])
+    try:
+        points = json.loads((folder / "profile.json").read_text())["points"]
+        assert {point["requests"] for point in points} == {1}
+        assert len({point["tokens"] for point in points}) >= 3
+        graphs = json.loads((folder / "draft-graphs.json").read_text())
+        assert [graph["fingerprint"]["temperature"] for graph in graphs] == ["greedy", "sampled"]
+        assert all(graph["fingerprint"]["policy"] == "static 1" and graph["nodes"] for graph in graphs)
+        assert served.ask(prompt, 40) == expected
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.server

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -10,6 +13,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
+from chi_square import p_value
 
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
@@ -80,13 +84,22 @@ def spiffy() -> Spiffy:
         return Spiffy(SimpleNamespace(block_size=BLOCK, mask_id=MASK, first_done_first_out_mode=True))
 
 
-def decode(spiffy: Spiffy, temperatures: list[float], drafts: dict[str, Any]) -> tuple[list[list[int]], int, float]:
+def decode(
+    spiffy: Spiffy,
+    temperatures: list[float],
+    drafts: dict[str, Any],
+    *,
+    length: int = 24,
+    first_seed: int = 7,
+    top_k: int = 0,
+) -> tuple[list[list[int]], int, float]:
     """Answers of requests that run together, the forwards they took, and drafts accepted; nothing stays in the cache
     but final blocks."""
-    cache, count, length = Cache(), len(temperatures), 24
+    cache, count = Cache(), len(temperatures)
     table = torch.zeros(count, CONTEXT, dtype=torch.int32)
     spiffy._forward = model = Model(cache, table)  # type: ignore[assignment]
-    spiffy.sampling = lambda *_: (Rules(torch.tensor(temperatures)), 7 + torch.arange(count))  # type: ignore
+    rules = Rules(torch.tensor(temperatures), torch.full((count,), top_k) if top_k else None)
+    spiffy.sampling = lambda *_: (rules, first_seed + torch.arange(count))  # type: ignore
     params = SimpleNamespace(max_new_tokens=length, custom_params={"outrider": drafts})
     reqs = [
         SimpleNamespace(origin_input_ids=[], sampling_params=params, tokens=[], state=None, kept=0)
@@ -179,7 +192,44 @@ def test_padded_requests_have_the_same_rows_in_every_round(spiffy: Spiffy) -> No
     assert {(requests, rows) for requests, rows, _ in spiffy.recording.rounds} == {(1, 5)}
 
 
+def enumerated(state: list[int], top_k: int, before: Sequence[int] = ()) -> Counter[tuple[int, ...]]:
+    """Probabilities of what a block becomes at temperature 1, one token a step."""
+    masked = [place for place, token in enumerate(state) if token == MASK]
+    if not masked:
+        return Counter({tuple(state): 1.0})
+    logits = Model.logits(before, state).double()
+    logits[:, MASK] = -torch.inf
+    drawn = []
+    for place in masked:
+        best = logits[place].topk(top_k)
+        drawn.append(list(zip(best.indices.tolist(), best.values.softmax(0).tolist(), strict=True)))
+    found: Counter[tuple[int, ...]] = Counter()
+    for tokens in product(*drawn):
+        place, (token, _) = max(zip(masked, tokens, strict=True), key=lambda one: one[1][1])
+        chance = math.prod(p for _, p in tokens)
+        for block, p in enumerated([*state[:place], token, *state[place + 1 :]], top_k, before).items():
+            found[block] += p * chance
+    return found
+
+
+def blocks_drawn(spiffy: Spiffy, total: int) -> Counter[tuple[int, ...]]:
+    """First blocks of answers at temperature 1 and top-k 2, with three drafts a round; each seed once."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    options, at_once = {"gamma": 3, "planned": False}, 4
+    for seed in range(0, total, at_once):
+        answers, _, _ = decode(spiffy, [1.0] * at_once, options, length=BLOCK + 1, first_seed=seed, top_k=2)
+        counts.update(tuple(answer[:BLOCK]) for answer in answers)
+    return counts
+
+
+def test_sampled_blocks_are_distributed_as_enumerated(spiffy: Spiffy) -> None:
+    total = 160
+    assert p_value(blocks_drawn(spiffy, total), enumerated([MASK] * BLOCK, 2), total) > 1e-4
+
+
 def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by what is distributed."""
     expected, _, _ = decode(spiffy, [1.0], {"enabled": False})
-    monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [0] if drafts else [])
+    monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [len(drafts) - 1] if drafts else [])
     assert decode(spiffy, [1.0], {"gamma": 3, "planned": False})[0] != expected
+    assert p_value(blocks_drawn(spiffy, 120), enumerated([MASK] * BLOCK, 2), 120) < 1e-4
