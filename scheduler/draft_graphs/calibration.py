@@ -106,10 +106,11 @@ def steps_ahead(graph: DraftGraph, counts: Counts) -> float:
 
 
 def choose(counts: Counts, size: int = NODES, step_tokens: int | None = None) -> DraftGraph:
-    """The connected graph of `size` nodes, or of all there are, by count plus the counts of parents.
+    """The connected graph of `size` nodes, or of all there are, that was met most often.
 
-    Nodes are taken one by one: of those that the root or a node taken leads to, that with the largest sum of its own
-    count and its taken parents'; the root's count is that of all and says nothing. Edges are the steps that were met.
+    Nodes are taken one by one: of those that the root or a node taken leads to, the one with the largest count; of
+    equal ones that whose taken parents have more, and then smaller ranks. (Parents' counts added to a node's own would
+    fill the graph with rare children of its most frequent node.) Edges are the steps that were met.
     step_tokens: how many tokens every step reveals, where that is fixed; edges then lead to all nodes with so many more
     pairs as well.
     """
@@ -122,13 +123,13 @@ def choose(counts: Counts, size: int = NODES, step_tokens: int | None = None) ->
         }
         if not able:
             break
-        best = max(able, key=lambda node: (_worth(node, able[node], counts), [-len(node), *_first(node)]))
+        best = max(able, key=lambda node: (*_worth(node, able[node], counts), [-len(node), *_first(node)]))
         taken[best] = able[best]
     return DraftGraph.of({node: _parents(node, taken, counts, step_tokens) for node in taken})
 
 
-def _worth(node: Node, parents: Iterable[Node], counts: Counts) -> int:
-    return counts.nodes[node] + sum(counts.nodes[parent] for parent in parents)
+def _worth(node: Node, parents: Iterable[Node], counts: Counts) -> tuple[int, int]:
+    return counts.nodes[node], sum(counts.nodes[parent] for parent in parents)
 
 
 def _first(node: Node) -> list[int]:

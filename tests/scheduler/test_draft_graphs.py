@@ -301,12 +301,12 @@ def test_the_chosen_graph_is_connected_and_takes_the_most_counted(counts, size, 
     assert max(firsts, default=0) == max(taken, default=0)
 
 
-def test_a_likely_child_comes_before_a_rare_first_step():
+def test_what_was_met_more_often_comes_first():
     counts = Counts()
-    counts.nodes.update({node((0, 0)): 10, node((0, 0), (1, 0)): 6, node((1, 0)): 7, node((2, 0)): 1})
+    counts.nodes.update({node((0, 0)): 10, node((0, 0), (1, 0)): 6, node((1, 0)): 7, node((2, 0)): 6})
     for n in counts.nodes:
         counts.steps[node() if len(n) == 1 else node((0, 0)), n] = counts.nodes[n]
-    assert set(choose(counts, 2).nodes) == {node((0, 0)), node((0, 0), (1, 0))}  # 6 + 10 > 7
-    assert set(choose(counts, 3).nodes) == {node((0, 0)), node((0, 0), (1, 0)), node((1, 0))}
+    assert set(choose(counts, 2).nodes) == {node((0, 0)), node((1, 0))}  # a rare child does not follow its parent
+    assert set(choose(counts, 3).nodes) == {node((0, 0)), node((0, 0), (1, 0)), node((1, 0))}  # 6, behind 10
     assert choose(counts, 3, step_tokens=1).parents == ((ROOT,), (ROOT,), (0, 1))  # by the rule, though never met
     assert choose(counts, 3).parents == ((ROOT,), (ROOT,), (0,))

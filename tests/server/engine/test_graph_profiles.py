@@ -22,6 +22,7 @@ from outrider.server.engine.settings import Settings
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
 from outrider.server.plugin.loading.draft_graphs import load_graphs
+from outrider.server.plugin.loading.planner import load_round_cost
 
 CONFIG = {"architectures": ["SDARForCausalLM"], "vocab_size": 151936, "block_size": 8}
 STATIC: dict[str, Any] = {"unmasking": "static"}
