@@ -66,17 +66,18 @@ def test_the_profile_that_fits_is_found_and_loaded(model: Model) -> None:
     settings = found(model, **STATIC)
     untuned, unmeasured = profile_lookup.with_profile(settings, model)
     assert unmeasured
-    graphs, points = load_graphs(untuned.plugin_config)
+    graphs, cost = load_graphs(untuned.plugin_config)
     assert all(same(graph, untuned_graph(8, 1)) for graph in graphs.values())
-    assert not points
+    assert cost is None
     saved = save(model, settings)
     tuned, unmeasured = profile_lookup.with_profile(settings, model)
     assert not unmeasured
     assert tuned.profile == str(saved.folder)
-    graphs, points = load_graphs(tuned.plugin_config)
+    graphs, cost = load_graphs(tuned.plugin_config)
     assert same(graphs[False], GRAPHS["greedy"])
     assert same(graphs[True], GRAPHS["sampled"])
-    assert points == saved.points
+    assert cost is not None
+    assert cost.points == saved.points
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from outrider.server.plugin.diffusion.forward import BlockRows
 from outrider.server.plugin.diffusion.spiffy import Spiffy
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 
-BLOCK, MASK, VOCABULARY, CONTEXT, PAGES = 4, 0, 12, 64, 40
+BLOCK, MASK, VOCABULARY, CONTEXT, PAGES = 4, 0, 12, 64, 120
 
 
 class Cache:
@@ -192,8 +192,12 @@ def test_padded_requests_have_the_same_rows_in_every_round(spiffy: Spiffy) -> No
     assert {(requests, rows) for requests, rows, _ in spiffy.recording.rounds} == {(1, 5)}
 
 
+WARM = 3.0
+"""A temperature at which many blocks are likely."""
+
+
 def enumerated(state: list[int], top_k: int, before: Sequence[int] = ()) -> Counter[tuple[int, ...]]:
-    """Probabilities of what a block becomes at temperature 1, one token a step."""
+    """Probabilities of what a block becomes at temperature WARM, one token a step."""
     masked = [place for place, token in enumerate(state) if token == MASK]
     if not masked:
         return Counter({tuple(state): 1.0})
@@ -202,7 +206,7 @@ def enumerated(state: list[int], top_k: int, before: Sequence[int] = ()) -> Coun
     drawn = []
     for place in masked:
         best = logits[place].topk(top_k)
-        drawn.append(list(zip(best.indices.tolist(), best.values.softmax(0).tolist(), strict=True)))
+        drawn.append(list(zip(best.indices.tolist(), (best.values / WARM).softmax(0).tolist(), strict=True)))
     found: Counter[tuple[int, ...]] = Counter()
     for tokens in product(*drawn):
         place, (token, _) = max(zip(masked, tokens, strict=True), key=lambda one: one[1][1])
@@ -213,17 +217,17 @@ def enumerated(state: list[int], top_k: int, before: Sequence[int] = ()) -> Coun
 
 
 def blocks_drawn(spiffy: Spiffy, total: int) -> Counter[tuple[int, ...]]:
-    """First blocks of answers at temperature 1 and top-k 2, with three drafts a round; each seed once."""
+    """First blocks of answers at temperature WARM and top-k 2, with three drafts a round; each seed once."""
     counts: Counter[tuple[int, ...]] = Counter()
-    options, at_once = {"gamma": 3, "planned": False}, 4
+    options, at_once = {"gamma": 3, "planned": False}, 16
     for seed in range(0, total, at_once):
-        answers, _, _ = decode(spiffy, [1.0] * at_once, options, length=BLOCK + 1, first_seed=seed, top_k=2)
+        answers, _, _ = decode(spiffy, [WARM] * at_once, options, length=BLOCK + 1, first_seed=seed, top_k=2)
         counts.update(tuple(answer[:BLOCK]) for answer in answers)
     return counts
 
 
 def test_sampled_blocks_are_distributed_as_enumerated(spiffy: Spiffy) -> None:
-    total = 160
+    total = 208
     assert p_value(blocks_drawn(spiffy, total), enumerated([MASK] * BLOCK, 2), total) > 1e-4
 
 
@@ -232,4 +236,4 @@ def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.Monke
     expected, _, _ = decode(spiffy, [1.0], {"enabled": False})
     monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [len(drafts) - 1] if drafts else [])
     assert decode(spiffy, [1.0], {"gamma": 3, "planned": False})[0] != expected
-    assert p_value(blocks_drawn(spiffy, 120), enumerated([MASK] * BLOCK, 2), 120) < 1e-4
+    assert p_value(blocks_drawn(spiffy, 208), enumerated([MASK] * BLOCK, 2), 208) < 1e-4
