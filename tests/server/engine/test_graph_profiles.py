@@ -66,16 +66,17 @@ def test_the_profile_that_fits_is_found_and_loaded(model: Model) -> None:
     settings = found(model, **STATIC)
     untuned, unmeasured = profile_lookup.with_profile(settings, model)
     assert unmeasured
-    graphs, cost = load_graphs(untuned.plugin_config)
+    graphs = load_graphs(untuned.plugin_config)
     assert all(same(graph, untuned_graph(8, 1)) for graph in graphs.values())
-    assert cost is None
+    assert load_round_cost(untuned.plugin_config).measured is None
     saved = save(model, settings)
     tuned, unmeasured = profile_lookup.with_profile(settings, model)
     assert not unmeasured
     assert tuned.profile == str(saved.folder)
-    graphs, cost = load_graphs(tuned.plugin_config)
+    graphs = load_graphs(tuned.plugin_config)
     assert same(graphs[False], GRAPHS["greedy"])
     assert same(graphs[True], GRAPHS["sampled"])
+    cost = load_round_cost(tuned.plugin_config).measured
     assert cost is not None
     assert cost.points == saved.points
 
