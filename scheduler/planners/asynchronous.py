@@ -32,7 +32,7 @@ import torch
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import largest
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
-from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
+from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve, worth_above
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
 from outrider.scheduler.planners.resting import Resting, same_requests
 from outrider.scheduler.planners.sorting import RESOLUTION
@@ -317,9 +317,9 @@ class Asynchronous(Planner):
             return [able]
         price = max(self._price, least)
         margin = np.float32(price * self._marginal(seconds))
-        value = _worth(survival, margin)
+        value = worth_above(survival, margin)
         if free is not None:
-            value -= _worth(free, margin)
+            value -= worth_above(free, margin)
         value[~able] = 0.0
         order = np.argsort(-value)
         net = value[order].cumsum()
@@ -392,10 +392,3 @@ class Asynchronous(Planner):
             survival = self.correction.apply(survival, asked=True)
             for _ in range(weight):
                 self.history.write(rows, generations, survival, issued.number)
-
-
-def _worth(survival: np.ndarray, margin: np.float32) -> np.ndarray:
-    """[R] float32, tokens above what verifying them costs, in the mean over samples; survival [samples, R, gamma]."""
-    above = np.maximum(survival - margin, 0.0)
-    each = above @ np.ones(above.shape[2], dtype=np.float32)  # numpy's sum over short rows is four times slower
-    return each[0] if len(each) == 1 else each.mean(0)

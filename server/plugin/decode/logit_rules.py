@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from outrider.drafters.slot_tokens import SlotTokens
+from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
@@ -27,6 +30,68 @@ class RowContext:
     step: torch.Tensor
     block: torch.Tensor
     output_tokens: Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRules:
+    """The rules of running batches.
+
+    history: the tokens in the cache, by slot. page_table: [requests, context] int, the slots of each row's positions.
+    """
+
+    history: SlotTokens
+    page_table: torch.Tensor
+
+    def prefilled(self, batch: Any, logits: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Apply the rules to logits [R, V] after a prefill, in place. Returns whose they are, [R] int64."""
+        request = torch.arange(len(batch.reqs), device=logits.device)
+        slots = self.page_table[batch.req_pool_indices.long(), seq_lens - 1].long()
+        context = RowContext(
+            request=request,
+            step=torch.zeros_like(request),
+            block=self.history.tokens[slots].long()[:, None],
+            output_tokens=lambda index: self._output_tokens(batch, index, seq_lens),
+        )
+        apply_rules(logits, batch.reqs, batch.sampling_info, context)
+        return request
+
+    def verified(
+        self,
+        batch: Any,
+        logits_output: Any,
+        flat: FlatVerify,
+        anchors: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        exact: bool,
+        barrier: Callable[[], None] | None,
+    ) -> torch.Tensor:
+        """Logits [B, V] of a verification after the rules; they become those of `logits_output`.
+
+        exact: they are wanted in float32, also where nothing changes them.
+        """
+        ruled = has_rules(batch.reqs, batch.sampling_info)
+        if ruled or exact:
+            logits_output.next_token_logits = logits_output.next_token_logits.float()
+        logits: torch.Tensor = logits_output.next_token_logits
+        if ruled:
+            verified = None if logits.is_cpu else int(flat.qo_indptr[-1])  # padding has no rules
+            context = RowContext(
+                request=flat.request[:verified],
+                step=flat.step[:verified],
+                block=torch.cat([anchors[:, None], draft_tokens], 1),
+                output_tokens=lambda index: torch.cat(
+                    [self._output_tokens(batch, index, seq_lens), anchors[index, None]]
+                ),
+            )
+            apply_rules(logits[:verified], batch.reqs, batch.sampling_info, context, barrier)
+        return logits
+
+    def _output_tokens(self, batch: Any, index: int, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Tokens that request `index` has generated, read back from the cache."""
+        start, end = len(batch.reqs[index].origin_input_ids), int(seq_lens[index])
+        return self.history.tokens[self.page_table[batch.req_pool_indices[index], start:end].long()].long()
 
 
 def has_rules(reqs: Sequence[Any], sampling_info: Any) -> bool:

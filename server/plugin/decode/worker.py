@@ -28,7 +28,7 @@ from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.cpu.free_memory import give_back_free_memory
 from outrider.server.plugin.cuda.verify_tail import VerifyTail
-from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules, has_rules
+from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.logprobs import write_logprobs, write_step_logprobs
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
@@ -87,6 +87,7 @@ class SpeculativeWorker(BaseSpecWorker):
         from outrider.server.plugin.loading.drafter import load_drafter
 
         self.history = SlotTokens(slots, self.device)
+        self.rules = LogitRules(self.history, self.req_to_token_pool.req_to_token)
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
         self.planning = Planning(
             *load_plan(self.config),
@@ -185,23 +186,14 @@ class SpeculativeWorker(BaseSpecWorker):
         return result
 
     def _first_tokens(self, batch: Any, logits_output: Any, seq_lens: torch.Tensor) -> torch.Tensor:
-        count = len(batch.reqs)
-        zero = torch.zeros(count, dtype=torch.int64, device=self.device)
         rows = batch.req_pool_indices.long()
-        last = self.history.tokens[self._slots_at(rows, seq_lens - 1)].long()
-        context = RowContext(
-            request=torch.arange(count, device=self.device),
-            step=zero,
-            block=last[:, None],
-            output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchor=None),
-        )
         logits = logits_output.next_token_logits
-        apply_rules(logits, batch.reqs, batch.sampling_info, context)
+        request = self.rules.prefilled(batch, logits, seq_lens)
         kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
         sampling = Sampling.of(batch.sampling_info, self.requests.seeds[rows], self.requests.seeded[rows], kinds)
         tokens = sampling.draw(logits, seq_lens - 1)
         if batch.return_logprob:
-            write_logprobs(logits_output, batch, logits, context.request, tokens)
+            write_logprobs(logits_output, batch, logits, request, tokens)
         return tokens
 
     # -- decode -------------------------------------------------------------------------------------------------
@@ -230,7 +222,10 @@ class SpeculativeWorker(BaseSpecWorker):
             accept_lens, tokens = self.tail.made(len(rows), len(flat.request))
             logits_output.hidden_states = None
         else:
-            logits = self._ruled(batch, flat, logits_output, draft, sampling, anchors, seq_lens, grammar_barrier)
+            exact = batch.return_logprob or not sampling.all_greedy  # else only the largest of each row is wanted
+            logits = self.rules.verified(
+                batch, logits_output, flat, anchors, draft.tokens, seq_lens, exact=exact, barrier=grammar_barrier
+            )
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
                 accept_lens = accept_lens.masked_fill(upload(step.entries.padded, self.device), 1)
@@ -247,33 +242,6 @@ class SpeculativeWorker(BaseSpecWorker):
         if np.count_nonzero(traced):
             StepTrace.of_step(traced, admission, accept_lens).attach(result)
         return result
-
-    def _ruled(
-        self,
-        batch: Any,
-        flat: FlatVerify,
-        logits_output: Any,
-        draft: Draft,
-        sampling: Sampling,
-        anchors: torch.Tensor,
-        seq_lens: torch.Tensor,
-        grammar_barrier: Callable[[], None] | None,
-    ) -> torch.Tensor:
-        """Logits [B, V] of a verification, after each request's rules."""
-        ruled = has_rules(batch.reqs, batch.sampling_info)
-        if ruled or batch.return_logprob or not sampling.all_greedy:  # else only the largest of each row is wanted
-            logits_output.next_token_logits = logits_output.next_token_logits.float()
-        logits: torch.Tensor = logits_output.next_token_logits
-        if ruled:
-            verified = None if logits.is_cpu else int(flat.qo_indptr[-1])  # padding has no rules
-            context = RowContext(
-                request=flat.request[:verified],
-                step=flat.step[:verified],
-                block=torch.cat([anchors[:, None], draft.tokens], 1),
-                output_tokens=lambda i: self._output_tokens(batch, i, seq_lens, anchors[i]),
-            )
-            apply_rules(logits[:verified], batch.reqs, batch.sampling_info, context, grammar_barrier)
-        return logits
 
     def _decoded(
         self,
@@ -419,15 +387,3 @@ class SpeculativeWorker(BaseSpecWorker):
             found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded, kinds)
             self._sampling = mark, found, cases_of(found.rules.temperatures, seeded)
         return self._sampling[1:]
-
-    def _slots_at(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.req_to_token_pool.req_to_token[rows, positions].long()
-
-    def _output_tokens(
-        self, batch: Any, index: int, seq_lens: torch.Tensor, anchor: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Tokens that request `index` has generated, read back from the cache, then the anchor."""
-        start, end = len(batch.reqs[index].origin_input_ids), int(seq_lens[index])
-        slots = self.req_to_token_pool.req_to_token[batch.req_pool_indices[index], start:end].long()
-        output = self.history.tokens[slots].long()
-        return output if anchor is None else torch.cat([output, anchor[None]])

@@ -32,6 +32,7 @@ from outrider.scheduler.planners.tiers import Tiers
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
+from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.ranks import Ranks
@@ -100,6 +101,7 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     worker.planning = Planning(made, cost, None, worker.requests, metrics, device, tiers)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
+    worker.rules = LogitRules(worker.history, page_table)
     if drafter.endswith(IN_GRAPHS):
         model = worker.drafter.model
         model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, lambda run: (run, run()))
