@@ -62,9 +62,9 @@ def _choose_instruction_set(built: Path) -> None:
 def instruction_set() -> str:
     """Which of the compiled variants runs here, for all operations alike.
 
-    scalar, avx2, avx512, avx512bf16, or amx: products of bfloat16 by tiles, the rest as avx512bf16. amx_emulated, for
-    tests, has the bits of amx on any processor with FMA, slowly. none: plain torch. Bits differ between variants, and
-    weights packed for one are not those of another.
+    scalar, avx2, avx512, avx512bf16, or amx: products and attention of bfloat16 by tiles, the rest as avx512bf16.
+    amx_emulated, for tests, has the bits of amx on any processor with FMA, slowly. none: plain torch. Bits differ
+    between variants, and weights packed for one are not those of another.
     """
     return torch.ops.outrider.instruction_set() if available() else "none"
 

@@ -1,4 +1,4 @@
-"""Products by tiles: the arithmetic of the processor's unit, the same for every batch, and nothing it would punish."""
+"""Products and attention by tiles: the arithmetic of the unit, the same for every batch, nothing it would punish."""
 
 import ctypes
 import ctypes.util
@@ -10,7 +10,9 @@ import pytest
 import torch
 from instruction_sets import TILE_SETS, before_a_guard
 
+from outrider.kernels.attention import flat_attention
 from outrider.kernels.cpu import build, native, proof
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.linear import pack, packed_linear
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -32,7 +34,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x [rows, depth] times weight [outputs, depth], transposed, as TDPBF16PS sums it up (Intel's manual)."""
+    """x [rows, depth] times weight [outputs, depth], transposed, in float32 as TDPBF16PS sums it (Intel's manual)."""
     libm = ctypes.CDLL(ctypes.util.find_library("m"))
     libm.fmaf.restype, libm.fmaf.argtypes = ctypes.c_float, [ctypes.c_float] * 3
     fused = np.vectorize(libm.fmaf, otypes=[np.float32])
@@ -50,7 +52,7 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
                 part = flushed(fused(left[:, None, i], right[None, :, i], part))
             halves.append(part)
         total = flushed(total + flushed(halves[0] + halves[1]))
-    return torch.from_numpy(total).bfloat16()
+    return torch.from_numpy(total)
 
 
 @TILE_SETS
@@ -58,7 +60,41 @@ def test_arithmetic(instruction_set):
     weight, x = weight_and_rows(70, 70, 3)
     bias = torch.linspace(-1, 1, 70)
     bias[::3] = 0
-    assert same_bits(packed_linear(x, pack(weight, bias)), reference(x, weight, bias))
+    assert same_bits(packed_linear(x, pack(weight, bias)), reference(x, weight, bias).bfloat16())
+
+
+def attend_all(queries: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of so many equal queries q [depth], of six heads, over all of k and v [keys, 2, …]."""
+    lens, slots = torch.tensor([len(k)], dtype=torch.int32), torch.arange(len(k), dtype=torch.int32)[None]
+    batch = FlatBatch(torch.tensor([0, queries], dtype=torch.int32), lens, torch.tensor([0]), slots)
+    rows = q.expand(queries, 6, -1).contiguous()
+    return flat_attention(rows, k, v, batch, scale=scale, causal=False)
+
+
+@TILE_SETS
+@pytest.mark.parametrize("queries", [1, 3, 5, 9, 40], ids="{} queries".format)
+def test_arithmetic_of_attention(instruction_set, queries):
+    """Values are summed up with weights of 1. Scores that are equal but for rounding are taken so many times that one
+    of another sum would have another weight."""
+    generator = torch.Generator().manual_seed(queries)
+    keys, depth = 77, 96
+    v = torch.randn(keys, 2, 80, generator=generator).bfloat16()
+    got = attend_all(queries, torch.zeros(depth).bfloat16(), v.repeat(1, 1, 2)[..., :depth].contiguous(), v, 1.0)
+    for head in range(6):
+        sums = reference(torch.ones(1, keys), v[:, head // 3].T, torch.zeros(80))
+        expected = (sums * torch.tensor(1 / keys)).bfloat16()
+        assert all(same_bits(row, expected[0]) for row in got[:, head])
+
+    numbers = torch.randn(depth, generator=generator).exp()
+    shuffled = torch.stack([numbers[torch.randperm(depth, generator=generator)] for _ in range(2 * keys)])
+    k, q = shuffled.view(keys, 2, depth).bfloat16(), torch.full((depth,), 1.3).bfloat16()
+    scores = torch.stack([reference(q[None], k[:, head], torch.zeros(keys))[0] for head in (0, 1)])
+    assert 1e-7 < (scores.amax(1) - scores.amin(1)).max() / scores.max() < 1e-5
+    scale = 2**21 / float(scores.max())
+    weights = (scores.double() * scale).softmax(1)
+    expected = torch.einsum("hk,khd->hd", weights, v.double()).repeat_interleave(3, 0)
+    got = attend_all(queries, q, k, v, scale)
+    torch.testing.assert_close(got.double(), expected.expand(queries, -1, -1), rtol=2e-2, atol=2e-2)
 
 
 @TILE_SETS

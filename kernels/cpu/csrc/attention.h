@@ -7,8 +7,33 @@
 namespace ISA {
 
 constexpr float MASKED = -1e30f;
-constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
-constexpr const float* NONE = nullptr;
+
+// Who multiplies: of few rows by keys and values as they lie in the cache, of many by packed panels.
+class OnVectors {
+ public:
+  static constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
+  static constexpr int64_t TOGETHER = W;      // positions; where fewer are left, the others are weighted 0
+  static constexpr int64_t PAIRS_TOGETHER = 1;
+
+  template <int R, bool PAIRS, typename T>
+  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, float* out, int64_t stride) {
+    ISA::scores<R, PAIRS>(queries, depth, keys, from, out, stride);
+  }
+  template <int R, bool PAIRS, typename T>
+  void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
+                  int64_t width, float* out, int64_t out_stride) {
+    ISA::add_values<R, PAIRS>(weights, stride, values, from, keys, width, out, out_stride);
+  }
+  template <bool PAIRS>
+  void multiply(int64_t rows, const float* x, int64_t x_stride, const float* right, int64_t right_stride, int64_t depth,
+                int64_t width, float* out, int64_t out_stride) {
+    constexpr const float* NO_BIAS = nullptr;
+    const auto packed = [=](int64_t i, int64_t c) { return load(right + i * right_stride + c); };
+    product<PAIRS>(rows, x, x_stride, packed, depth, width, NO_BIAS, out, out_stride);
+  }
+};
+
+inline int64_t whole(int64_t numbers, int64_t part) { return (numbers + part - 1) / part * part; }
 
 // Room that begins with a cache line, so that no vector lies across two.
 class Room {
@@ -36,13 +61,15 @@ struct Positions {
   int64_t count = 0, first_head = 0;  // first_head: from which KV head on they are wanted
 };
 
-// The state of a row: `value_dim` weighted values, then the largest score, then the sum of the weights. Weights are powers
-// of 2, and the largest score is in that unit.
-template <typename T>
+// The state of a row, `state_stride` floats: weighted values, from `value_dim` on the largest score and the sum of the
+// weights. Weights are powers of 2, and the largest score is in that unit.
+template <typename T, typename Products>
 class TileWorker {
+  static constexpr int64_t STRIP = Products::STRIP;
+
  public:
   TileWorker(const AttentionArgs& args, Scratch& scratch)
-      : a(args), s(scratch), group(args.q_heads / args.kv_heads), state_stride(args.value_dim + 2),
+      : a(args), s(scratch), group(args.q_heads / args.kv_heads), state_stride(args.state_stride()),
         pairs(HAS_PAIRS && sizeof(T) == 2 && args.head_dim % (2 * W) == 0),
         depth(pairs ? args.head_dim / 2 : args.head_dim),
         unit(1.44269504f * (args.logit_cap > 0 ? 1.f : args.scale)),
@@ -146,7 +173,7 @@ class TileWorker {
       const int64_t position = t->first_position + (first + r) / group;
       const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
       const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
-      soften(x + r * CHUNK, low, high, (keys + W - 1) / W * W, out + r * state_stride + a.value_dim);
+      soften(x + r * CHUNK, low, high, whole(keys, Products::TOGETHER), out + r * state_stride + a.value_dim);
     }
   }
 
@@ -160,57 +187,47 @@ class TileWorker {
     key_rows.then(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
     for (int64_t j = 0; j < keys; j += W)
       for (int64_t h = 0; h < heads; ++h)
-        scores<R, PAIRS>(queries + h * R * depth, depth, key_rows.at(j), h * a.head_dim, weights_of(h * R) + j, CHUNK);
+        products.template scores<R, PAIRS>(queries + h * R * depth, depth, key_rows.at(j), h * a.head_dim,
+                                           weights_of(h * R) + j, CHUNK);
     for (int64_t h = 0; h < heads; ++h) soften_all(weights_of(h * R), 0, R, start, keys, out + h * R * state_stride);
     value_rows.read(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
     value_rows.then(a.k_pool, a.k_stride, soon.first_head * a.head_dim, soon.slots, soon.count);
     for (int64_t r = 0; r < heads * R; ++r) std::fill_n(out + r * state_stride, dim, 0.f);
-    for (int64_t i = 0; i < keys; i += ROWS_AHEAD) {
-      const int64_t some = std::min(ROWS_AHEAD, keys - i);
-      for (int64_t h = 0; h < heads; ++h) {
-        const float* left = weights_of(h * R) + i / (1 + PAIRS);
-        const T* const* values = value_rows.at(i);
-        float* to = out + h * R * state_stride;
-        int64_t c = 0;
-        for (; c + STEP <= dim; c += STEP)
-          add_values<R, BLOCKS, PAIRS>(left, CHUNK, values, h * dim + c, some, keys - i, to + c, state_stride);
-        for (; c < dim; c += W)
-          add_values<R, 1, PAIRS>(left, CHUNK, values, h * dim + c, some, keys - i, to + c, state_stride);
-      }
-    }
+    for (int64_t i = 0; i < keys; i += ROWS_AHEAD)
+      for (int64_t h = 0; h < heads; ++h)
+        products.template add_values<R, PAIRS>(weights_of(h * R) + i / (1 + PAIRS), CHUNK, value_rows.at(i), h * dim,
+                                               keys - i, dim, out + h * R * state_stride, state_stride);
   }
 
   // Rows [first, first + some) of a partial, from packed keys and values; what their last one does not see is left out.
   void strip_of(int64_t first, int64_t some, int64_t start, const Positions& now, float* out) {
     const int64_t keys = keys_of(first, some, start, now.count);
-    const int64_t width = (keys + W - 1) / W * W, dim = a.value_dim;
+    const int64_t width = whole(keys, W), dim = a.value_dim;
     out += first * state_stride;
     for (int64_t j = 0; j < width; j += STEP) {
       float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for the strips to come
       if (j >= packed_keys) pack_keys(panel, now, j);
-      const auto packed = [panel](int64_t i, int64_t c) { return load(panel + i * STEP + c); };
-      multiply(some, queries + first * depth, depth, packed, depth, std::min(STEP, width - j), weights + j, CHUNK);
+      multiply(some, queries + first * depth, depth, panel, STEP, depth, std::min(STEP, width - j), weights + j, CHUNK);
     }
     soften_all(weights, first, some, start, keys, out);
-    const auto packed = [this, dim](int64_t i, int64_t c) { return load(packed_values + i * dim + c); };
-    multiply(some, weights, CHUNK, packed, pairs ? (keys + 1) / 2 : keys, dim, out, state_stride);
+    multiply(some, weights, CHUNK, packed_values, dim, pairs ? (keys + 1) / 2 : keys, dim, out, state_stride);
   }
 
-  template <typename F>
-  void multiply(int64_t some, const float* x, int64_t x_stride, const F& right, int64_t deep, int64_t width, float* out,
-                int64_t out_stride) const {
-    if (pairs) product<true>(some, x, x_stride, right, deep, width, NONE, out, out_stride);
-    else product<false>(some, x, x_stride, right, deep, width, NONE, out, out_stride);
+  void multiply(int64_t some, const float* x, int64_t x_stride, const float* right, int64_t right_stride, int64_t deep,
+                int64_t width, float* out, int64_t out_stride) {
+    if (pairs) products.template multiply<true>(some, x, x_stride, right, right_stride, deep, width, out, out_stride);
+    else products.template multiply<false>(some, x, x_stride, right, right_stride, deep, width, out, out_stride);
   }
 
-  // The values of two neighbours side by side in each lane; an odd last one beside itself, weighted 0.
+  // The values of two neighbours side by side in each lane; beyond the last one that one again, weighted 0.
   Vec pair(const int32_t* slots, int64_t i, int64_t c, int64_t keys) const {
-    return interleave(value(slots[2 * i], kv_head) + c, value(slots[std::min(2 * i + 1, keys - 1)], kv_head) + c);
+    const auto at = [&](int64_t key) { return value(slots[std::min(key, keys - 1)], kv_head) + c; };
+    return interleave(at(2 * i), at(2 * i + 1));
   }
 
   void pack_values(const int32_t* slots, int64_t keys) {
     const int64_t dim = a.value_dim;
-    for (int64_t i = 0; i < (pairs ? (keys + 1) / 2 : keys); ++i)
+    for (int64_t i = 0; i < (pairs ? whole((keys + 1) / 2, Products::PAIRS_TOGETHER) : keys); ++i)
       for (int64_t c = 0; c < dim; c += W)
         store(packed_values + i * dim + c, pairs ? pair(slots, i, c, keys) : load(value(slots[i], kv_head) + c));
   }
@@ -275,6 +292,7 @@ class TileWorker {
   int64_t kv_head = 0, heads = 0, packed_keys = 0;
   Positions soon;
   PoolRows<T> key_rows, value_rows;
+  Products products;
 };
 
 inline Scratch& scratch() {
@@ -283,11 +301,11 @@ inline Scratch& scratch() {
 }
 
 // Item (tile, head, chunk) has number offsets[tile] + head * chunks_of(tile) + chunk.
-template <typename T>
+template <typename T, typename Products>
 void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partials, const int64_t* offsets) {
   Scratch& s = scratch();
-  TileWorker<T> worker(a, s);
-  const int64_t stride = a.value_dim + 2, tiles = a.tiles.size();
+  TileWorker<T, Products> worker(a, s);
+  const int64_t stride = a.state_stride(), tiles = a.tiles.size();
   if (partials) {  // items are chunks, offsets[tiles] of them, merged by the next pass
     const int64_t items = offsets[tiles];
     for (int64_t item; (item = next++) < items;) {
@@ -324,11 +342,11 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
   }
 }
 
-template <typename T>
+template <typename T, typename Products>
 void merge(const AttentionArgs& a, std::atomic<int64_t>& next, const float* partials, const int64_t* offsets) {
   Scratch& s = scratch();
-  TileWorker<T> worker(a, s);
-  const int64_t stride = a.value_dim + 2, tiles = a.tiles.size();
+  TileWorker<T, Products> worker(a, s);
+  const int64_t stride = a.state_stride(), tiles = a.tiles.size();
   for (int64_t item; (item = next++) < tiles * a.kv_heads;) {
     const int64_t tile = item / a.kv_heads, head = item % a.kv_heads, chunks = chunks_of(a.tiles[tile]);
     worker.begin(a.tiles[tile], head);

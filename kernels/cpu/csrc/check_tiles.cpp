@@ -1,5 +1,5 @@
-// A program that asks whether the tile unit works here as the kernels expect: products by it, on two threads at once,
-// have the bits of those by its emulation. proof.py runs it in a process of its own, since a wrong shape would be an
+// A program that asks whether the tile unit works here as the kernels expect: products and attention by it, on two threads at
+// once, have the bits of its emulation. proof.py runs it in a process of its own, since a wrong shape would be an
 // illegal instruction. Exits with 0 if they have, 1 if not, 2 if the processor or the system gives no tiles.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -81,6 +81,44 @@ bool check(int64_t rows, int64_t depth, int64_t outputs) {
   return fine;
 }
 
+template <typename T>
+T* before_a_guard_of(int64_t numbers) {
+  return reinterpret_cast<T*>(before_a_guard(numbers * int64_t(sizeof(T))));
+}
+
+// Attention of the last `queries` of `length` tokens by both implementations, each by two threads.
+bool check_attention(int64_t queries, int64_t length) {
+  constexpr int64_t HEADS = 6, KV_HEADS = 2, DIM = 64, VALUE_DIM = 48, SIZES[] = {HEADS * DIM, KV_HEADS * DIM, KV_HEADS * VALUE_DIM};
+  auto* q = before_a_guard_of<uint16_t>(queries * SIZES[0]);
+  auto* k = before_a_guard_of<uint16_t>(length * SIZES[1]);
+  auto* v = before_a_guard_of<uint16_t>(length * SIZES[2]);
+  for (int64_t i = 0; i < queries * SIZES[0]; ++i) q[i] = random_bf16();
+  for (int64_t i = 0; i < length * SIZES[1]; ++i) k[i] = random_bf16();
+  for (int64_t i = 0; i < length * SIZES[2]; ++i) v[i] = random_bf16();
+  auto* slots = before_a_guard_of<int32_t>(length);
+  for (int64_t i = 0; i < length; ++i) slots[i] = length - 1 - i;
+  const int64_t row = 0, at_once = TILE_ROWS / (HEADS / KV_HEADS);
+  std::vector<Tile> tiles;
+  for (int64_t i = 0; i < queries; i += at_once) {
+    const int64_t some = std::min(at_once, queries - i), position = length - queries + i;
+    tiles.push_back({0, i, some, position, position + some});
+  }
+  const int64_t bytes = queries * HEADS * VALUE_DIM * 2;
+  uint8_t* outs[2];
+  decltype(TileKernels::attention) both[] = {amx::kernels.attention, amx_emulated::kernels.attention};
+  for (int i : {0, 1}) {
+    AttentionArgs a{q, k, v, outs[i] = before_a_guard(bytes), slots, &row, nullptr, SIZES[0], SIZES[1], SIZES[2], length,
+                    HEADS, KV_HEADS, DIM, VALUE_DIM, -1, TILE_ROWS, 1, 0.125f, 0.f, true, tiles};
+    std::atomic<int64_t> next{0};
+    std::thread other([&] { both[i](a, next, nullptr, nullptr); });
+    both[i](a, next, nullptr, nullptr);
+    other.join();
+  }
+  const bool fine = std::memcmp(outs[0], outs[1], bytes) == 0;
+  if (!fine) std::fprintf(stderr, "attention of %ld queries over %ld differs\n", queries, length);
+  return fine;
+}
+
 }  // namespace
 
 int main() {
@@ -92,5 +130,7 @@ int main() {
   for (int64_t rows : {1, 5, 16, 17, 33, 100})
     for (auto [depth, outputs] : {std::pair<int64_t, int64_t>{256, 192}, {70, 100}, {2, 1}})
       fine = check(rows, depth, outputs) && fine;
+  for (auto [queries, length] : {std::pair<int64_t, int64_t>{1, 1}, {1, 300}, {3, 70}, {10, 270}, {100, 340}})
+    fine = check_attention(queries, length) && fine;
   return fine ? 0 : 1;
 }

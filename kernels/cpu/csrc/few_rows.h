@@ -37,22 +37,28 @@ inline void ask_for(const T* row, int64_t numbers) {
   for (int64_t i = 0; i < numbers; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
 }
 
+// Numbers [d, d + W) of W keys, pairs of them where PAIRS, from number `from` of a key on: block[i] has the i-th of each.
+template <bool PAIRS, typename T>
+inline void transposed_keys(const T* const* keys, int64_t from, int64_t d, Vec (&block)[W]) {
+  using Lane = std::conditional_t<PAIRS, float, T>;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) {
+    block[i] = load(reinterpret_cast<const Lane*>(keys[i] + from) + d);
+    ask_for(keys[i + ROWS_AHEAD] + from + d * (1 + PAIRS), W * (1 + PAIRS));
+  }
+  transpose(block);
+}
+
 // out[r][j] = queries[r] . keys[j] from number `from` of a key on, for W keys.
 template <int R, bool PAIRS, typename T>
 inline void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, float* out,
                    int64_t stride) {
-  using Lane = std::conditional_t<PAIRS, float, T>;
   Vec sums[R];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) sums[r] = Vec{};
   for (int64_t d = 0; d < depth; d += W) {
     Vec block[W];
-#pragma GCC unroll 16
-    for (int i = 0; i < W; ++i) {
-      block[i] = load(reinterpret_cast<const Lane*>(keys[i] + from) + d);
-      ask_for(keys[i + ROWS_AHEAD] + from + d * (1 + PAIRS), W * (1 + PAIRS));
-    }
-    transpose(block);
+    transposed_keys<PAIRS>(keys, from, d, block);
 #pragma GCC unroll 16
     for (int i = 0; i < W; ++i)
 #pragma GCC unroll 6
@@ -62,10 +68,10 @@ inline void scores(const float* queries, int64_t depth, const T* const* keys, in
   for (int r = 0; r < R; ++r) store(out + r * stride, sums[r]);
 }
 
-// out[r][c] += sum_i weights[r][i] * values[i][from + c], for `width` columns. Weights are bf16 where PAIRS.
+// What add_values() does, for `count` positions and B vectors of columns.
 template <int R, int B, bool PAIRS, typename T>
-inline void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t count,
-                       int64_t keys, float* out, int64_t out_stride) {
+inline void add_columns(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t count,
+                        int64_t keys, float* out, int64_t out_stride) {
   Vec sums[R][B];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
@@ -89,6 +95,19 @@ inline void add_values(const float* weights, int64_t stride, const T* const* val
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, sums[r][b]);
+}
+
+// out[r][c] += sum_i weights[r][i] * values[i][from + c], of the next ROWS_AHEAD of `keys` positions. Weights are bf16 where
+// PAIRS.
+template <int R, bool PAIRS, typename T>
+inline void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
+                       int64_t width, float* out, int64_t out_stride) {
+  const int64_t count = std::min(ROWS_AHEAD, keys);
+  int64_t c = 0;
+  for (; c + STEP <= width; c += STEP)
+    add_columns<R, BLOCKS, PAIRS>(weights, stride, values, from + c, count, keys, out + c, out_stride);
+  for (; c < width; c += W)
+    add_columns<R, 1, PAIRS>(weights, stride, values, from + c, count, keys, out + c, out_stride);
 }
 
 // f(number) with rows, 1 .. ROWS, as a constant.

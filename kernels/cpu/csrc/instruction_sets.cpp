@@ -17,6 +17,8 @@ struct InstructionSet {
 };
 
 Kernels with_tiles(Kernels rest, const TileKernels& tiles) {
+  rest.attention[1] = tiles.attention;
+  rest.merge[1] = tiles.merge;
   rest.pack[1] = tiles.pack;
   rest.linear[1] = tiles.linear;
   std::copy_n(tiles.pack_blocks, BLOCK_KINDS, rest.pack_blocks);

@@ -12,8 +12,8 @@ namespace ISA {
 template <std::size_t... KIND>
 constexpr Kernels table(std::index_sequence<KIND...>) {
   return {
-      {attention<float>, attention<bf16>},
-      {merge<float>, merge<bf16>},
+      {attention<float, OnVectors>, attention<bf16, OnVectors>},
+      {merge<float, OnVectors>, merge<bf16, OnVectors>},
       {norm<float>, norm<bf16>},
       {silu_mul<float>, silu_mul<bf16>},
       {rope<float>, rope<bf16>},

@@ -23,6 +23,8 @@ struct AttentionArgs {
   float scale, logit_cap;
   bool causal;
   std::span<const Tile> tiles;
+  // Floats from one row's state to the next: values, largest score, sum of the weights; whole cache lines.
+  int64_t state_stride() const { return (value_dim + 2 + 15) / 16 * 16; }
 };
 
 constexpr int64_t CHUNK = 256;  // positions of one partial softmax; fixed, since the order of the sums depends on it
@@ -154,8 +156,10 @@ struct Kernels {
   Function<const ChooseArgs&, std::atomic<int64_t>&> choose[2];
 };
 
-// The products of a set that multiplies bf16 by tiles; the rest of its table is another set's.
+// What a set does that multiplies bf16 by tiles; the rest of its table is another set's.
 struct TileKernels {
+  Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention;
+  Function<const AttentionArgs&, std::atomic<int64_t>&, const float*, const int64_t*> merge;
   Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack;
   Function<const LinearArgs&, int64_t, int64_t> linear;
   Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_blocks[BLOCK_KINDS];

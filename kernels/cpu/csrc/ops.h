@@ -32,7 +32,7 @@ struct AttentionPlan {
   bool split(int64_t threads) const {
     return offsets.back() > items() && items() < 4 * threads && threads > 1 && multiplications >= 1 << 19;
   }
-  int64_t room() const { return offsets.back() * args.tile_rows * (args.value_dim + 2); }  // for partials, in floats
+  int64_t room() const { return offsets.back() * args.tile_rows * args.state_stride(); }  // for partials, in floats
 };
 
 // Of queries [tokens, q_heads, head_dim] over pools [slots, kv_heads, head_dim] and [slots, kv_heads, value_dim].

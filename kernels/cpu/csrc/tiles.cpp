@@ -1,11 +1,14 @@
 // Compiled with -DISA=amx for the processor's tile unit, and with -DISA=amx_emulated for the one in software.
+#include "tile_attention.h"
 #include "tiles.h"
 
 namespace ISA {
 
 template <std::size_t... KIND>
 constexpr TileKernels all_kinds(std::index_sequence<KIND...>) {
-  return {pack<bf16>,
+  return {attention<bf16, OnTiles>,
+          merge<bf16, OnTiles>,
+          pack<bf16>,
           tile_linear,
           {pack_blocks<BlockKind(KIND)>...},
           {{block_linear<float, BlockKind(KIND)>...}, {tile_block_linear<BlockKind(KIND)>...}}};
