@@ -3,6 +3,8 @@
 Parts take at most seven minutes each. The numbers of a step are written to OUT/PART.json as soon as it is done, and
 --resume goes on behind the last one. Steps that are named alone are done again, beside those that OUT has. Every number
 that has to be something is judged. Exit code 1: something failed or is not good. 2: the time was up before the end.
+Steps of C and later run commands, which end with the part's time, go on where they can with --resume, and leave logs
+and answers in the cache folder (OUTRIDER_CACHE), under gpu-check/PART.
 
 parts, and what they need beside torch and Triton:
 {parts}
@@ -11,6 +13,7 @@ examples:
   outrider gpu-check A                      every kernel beside its reference, graphs, waits, bandwidth
   outrider gpu-check A:graphs A:waits       two steps of it
   outrider gpu-check A B C --minutes 7 --resume
+  outrider gpu-check T --minutes 20         train drafters for the embedded model; their weights go to OUT
   outrider gpu-check A --device cpu         try the checks without a GPU, at sizes that mean nothing
 """
 
@@ -21,9 +24,11 @@ import time
 import traceback
 from pathlib import Path
 
+from outrider.kernels.cache import cache_root
 from outrider.server.errors import UserError
 from outrider.server.gpu_check import device as devices
 from outrider.server.gpu_check import parts
+from outrider.server.gpu_check.commands import Commands, NotReached
 from outrider.server.gpu_check.report import Measured, Report
 
 __doc__ = __doc__.format(
@@ -62,36 +67,43 @@ def run(args: argparse.Namespace) -> int:
 def run_part(letter: str, steps: list[str], device: devices.Device, args: argparse.Namespace) -> int:
     """One part; its table is printed at the end."""
     report = Report(args.out / f"{letter}.json", {"part": letter, **device.about()})
-    if args.resume or len(steps) < len(parts.PARTS[letter].steps):
+    part, end = parts.PARTS[letter], time.monotonic() + 60 * args.minutes
+    if args.resume or len(steps) < len(part.steps):
         report.resume()
     left = [step for step in steps if not args.resume or step not in report.steps]
-    print(f"Part {letter}: {parts.PARTS[letter].title}, on {report.about['device']}", flush=True)
-    end, done = time.monotonic() + 60 * args.minutes, 0
-    for done, step in enumerate(left):
+    print(f"Part {letter}: {part.title}, on {report.about['device']}", flush=True)
+    given = Commands(device, cache_root() / "gpu-check" / letter, args.out, end) if part.commands else device
+    for number, step in enumerate(left, 1):
         if time.monotonic() > end:
+            report.not_reached(left[number - 1 :])
             break
-        print(f"[{done + 1}/{len(left)}] {step}", flush=True)
-        if not run_step(letter, step, device, report):
+        print(f"[{number}/{len(left)}] {step}", flush=True)
+        if not run_step(parts.check(letter, step), step, device, given, report):
             print(f"The device is lost. --resume goes on behind {letter}:{step}", flush=True)
+            report.not_reached(left[number:])
             break
-    else:
-        done = len(left)
     print(f"\n{report.table()}\n")
     for fault in report.faults:
         print(f"NOT GOOD: {fault}")
-    if left[done:]:
-        print(f"Left of part {letter}, for --resume: {', '.join(left[done:])}")
+    if missing := [step for step in left if step not in report.steps]:
+        print(f"Left of part {letter}, for --resume: {', '.join(missing)}")
     print(f"Part {letter}: {report.path}", flush=True)
-    return 1 if report.faults else 2 if left[done:] else 0
+    return 1 if report.faults else 2 if missing else 0
 
 
-def run_step(letter: str, step: str, device: devices.Device, report: Report) -> bool:
+def run_step(
+    check: parts.Check, step: str, device: devices.Device, given: devices.Device | Commands, report: Report
+) -> bool:
     """Run a step and write it down, whatever comes of it; False where the device does not answer any more."""
     start, measured, error, lost = time.monotonic(), list[Measured](), "", False
     try:
-        for one in parts.check(letter, step)(device):
+        for one in check(given):
             measured.append(one)
             print(f"  {one.what}: {one.value:.4g} {one.unit} {one.verdict}", flush=True)
+    except NotReached:
+        report.not_reached([step], measured)
+        print("  not reached", flush=True)
+        return True
     except UserError as found:
         error = str(found)
     except Exception as found:

@@ -23,11 +23,13 @@ T = TypeVar("T")
 
 
 class Device(ABC):
-    """on: torch's name of it. tiny: sizes for trying the checks. types: of activations."""
+    """on: torch's name of it. tiny: sizes for trying the checks. types: of activations. environment: of processes that
+    run beside the checks."""
 
     on: torch.device
     tiny: bool
     types: tuple[torch.dtype, ...]
+    environment: dict[str, str]
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
@@ -36,6 +38,14 @@ class Device(ABC):
     @abstractmethod
     def synchronise(self) -> None:
         """Wait for it; raises where it is lost."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Leave other processes the memory that is free here."""
+
+    @abstractmethod
+    def used(self) -> int:
+        """Bytes of its memory that any process holds."""
 
     @abstractmethod
     def pool(self) -> Any:
@@ -71,6 +81,7 @@ class Cuda(Device):
         if not torch.cuda.is_available():
             raise UserError(f"no CUDA device: torch {torch.__version__} finds none; --device cpu tries the checks")
         self.on, self.tiny = torch.device("cuda", torch.cuda.current_device()), tiny
+        self.environment = dict(os.environ)
         self.types = (torch.float32, torch.float16, torch.bfloat16)
         if torch.cuda.get_device_capability() < (8, 0):
             raise UserError("the GPU must have compute capability 8.0 or more; torch finds an older one")
@@ -90,6 +101,17 @@ class Cuda(Device):
         import torch
 
         torch.cuda.synchronize()
+
+    def release(self) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+
+    def used(self) -> int:
+        import torch
+
+        free, whole = torch.cuda.mem_get_info()
+        return whole - free
 
     def graph(self, run: Callable[[], T], pool: Any = None) -> Callable[[], T]:
         import torch
@@ -161,6 +183,7 @@ class Interpreted(Device):
     """Needs to be made before Triton is imported."""
 
     def __init__(self) -> None:
+        self.environment = dict(os.environ)
         os.environ |= {"TRITON_INTERPRET": "1", "OUTRIDER_CPU_KERNELS": "0"}
         import torch
 
@@ -181,6 +204,12 @@ class Interpreted(Device):
 
     def synchronise(self) -> None:
         pass
+
+    def release(self) -> None:
+        pass
+
+    def used(self) -> int:
+        return 0
 
     def graph(self, run: Callable[[], T], pool: Any = None) -> Callable[[], T]:
         return run

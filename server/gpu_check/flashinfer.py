@@ -84,7 +84,7 @@ class Verification:
                 "paged_kv_last_page_len_buf": zeros(self.slots),
             }  # fmt: skip
         workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device.on)
-        self.wrapper = _wrapper_class()(workspace, "NHD", backend="fa2", **buffers)
+        self.wrapper = wrapper_class()(workspace, "NHD", backend="fa2", **buffers)
 
     def plan(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> None:
         plan = plan_verify(
@@ -157,7 +157,7 @@ def _cases(device: Device) -> Iterator[tuple[Case, torch.dtype]]:
         yield from ((case, dtype) for dtype in device.types if dtype != torch.float32)  # which FlashInfer has not
 
 
-def _wrapper_class() -> Any:
+def wrapper_class() -> Any:
     try:
         return pkgutil.resolve_name("flashinfer:BatchPrefillWithPagedKVCacheWrapper")
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Report:
     def __init__(self, path: Path, about: dict[str, Any]):
         self.path, self.about = path, about
         self.steps: dict[str, dict[str, Any]] = {}
+        self.missing: dict[str, list[dict[str, Any]]] = {}
 
     def resume(self) -> None:
         """Take up what the file has, if there is one. Raises UserError where it is of another machine or damaged."""
@@ -68,10 +69,19 @@ class Report:
 
     def add(self, step: str, seconds: float, measured: Iterable[Measured], error: str = "") -> None:
         """Write the step down; error: what ended it early."""
-        listed = [asdict(one) | {"good": one.good} for one in measured]
-        self.steps[step] = {"seconds": round(seconds, 1), "measured": listed, "error": error}
+        self.steps[step] = {"seconds": round(seconds, 1), "measured": _plain(measured), "error": error}
+        self.missing.pop(step, None)
+        self._write()
+
+    def not_reached(self, steps: Iterable[str], measured: Iterable[Measured] = ()) -> None:
+        """Write down that the time was up before these steps or, with what was measured of it, before a step's end."""
+        self.missing |= {step: _plain(measured) for step in steps}
+        self._write()
+
+    def _write(self) -> None:
+        content = {"about": self.about, "steps": self.steps, "not_reached": self.missing}
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps({"about": self.about, "steps": self.steps}, indent=1) + "\n", encoding="utf-8")
+        new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         os.replace(new, self.path)
 
     @property
@@ -80,17 +90,31 @@ class Report:
         found = []
         for name, step in self.steps.items():
             found += [f"{name}: {step['error']}"] if step["error"] else []
-            found += [f"{name}: {one['what']}" for one in step["measured"] if one["good"] is False]
-        return found
+            found += _bad(name, step["measured"])
+        return found + [fault for name, measured in self.missing.items() for fault in _bad(name, measured)]
 
     def table(self) -> str:
         """Markdown."""
         lines = ["| step | what | measured | wanted | |", "|---|---|---|---|---|"]
         for name, step in self.steps.items():
-            for one in step["measured"]:
-                made = Measured(**{key: value for key, value in one.items() if key != "good"})
-                cells = name, made.what, f"{made.value:.4g} {made.unit}".rstrip(), made.wanted, made.verdict
-                lines.append(f"| {' | '.join(cells)} |")
+            lines += _rows(name, step["measured"])
             if step["error"]:
                 lines.append(f"| {name} | {step['error'].replace('|', '/')} | | | FAILED |")
+        for name, measured in self.missing.items():
+            lines += [*_rows(name, measured), f"| {name} | | | | not reached |"]
         return "\n".join(lines)
+
+
+def _plain(measured: Iterable[Measured]) -> list[dict[str, Any]]:
+    return [asdict(one) | {"good": one.good} for one in measured]
+
+
+def _bad(step: str, measured: Iterable[dict[str, Any]]) -> list[str]:
+    return [f"{step}: {one['what']}" for one in measured if one["good"] is False]
+
+
+def _rows(step: str, measured: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for one in measured:
+        made = Measured(**{key: value for key, value in one.items() if key != "good"})
+        cells = step, made.what, f"{made.value:.4g} {made.unit}".rstrip(), made.wanted, made.verdict
+        yield f"| {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""Where the time of an engine step goes, for `outrider bench steps --breakdown`.
+"""Where the time of an engine step goes, for `outrider bench steps --breakdown` and `outrider gpu-check E`.
 
 Installed only where the environment variable `OUTRIDER_STEP_LOG` names a file. Every moment of the scheduler's thread
 belongs to one part: a function that is timed passes on to its caller what is not its own. One line of JSON per step.
@@ -20,8 +20,9 @@ import torch
 ENV = "OUTRIDER_STEP_LOG"
 
 PRODUCTS, ATTENTION, SMALL, SAMPLING = "products", "attention", "norms, rope, cache", "sampling"
+DRAFT, PLAN, COMMIT = "draft", "plan", "commit"
 FORWARD, WORKER, SCHEDULER = "forward, rest", "worker, rest", "scheduler"
-PARTS = (PRODUCTS, ATTENTION, SMALL, SAMPLING, FORWARD, WORKER, SCHEDULER)
+PARTS = (PRODUCTS, ATTENTION, SMALL, DRAFT, PLAN, SAMPLING, COMMIT, FORWARD, WORKER, SCHEDULER)
 COMPILED = (PRODUCTS, ATTENTION, SMALL, SAMPLING)
 """In the order of kernels/cpu/csrc/ops.h, whose operations time themselves."""
 
@@ -89,6 +90,7 @@ class StepLog:
 
         from outrider.kernels.cpu import native
         from outrider.server.plugin.cpu.direct_forward import DirectForward
+        from outrider.server.plugin.decode.planning import Planning
         from outrider.server.plugin.decode.sampling import Sampling
         from outrider.server.plugin.decode.worker import SpeculativeWorker
 
@@ -96,11 +98,15 @@ class StepLog:
             return dict(zip(COMPILED, torch.ops.outrider.time_spent(True), strict=True)) if native.available() else {}
 
         compiled()
-        watch = Stopwatch(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter, compiled)
+        watch = Stopwatch(_clock(), compiled)
         for owner, name, part in (
             (MHATokenToKVPool, "set_kv_buffer", SMALL),
             (Sampling, "accept", SAMPLING),
             (Sampling, "draw", SAMPLING),
+            (Planning, "begin", PLAN),
+            (Planning, "admit", PLAN),
+            (SpeculativeWorker, "_draft", DRAFT),
+            (SpeculativeWorker, "_commit", COMMIT),
             (TpModelWorker, "forward_batch_generation", FORWARD),
             (DirectForward, "verify", FORWARD),
             (SpeculativeWorker, "forward_batch_generation", WORKER),
@@ -119,6 +125,18 @@ class StepLog:
             return forward(worker, batch, *args, **kwargs)
 
         return wrapper
+
+
+def _clock() -> Callable[[], float]:
+    """On a GPU it waits for what was launched, so that a part has the time that its own work takes."""
+    if not torch.cuda.is_available():
+        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def waiting() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return waiting
 
 
 def install_if_asked() -> None:

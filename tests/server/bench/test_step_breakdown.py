@@ -9,7 +9,17 @@ import pytest
 
 from outrider.server.bench import step_breakdown
 from outrider.server.plugin.hooks import step_profiler
-from outrider.server.plugin.hooks.step_profiler import FORWARD, PRODUCTS, SCHEDULER, WORKER, StepLog, Stopwatch
+from outrider.server.plugin.hooks.step_profiler import (
+    COMMIT,
+    DRAFT,
+    FORWARD,
+    PLAN,
+    PRODUCTS,
+    SCHEDULER,
+    WORKER,
+    StepLog,
+    Stopwatch,
+)
 
 
 def test_time_goes_to_the_innermost_part() -> None:
@@ -96,4 +106,4 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
     path.write_text(json.dumps({"requests": 1, "tokens": 1, "prefill": False, "seconds": seconds}) + "\n")
     (found,) = step_breakdown.read(path).values()
     assert sum(found.parts.values()) == pytest.approx(found.total)
-    assert {*step_profiler.COMPILED, FORWARD, WORKER, SCHEDULER} == set(step_profiler.PARTS)
+    assert {*step_profiler.COMPILED, DRAFT, PLAN, COMMIT, FORWARD, WORKER, SCHEDULER} == set(step_profiler.PARTS)
