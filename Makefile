@@ -80,7 +80,7 @@ check-image: ## Build the image for CPUs and have it serve (root, buildah and de
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 .PHONY: gpu-check
 gpu-check: ## Check on a GPU what tests without one cannot show: make gpu-check PART=A (docs/gpu.md)
-	@PYTHONPATH=.src $(GPU_PYTHON) -m outrider.server.cli.main gpu-check $(or $(PART),--help) $(ARGS)
+	@PYTHONPATH=.src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m outrider.server.cli.main gpu-check $(or $(PART),--help) $(ARGS)
 
 .PHONY: gpu-pack
 gpu-pack: ## Pack what a GPU machine without a network lacks, in pieces: make gpu-pack PYTHON=python3.12 (docs/gpu.md)

@@ -67,8 +67,9 @@ def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
     out: dict[str, tuple[list[str], list[int]]] = {}
     for i in range(config.num_layers):
         ours = f"layers.{i}."
-        attention = [f"{ours}self_attn.{p}_proj.weight" for p in "qkv"]
-        out[f"{ours}qkv.weight"] = (attention, [config.num_heads * config.head_dim, kv, kv])
+        parts = "qk" if config.shared_kv else "qkv"
+        attention = [f"{ours}self_attn.{p}_proj.weight" for p in parts]
+        out[f"{ours}qkv.weight"] = (attention, [config.num_heads * config.head_dim, kv, kv][: len(parts)])
         out[f"{ours}gate_up.weight"] = ([f"{ours}mlp.{p}_proj.weight" for p in ("gate", "up")], [inner, inner])
     return out
 

@@ -106,11 +106,11 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
     config, markov = model.config, model.markov_head
     known = (markov is None or type(markov) is MarkovHead) and config.head_dim % 32 == 0
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
-    if config.windows or not (known and even and native.fits(model.fc.weight, head)):
+    if config.windows or config.gemma or not (known and even and native.fits(model.fc.weight, head)):
         return None
     layers = model.draft_layers
     products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
-    half, table = config.head_dim // 2, Rotary(config.head_dim, config.rope_theta, config.max_positions).table
+    half, table = config.head_dim // 2, Rotary(config).table
     norms = [n.weight for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
     keys_values = torch.cat([layer.qkv.weight[layer.heads * layer.dim :] for layer in layers])
     weights = [prepare(weight) for weight in (*products, head, model.fc.weight, keys_values)]

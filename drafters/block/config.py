@@ -15,9 +15,17 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel", "diffusion": "OutriderDiffusionModel"}
+GEMMA = "Gemma4DSparkModel"
 BLOCK_KINDS = ("dspark", "dflash")
 """Kinds that draft from the target's hidden states."""
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
+ROPES = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "proportional": ("partial_rotary_factor",),
+}
+"""Scaled rotary embeddings that are the same for every length, and the numbers that each has to have."""
 
 
 class CheckpointError(ValueError):
@@ -34,6 +42,9 @@ class BlockConfig:
         diffusion, which embeds the tokens themselves.
     windows: of each layer, as `flat_attention` has it: a layer with one sees the `window` positions before a token and
         none behind it; -1: all of them, and the whole block. Empty: -1 for every layer.
+    rope: how the rotary embedding is scaled, a type of ROPES and its numbers; empty: not at all.
+    gemma: layers are Gemma 4's (`gemma.py`), and embeddings are multiplied by √hidden_size. shared_kv: values are keys.
+    logit_cap: logits x become c tanh(x / c) with this c before the sequential head; 0: they stay.
     qk_norm: whether queries and keys are normed, as Qwen3's are and Llama's are not.
     markov_rank: r of the sequential head; 0 for DFlash.
     sample_from_anchor: whether the anchor's own row predicts the first token; never for DFlash.
@@ -55,6 +66,7 @@ class BlockConfig:
     mask_token_id: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1e6
+    rope: dict[str, Any] = field(default_factory=dict)
     max_positions: int = 32768
     markov_rank: int = 0
     markov_head: str = "vanilla"
@@ -64,6 +76,9 @@ class BlockConfig:
     qk_norm: bool = True
     draft_vocab_size: int | None = None
     windows: tuple[int, ...] = ()
+    gemma: bool = False
+    shared_kv: bool = False
+    logit_cap: float = 0.0
     target: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,6 +139,7 @@ class BlockConfig:
             "attention_bias": False,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
+            **({"rope_parameters": self.rope | {"rope_theta": self.rope_theta}} if self.rope else {}),
             "max_position_embeddings": self.max_positions,
             "tie_word_embeddings": False,
             "dtype": "bfloat16",
@@ -146,6 +162,12 @@ class BlockConfig:
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layers),
             }
+        if self.gemma:
+            config |= {
+                "architectures": [GEMMA], "model_type": "gemma4_text", "global_head_dim": self.head_dim,
+                "num_global_key_value_heads": self.num_kv_heads, "attention_k_eq_v": self.shared_kv,
+                "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": self.logit_cap or None,
+            }  # fmt: skip
         if self.windows:
             kinds = ["full_attention" if window < 0 else "sliding_attention" for window in self.windows]
             config |= {"layer_types": kinds, "sliding_window": max(self.windows) + 1}
@@ -164,6 +186,13 @@ class BlockConfig:
                 raise CheckpointError(f"drafter config.json has no {key!r}")
             return value
 
+        if config.get("speculators_model_type"):
+            raise CheckpointError(
+                "drafter is in the speculators format: its head, and how it numbers the target's layers, are its own"
+            )
+        gemma = GEMMA in config["architectures"]
+        if gemma:
+            config = gemma_shape(config)
         unsupported = [k for k in ("conv_kernel_size", "selector_rank", "projector_type") if nested.get(k)]
         if unsupported or config.get("attention_bias") or config.get("is_causal"):
             what = unsupported or [k for k in ("attention_bias", "is_causal") if config.get(k)]
@@ -172,6 +201,7 @@ class BlockConfig:
         heads, hidden = int(get("num_attention_heads")), int(get("hidden_size"))
         own = config.get("outrider") or {}
         rank = int(nested.get("markov_rank", config.get("markov_rank", 0)) or 0)
+        theta, rope = rotary(config)
         return cls(
             kind=kind,
             gamma=block - 1 if kind == "dflash" else block,
@@ -186,7 +216,8 @@ class BlockConfig:
             target_layers=tuple(int(i) for i in get("target_layer_ids")) if kind in BLOCK_KINDS else (),
             mask_token_id=int(get("mask_token_id")) if kind in BLOCK_KINDS else 0,
             rms_norm_eps=float(get("rms_norm_eps", 1e-6)),
-            rope_theta=rope_theta(config),
+            rope_theta=theta,
+            rope=rope,
             max_positions=int(get("max_position_embeddings", 32768)),
             markov_rank=rank,
             markov_head=str(nested.get("markov_head_type", config.get("markov_head_type", "vanilla"))).lower(),
@@ -195,7 +226,10 @@ class BlockConfig:
             sample_from_anchor=bool(config.get("sample_from_anchor", True)),
             qk_norm=bool(config.get("qk_norm", True)) or kind != "diffusion",
             draft_vocab_size=own.get("draft_vocab_size"),
-            windows=windows(config, layers),
+            windows=() if gemma else windows(config, layers),
+            gemma=gemma,
+            shared_kv=gemma and bool(config["attention_k_eq_v"]),
+            logit_cap=float(config.get("final_logit_softcapping") or 0.0) if gemma else 0.0,
             target=own.get("target") or {},
         )
 
@@ -220,12 +254,26 @@ def kind_of(config: dict[str, Any]) -> str:
             return kind
     if "DSparkDraftModel" in names:
         return "dspark"
-    if "Gemma4DSparkModel" in names:
-        raise CheckpointError(
-            "drafter architecture Gemma4DSparkModel has layers of Gemma 4's own shape, which are not built here"
-        )
+    if GEMMA in names:
+        return "dspark"
     known = ", ".join(ARCHITECTURES.values())
     raise CheckpointError(f"drafter architecture {names or 'none'} is unknown; expected one of {known}")
+
+
+def gemma_shape(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a Gemma drafter with the shape of its layers, which all see everything, under the usual names."""
+    other = [
+        key for key in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers") if config.get(key)
+    ]
+    if config.get("hidden_activation") != "gelu_pytorch_tanh":
+        other.append(f"hidden_activation {config.get('hidden_activation')!r}")
+    if other:
+        raise CheckpointError(f"Gemma drafter uses {', '.join(other)}, which this loader does not support")
+    shared = bool(config.get("attention_k_eq_v"))
+    heads = config.get("num_global_key_value_heads" if shared else "num_key_value_heads")
+    return config | {
+        "head_dim": config.get("global_head_dim"), "num_key_value_heads": heads, "attention_k_eq_v": shared
+    }  # fmt: skip
 
 
 def windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
@@ -245,10 +293,18 @@ def windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
     return tuple(size - 1 if kind == "sliding_attention" else -1 for kind in kinds)
 
 
-def rope_theta(config: dict[str, Any]) -> float:
-    """Base of the rotary embedding; scaled variants are refused."""
+def rotary(config: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """`BlockConfig.rope_theta` and `BlockConfig.rope`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise CheckpointError(f"drafter uses rope_type {kind!r}; only 'default' is supported")
-    return float(rope.get("rope_theta", config.get("rope_theta", 1e6)))
+    rope = dict(rope.get("full_attention", rope))
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or 1e6)
+    if kind != "proportional" and rope.get("partial_rotary_factor", 1) != 1:
+        raise CheckpointError(f"drafter rotates a part of each head by rope_type {kind!r}, which is not built here")
+    if kind == "default":
+        return theta, {}
+    lacks = [key for key in ROPES.get(kind, ()) if not isinstance(rope.get(key), int | float)]
+    if kind not in ROPES or lacks:
+        what = f"lacks {', '.join(lacks)}" if kind in ROPES else f"is none of default, {', '.join(ROPES)}"
+        raise CheckpointError(f"drafter uses rope_type {kind!r}, which {what}")
+    return theta, {"rope_type": kind, **rope}

@@ -155,7 +155,7 @@ class BlockDrafter(Drafter):
             most_queries=queries,
             longest=None if batch.longest is None else batch.longest + queries,
         )
-        scale = config.head_dim**-0.5
+        scale = 1.0 if config.gemma else config.head_dim**-0.5
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = self.pools[layer]
@@ -165,10 +165,14 @@ class BlockDrafter(Drafter):
             return flat_attention(q, keys, values, flat, scale=scale, causal=window >= 0, window=window)
 
         embedded = self.embedding[ids.flatten()].to(self.dtype)
+        if config.gemma:
+            embedded = embedded * config.hidden_size**0.5
         turned = positions.clamp(max=config.max_positions - 1)  # what lies behind an answer's end may be beyond
         hidden = self.model(embedded, turned.flatten(), attend).view(requests, queries, -1)
         hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
         logits = hidden @ self.head.T
+        if config.logit_cap:
+            logits = (logits / config.logit_cap).tanh() * config.logit_cap
         if self.model.markov_head is None:
             return sample_parallel(logits, batch, vocab=self.vocab)
         return sample_block(

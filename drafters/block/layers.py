@@ -27,21 +27,39 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary position table of `positions` rows, halves rotated against each other (neox style)."""
+    """Rotary position table of `max_positions` rows, halves rotated against each other (neox style)."""
 
     table: torch.Tensor
 
-    def __init__(self, head_dim: int, theta: float, positions: int) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
-        table = torch.cat([angles.cos(), angles.cos(), -angles.sin(), angles.sin()], -1)
-        self.register_buffer("table", table, persistent=False)
+        inverse, scale = frequencies(config)
+        angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32), inverse)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        self.register_buffer("table", torch.cat([cos, cos, -sin, sin], -1), persistent=False)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, signed sin), each [N, 1, D], of positions [N]."""
         cos, sin = self.table[positions].unsqueeze(1).chunk(2, -1)
         return cos, sin
+
+
+def frequencies(config: BlockConfig) -> tuple[torch.Tensor, float]:
+    """Angles [D / 2] between two positions, and what sines and cosines are multiplied with."""
+    dim = config.head_dim
+    if not config.rope:
+        return config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0
+    from transformers import Qwen3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theirs = Qwen3Config(
+        head_dim=dim, hidden_size=config.hidden_size, num_attention_heads=config.num_heads,
+        max_position_embeddings=config.max_positions, rope_parameters=config.rope | {"rope_theta": config.rope_theta},
+    )  # fmt: skip
+    made_on = torch.get_default_device()
+    with torch.device("cpu"):
+        inverse, scale = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](theirs, torch.device("cpu"))
+    return inverse.float().to(made_on), float(scale)
 
 
 def rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .config import BLOCK_KINDS, BlockConfig
+from .gemma import GemmaLayer
 from .heads import SEQUENTIAL_HEADS, ConfidenceHead, MarkovHead
 from .layers import DraftLayer, RMSNorm, Rotary
 
@@ -61,9 +62,10 @@ class BlockModel(DraftModel):
         size = config.hidden_size
         self.fc = nn.Linear(len(config.target_layers) * size, size, bias=False)
         self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
+        layer = GemmaLayer if config.gemma else DraftLayer
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(size, config.rms_norm_eps)
-        self.rotary = Rotary(config.head_dim, config.rope_theta, config.max_positions)
+        self.rotary = Rotary(config)
         self.markov_head = SEQUENTIAL_HEADS[config.markov_head](config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
         ids = torch.arange(config.logit_size) if vocab is None else vocab.long()

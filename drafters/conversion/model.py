@@ -61,7 +61,7 @@ class ConvertedModel(DraftModel):
                 setattr(layer, name, LowRankLinear(getattr(layer, name), rank))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary = Rotary(config.head_dim, config.rope_theta, config.max_positions)
+        self.rotary = Rotary(config)
         self.markov_head, self.confidence_head = None, None
         mask = layout.mask_token_id
         vocab = torch.cat([torch.arange(mask), torch.arange(mask + 1, config.vocab_size)])

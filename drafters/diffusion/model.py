@@ -29,7 +29,7 @@ class DiffusionModel(DraftModel):
         self.separator = nn.Parameter(torch.zeros(size))
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(size, config.rms_norm_eps)
-        self.rotary = Rotary(config.head_dim, config.rope_theta, config.max_positions)
+        self.rotary = Rotary(config)
         self.markov_head = None
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
         ids = torch.arange(config.logit_size) if vocab is None else vocab.long()

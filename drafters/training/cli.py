@@ -95,8 +95,9 @@ def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> 
     model = checkpoint.load(folder, dtype=torch.float32).requires_grad_(True).train()
     if model.config.kind != kind:
         raise ValueError(f"--start {folder} is a {model.config.kind} drafter, not {kind}")
-    if model.config.windows:
-        raise ValueError(f"--start {folder} has layers with sliding windows, which are served and not trained here")
+    if model.config.windows or model.config.gemma:
+        what = "layers of Gemma 4's shape" if model.config.gemma else "layers with sliding windows"
+        raise ValueError(f"--start {folder} has {what}, which are served and not trained here")
     checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
     return model
 
@@ -197,6 +198,8 @@ def gather_features(
     build_store(
         target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens, deadline=deadline
     )  # fmt: skip
+    if not len(store):
+        raise ValueError(f"none of {len(samples)} answers fits --max-tokens {args.max_tokens} with its prompt")
     return store
 
 

@@ -20,6 +20,8 @@ examples:
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -60,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {args.out}: {error.strerror}") from None
-    codes = [run_part(part, steps, device, args) for part, steps in chosen]
+    ending = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends its commands
+    try:
+        codes = [run_part(part, steps, device, args) for part, steps in chosen]
+    finally:
+        signal.signal(signal.SIGTERM, ending)
     return 1 if 1 in codes else max(codes)
 
 

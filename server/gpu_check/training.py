@@ -19,7 +19,7 @@ CHECKPOINT_BYTES = 16 << 20
 RESERVE = 30.0
 """Seconds behind a run's minutes, in which it validates and saves."""
 ANSWERS = ("--self-prompts", "6000", "--batch", "256", "--sequences", "16")
-FEW = ("--self-prompts", "0", "--batch", "8", "--answer-tokens", "24", "--max-tokens", "64", "--validation", "2")
+FEW = ("--self-prompts", "0", "--batch", "8", "--answer-tokens", "24", "--validation", "2")
 FEW_PROMPTS = 6
 FEW_STEPS = 2
 

@@ -171,7 +171,6 @@ def test_layers_and_architectures_that_are_not_known_are_refused() -> None:
         ({"layer_types": ["linear_attention"] * 6}, "expected full_attention or sliding_attention"),
         ({"layer_types": ["full_attention"]}, "for each of 6 layers"),
         ({"sliding_window": None}, "sliding_window of at least 1"),
-        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4's own shape"),
     ):
         with pytest.raises(CheckpointError, match=message):
             BlockConfig.from_json(public | change)

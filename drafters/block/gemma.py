@@ -1,0 +1,53 @@
+"""Draft layers of Gemma 4's shape, of DSpark drafters for Gemma targets.
+
+Norms stand behind attention and MLP as well as before them, values are normed, and keys may be values before their
+norm and rotation. Attention is not scaled, and a layer ends in a number of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .config import BlockConfig
+from .layers import DraftLayer, RMSNorm, rotate
+
+
+class GemmaLayer(DraftLayer):
+    """One decoder layer; as `DraftLayer`, attention is the caller's."""
+
+    layer_scalar: torch.Tensor
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config)
+        size, self.shared_kv = config.hidden_size, config.shared_kv
+        if self.shared_kv:
+            self.qkv = nn.Linear(size, (self.heads + self.kv_heads) * self.dim, bias=False)
+        self.pre_feedforward_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.post_feedforward_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    def context_kv(
+        self, context: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kv = F.linear(context, self.qkv.weight[self.heads * self.dim :])
+        return self._keys_values(kv.view(len(context), -1, self.dim), rope)
+
+    def block_qkv(
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        qkv = self.qkv(self.input_layernorm(x)).view(len(x), -1, self.dim)
+        return rotate(self.q_norm(qkv[:, : self.heads]), rope), *self._keys_values(qkv[:, self.heads :], rope)
+
+    def _keys_values(
+        self, kv: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = kv[:, : self.kv_heads], kv[:, -self.kv_heads :]
+        return rotate(self.k_norm(k), rope), F.rms_norm(v, (self.dim,), eps=self.input_layernorm.eps)
+
+    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        x = x + self.post_attention_layernorm(self.o_proj(attended.reshape(len(x), -1)))
+        gate, up = self.gate_up(self.pre_feedforward_layernorm(x)).chunk(2, -1)
+        down = self.down_proj(F.gelu(gate, approximate="tanh") * up)
+        return (x + self.post_feedforward_layernorm(down)) * self.layer_scalar
