@@ -29,8 +29,8 @@ WINDOW = 400.0
 """Drafts of one depth and score after which old ones have faded."""
 MEMORY = 0.99
 """Weight of the past when a round is added to it."""
-UNKNOWN = 16
-"""Rounds of one size, after which one drafts everything, so that there is something to compare."""
+ENOUGH = 8.0
+"""Rounds after which their cost is known."""
 LOOKS = 24
 """Rounds with something to draft whose mean decides whether the planner rests; it does not before so many."""
 
@@ -67,6 +67,9 @@ def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarr
 class RoundCost:
     """Seconds of a round by its rows: as measured before, corrected by rounds of late; else a line through those.
 
+    Rounds of one size say nothing of the line's slope, and noise says what is not so. Therefore it begins with a slope
+    that lets half of a round's time be for its rows, as if a round of twice the rows had been seen.
+
     measured: of rounds, whose tokens are those of all rows. block_size: tokens of a row.
     """
 
@@ -76,9 +79,8 @@ class RoundCost:
 
     @property
     def known(self) -> bool:
-        """Whether rounds of different sizes were seen."""
-        weight, rows, _, squares, _ = self._sums
-        return self.measured is not None or bool(weight > 8 and weight * squares - rows * rows > 1e-6 * weight * weight)
+        """Whether there is anything to tell."""
+        return self.measured is not None or bool(self._sums[0] > ENOUGH)
 
     def observe(self, rows: int, seconds: float, open_blocks: int = 1, context: float = 0.0) -> None:
         """A round took so long. context: tokens in the cache, summed over the requests."""
@@ -92,8 +94,9 @@ class RoundCost:
             tokens = np.rint(rows * self._block).astype(np.int64)
             return np.maximum.accumulate(self.measured.seconds(open_blocks, tokens, context))
         weight, x, y, xx, xy = self._sums
-        slope = max((weight * xy - x * y) / (weight * xx - x * x), 0.0)
-        line: np.ndarray = np.maximum((y + slope * (weight * rows - x)) / weight, 1e-9)
+        middle, mean = x / weight, y / weight
+        slope = max((xy - x * mean + middle * mean / 2) / (xx - x * middle + middle**2), 0.0)
+        line: np.ndarray = np.maximum(mean + slope * (rows - middle), 1e-9)
         return line
 
 
@@ -108,7 +111,6 @@ class StatePlanner:
         self._looking = Probing(LOOK_SHARE)
         self._round = 0.0  # seconds of one without drafts
         self._gain, self._weighed = 0.0, 0  # mean seconds that drafts saved of late, per round with some to choose from
-        self._unknown = 0
 
     @property
     def rests(self) -> bool:
@@ -142,8 +144,7 @@ class StatePlanner:
         """
         open_blocks, each = len(names), np.array([len(own) for own in chances])
         if not self.cost.known:
-            self._unknown += 1
-            return each.tolist() if self._unknown % UNKNOWN == 0 else [0] * open_blocks
+            return [0] * open_blocks
         if not each.any():
             self._round = float(self.cost.seconds(np.array([rows]), open_blocks, context)[0])
             return each.tolist()
