@@ -243,7 +243,8 @@ async def _tune(engine: Engine, resolved: Resolved) -> None:
     try:
         tuned = await measure.tune(engine, resolved, QUICK)
     except (OSError, ValueError, RuntimeError) as error:
-        _say(f"Not measured ({error}); every draft is verified")
+        without = "costs are learnt as it serves" if resolved.settings.diffusion else "every draft is verified"
+        _say(f"Not measured ({error}); {without}")
     else:
         _say(f"Profile {tuned.profile.name}: {tuned.summary}")
 
