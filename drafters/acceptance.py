@@ -82,14 +82,16 @@ def acceptance_table(found: Mapping[str, Acceptance]) -> str:
     return "\n".join(lines)
 
 
-def plot_acceptance(found: Mapping[str, Acceptance], figure: Figure) -> None:
-    """Draw conditional acceptance over position, one line per name."""
-    figure.set_size_inches(6, 4)
-    axis = figure.subplots()
-    for name, a in found.items():
-        points = [(k, c) for k, c in enumerate(a.conditional, 1) if c is not None]
-        axis.plot(*zip(*points, strict=True), "o-", label=f"{name}, tau {a.accepted_length:.2f}")
-    axis.set_xlabel("position in the block")
-    axis.set_ylabel("accepted, given those before were")
-    axis.set_ylim(0, 1)
-    axis.legend()
+def plot_acceptance(panels: Mapping[str, Mapping[str, Acceptance]], figure: Figure) -> None:
+    """Draw conditional acceptance over position: beside each other a panel per title, with one line per name."""
+    figure.set_size_inches(1 + 5 * len(panels), 4)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, found) in zip(axes, panels.items(), strict=True):
+        for name, a in found.items():
+            points = [(k, c) for k, c in enumerate(a.conditional, 1) if c is not None]
+            axis.plot(*zip(*points, strict=True), "o-", label=f"{name}, tau {a.accepted_length:.2f}")
+        axis.set_title(title)
+        axis.set_xlabel("position in the block")
+        axis.set_ylim(0, 1)
+        axis.legend(fontsize=8)
+    figure.axes[0].set_ylabel("accepted, given those before were")

@@ -27,7 +27,7 @@ from .forward import Frozen
 from .prompts import read_samples
 from .store import Sequence
 from .target import TargetModel
-from .validate import Chances, block_hits, denoised_hits, sequence_acceptance
+from .validate import Chances, Steps, block_hits, denoised_hits, sequence_acceptance, walk
 
 Answer = tuple[list[int], int]
 """(ids of a prompt and its answer, prompt length)"""
@@ -79,9 +79,15 @@ def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
 
 
 def measure(
-    target: TargetModel, arms: list[Arm], answers: list[Answer], *, temperature: float = 0.0, seed: int = 0
+    target: TargetModel,
+    arms: list[Arm],
+    answers: list[Answer],
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    steps: Steps = walk,
 ) -> list[Acceptance]:
-    """Acceptance of each arm along the same answers, which the target wrote at `temperature`."""
+    """Acceptance of each arm along the same answers, which the target wrote at `temperature`, by these steps."""
     hits, makers, layers = [], [], []
     for arm in arms:
         model = load_any(arm.folder, dtype=target.embedding.dtype).to(target.device)
@@ -93,8 +99,8 @@ def measure(
         else:
             assert isinstance(model, DiffusionModel)
             assert arm.schedule is not None
-            order, steps = arm.schedule
-            schedule = make_schedule(order, model.config.gamma, steps)
+            order, passes = arm.schedule
+            schedule = make_schedule(order, model.config.gamma, passes)
             hits.append(denoised_hits(model, frozen, maker.columns, schedule))
         makers.append(maker)
         layers.append(model.config.target_layers)
@@ -108,5 +114,5 @@ def measure(
         for i in range(len(arms)):
             if layers[i] not in read:
                 read[layers[i]] = sequence_features(target, [(ids, prompt)], layers[i], 1)[0]
-            totals[i] += sequence_acceptance(hits[i], makers[i], read[layers[i]], chances)
+            totals[i] += sequence_acceptance(hits[i], makers[i], read[layers[i]], chances, steps=steps)
     return totals

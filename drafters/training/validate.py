@@ -110,7 +110,7 @@ def denoised_hits(model: DiffusionModel, frozen: Frozen, columns: torch.Tensor, 
 def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
     """Decode along an answer: `runs[i]` is the accepted run behind its token i; `length` tokens follow token 0.
 
-    The last step counts as verifying no further than the answer goes, so that a cut answer does not flatter tau.
+    A step counts as verifying no further than the answer goes, so that a cut answer does not flatter tau.
     """
     at, verified, accepted = 0, [], []
     while at < length:
@@ -123,9 +123,25 @@ def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
     return Acceptance(found.cycles, length, found.tried, found.kept)
 
 
+def everywhere(runs: list[int], length: int, gamma: int) -> Acceptance:
+    """One step from each token that another follows: the same ones for every drafter. Arguments as of `walk`."""
+    reach = [min(gamma, length - at) for at in range(length)]
+    return Acceptance.from_steps(reach, map(min, runs, reach), gamma)
+
+
+Steps = Callable[[list[int], int, int], Acceptance]
+"""`walk` or `everywhere`."""
+
+
 @torch.inference_mode()
 def sequence_acceptance(
-    hits: Hits, maker: BatchMaker, s: Sequence, chances: Chances | None = None, *, chunk: int = 256
+    hits: Hits,
+    maker: BatchMaker,
+    s: Sequence,
+    chances: Chances | None = None,
+    *,
+    steps: Steps = walk,
+    chunk: int = 256,
 ) -> Acceptance:
     """Acceptance of drafting along one answer: greedy, or drawn where `chances` are given."""
     gamma = maker.config.gamma
@@ -135,7 +151,7 @@ def sequence_acceptance(
         step = maker.cut([s], [part], gamma)
         right = hits(step, chances) & step.valid
         runs += right.long().cumprod(-1).sum(-1).tolist()
-    return walk(runs, high - low, gamma)
+    return steps(runs, high - low, gamma)
 
 
 def acceptance(hits: Hits, maker: BatchMaker, sequences: Iterable[Sequence]) -> Acceptance:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     harness.write_json(args.json, {name: acceptance.counts() for name, acceptance in results.items()})
     if args.plot:
         with pictures.figure(args.plot) as figure:
-            plot_acceptance(results, figure)
+            plot_acceptance({"": results}, figure)
     return 0
 
 

@@ -2,7 +2,9 @@
 
 The target answers once, and every drafter is then followed along the same answers. A server at temperature 0 accepts
 the same tokens, up to ties that rounding decides; at higher temperatures its accepted length has the same distribution.
-With --answers the target's answers are kept for the next measurement.
+With --answers the target's answers are kept for the next measurement. A server's steps begin where the step before
+ended, so that of a better drafter they begin elsewhere; --anchors all has one begin at every token of an answer, which
+compares drafters at the same places: tau is then the mean over them, and larger where an answer is easy for long.
 
 examples:
   outrider bench drafters runs/dspark/drafter --target ./Qwen3-4B --prompts humaneval.jsonl --temperatures 0
@@ -20,11 +22,14 @@ import torch
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
 from outrider.drafters.training.measure import arms_of, measure, target_answers
 from outrider.drafters.training.target import TargetModel, keep_freed_memory
+from outrider.drafters.training.validate import everywhere, walk
 from outrider.server import pictures
 from outrider.server.bench import harness
 from outrider.server.engine.questions import read_questions
 from outrider.server.engine.target import plain_folder
 from outrider.server.errors import UserError
+
+STEPS = {"walked": walk, "all": everywhere}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of diffusion drafters (default: 1 2)",
     )
     add("--denoising-order", choices=["left", "even"], default="left", help="of theirs (default: left)")
+    add(
+        "--anchors",
+        choices=STEPS,
+        default="walked",
+        help="where steps begin: walked: where the one before ended, as on a server; all: at every token of an answer "
+        "(default: walked)",
+    )
     add("--answers", type=Path, metavar="FOLDER", help="keeps the target's answers for the next measurement")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(default: %(default)s)")
-    harness.add_output_flags(parser, json="the counts", plot="acceptance by position, all files together")
+    harness.add_output_flags(
+        parser, json="the counts", plot="acceptance by position, all files together, a panel for each temperature"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str, Acceptance]]:
-    """Acceptance of each drafter and temperature: by file of prompts, and of all files together."""
+def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str, dict[str, Acceptance]]]:
+    """Acceptance of each drafter and temperature: by file of prompts, and of all files together by temperature."""
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -79,16 +93,16 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str,
     target = TargetModel.load(wanted, device=args.device, dtype=getattr(torch, args.dtype))
     arms = arms_of(args.drafters, args.denoising_steps, args.denoising_order)
     by_file: dict[str, Acceptance] = {}
-    together: dict[str, Acceptance] = {}
+    together: dict[str, dict[str, Acceptance]] = {}
     for temperature in args.temperatures:
+        whole = together.setdefault(f"T={temperature:g}", {})
         for path in args.prompts:
             answers = target_answers(
                 target, path, count=args.count, new_tokens=args.new_tokens, temperature=temperature, kept=args.answers
             )
-            measured = measure(target, arms, answers, temperature=temperature)
+            measured = measure(target, arms, answers, temperature=temperature, steps=STEPS[args.anchors])
             for arm, found in zip(arms, measured, strict=True):
                 by_file[f"{arm.name}, {path.stem}, T={temperature:g}"] = found
-                both = f"{arm.name}, T={temperature:g}"
-                together[both] = together.get(both, Acceptance.empty(len(found.tried))) + found
-                print(f"{both}, {path.stem}: tau {found.accepted_length:.3f}", flush=True)
+                whole[arm.name] = whole.get(arm.name, Acceptance.empty(len(found.tried))) + found
+                print(f"{arm.name}, T={temperature:g}, {path.stem}: tau {found.accepted_length:.3f}", flush=True)
     return by_file, together

@@ -45,7 +45,7 @@ def test_table_has_a_row_per_name_and_a_column_per_position() -> None:
 
 def test_plot_has_a_line_per_name(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    plot_acceptance({"code": Acceptance.from_steps([2, 2], [2, 0], 2)}, figure)
+    plot_acceptance({"T=0": {"code": Acceptance.from_steps([2, 2], [2, 0], 2)}}, figure)
     [line] = figure.axes[0].lines
     assert list(zip(*line.get_data(), strict=True)) == [(1, 0.5), (2, 1.0)]
     figure.savefig(tmp_path / "a.png")

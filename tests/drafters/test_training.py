@@ -25,7 +25,7 @@ from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
 from outrider.drafters.training.start import start_from_target, start_markov
 from outrider.drafters.training.store import FeatureStore, Sequence
 from outrider.drafters.training.target import TargetModel
-from outrider.drafters.training.validate import Chances, kept, walk
+from outrider.drafters.training.validate import Chances, everywhere, kept, walk
 
 
 def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
@@ -266,6 +266,12 @@ def test_walk_counts_cycles_and_positions() -> None:
     assert found.accepted_length == 2.0
     assert found.tried == (3, 2, 1, 0)
     assert found.kept == (2, 2, 0, 0)
+
+
+def test_everywhere_counts_a_step_from_each_token() -> None:
+    found = everywhere([2, 9, 0], 3, 2)
+    assert (found.cycles, found.tokens) == (3, 3 + 4)  # no step goes beyond the answer
+    assert (found.tried, found.kept) == ((3, 2), (2, 2))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ def test_drafters_are_compared_along_the_same_answers(
         assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
     assert len(list((tmp_path / "answers").iterdir())) == 2
     assert (tmp_path / "drafters.png").read_bytes().startswith(b"\x89PNG")
+    assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), "--anchors", "all", *outputs) == 0
+    everywhere = json.loads((tmp_path / "counts.json").read_text())
+    for name, found in everywhere.items():
+        assert found["tried"][0] == everywhere[f"dspark, words, {name[-3:]}"]["tried"][0] >= counts[name]["tried"][0]
     assert main(["simulate", "--acceptance", str(tmp_path / "counts.json"), "--concurrency", "1", "--steps", "10"]) == 0
 
 
