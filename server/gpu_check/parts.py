@@ -40,6 +40,7 @@ PARTS = {
             "law": "kernels:law",
             "waits": "step:waits",
             "graphs": "step:graphs",
+            "tail": "tail:merged",
             "shares": "speed:shares",
             "overhead": "speed:overhead",
             "distributions": "kernels:distributions",

@@ -7,19 +7,21 @@ their distributions of drafts would take gamma times the vocabulary of every req
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import accept_wanted
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import argmax
 from outrider.scheduler.planners.tiers import Tiers
 from outrider.server.plugin.decode.logit_rules import has_rules
-from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.decode.spec_inputs import FlatVerify
-from outrider.server.plugin.decode.step import Step
+
+if TYPE_CHECKING:  # `outrider gpu-check A` runs without SGLang
+    from outrider.drafters.base import Draft
+    from outrider.server.plugin.decode.sampling import Sampling
+    from outrider.server.plugin.decode.spec_inputs import FlatVerify
+    from outrider.server.plugin.decode.step import Step
 
 Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Takes hidden states, tokens, positions and slots [T]."""

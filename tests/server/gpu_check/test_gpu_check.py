@@ -21,6 +21,8 @@ from outrider.server.gpu_check.report import Measured, Report
 
 PART_A = """
 import sys
+
+sys.modules["sglang"] = None
 from outrider.server.cli.main import main
 
 flags = ["--device", "cpu", "--out", sys.argv[1]]
@@ -29,7 +31,12 @@ from outrider.kernels.cuda import ragged
 
 flatten = ragged.flatten
 ragged.flatten = lambda *given: [x.roll(1) for x in flatten(*given)]
-print(code, main(["gpu-check", "A:lengths", *flags]))
+wrong = main(["gpu-check", "A:lengths", *flags])
+ragged.flatten = flatten
+from outrider.server.plugin.cuda.verify_tail import VerifyTail
+
+VerifyTail.close = lambda tail: None
+print(code, wrong, main(["gpu-check", "A:tail", *flags]))
 """
 
 
@@ -39,7 +46,7 @@ def test_every_step_of_part_a_through_the_interpreter_and_a_fault_is_noticed(tmp
         [sys.executable, "-W", "ignore", "-c", PART_A, str(tmp_path)],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert run.stdout.splitlines()[-1] == "0 1", run.stdout[-3000:] + run.stderr[-2000:]
+    assert run.stdout.splitlines()[-1] == "0 1 1", run.stdout[-3000:] + run.stderr[-2000:]
     report = json.loads((tmp_path / "A.json").read_text())
     assert list(report["steps"]) == list(parts.PARTS["A"].steps)
     assert all(step["measured"] and not step["error"] for step in report["steps"].values())
@@ -61,7 +68,7 @@ class Here(Device):
         if self.lost:
             raise RuntimeError("illegal memory access\nand more")
 
-    graph = seconds = launch_seconds = nobody_waits = triton = pool = None  # type: ignore[assignment]
+    graph = seconds = launch_seconds = nobody_waits = triton = pool = release = used = None  # type: ignore[assignment]
 
 
 def good(device: Here) -> Iterator[Measured]:
@@ -132,7 +139,7 @@ def test_a_report_of_another_machine_is_not_taken_up(part: None, tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["G"], "a part is one of A"),
+        (["Z"], "a part is one of A"),
         (["A:speed"], "steps of part A are limits"),
         (["A", "--minutes", "0"], "--minutes is more than 0"),
         (["A"], "no CUDA device"),
