@@ -1,6 +1,7 @@
 """Forwards per token and tokens per second of a block-diffusion model: base decoding, and Spiffy by draft states.
 
 The arms take turns, round by round, on the same engine and the same prompts. Where their texts differ it is said.
+`drafted` are states per forward of an open block.
 
 example:
   outrider bench diffusion --model ./SDAR-1.7B-Chat --prompts humaneval.jsonl --concurrency 1,8
@@ -77,9 +78,13 @@ async def _measure(manager: Any, questions: list[str], concurrencies: list[int],
         answers, seconds = await harness.closed_loop(ask, chosen, concurrency)
         after = await _counted(manager)
         differ = sum(a != b for a, b in zip(texts.setdefault((number, concurrency), answers), answers, strict=True))
-        tokens = sum(map(len, answers))
-        forwards = (after["request_forwards"] - before["request_forwards"]) / tokens
-        return {"tokens_per_second": tokens / seconds, "forwards_per_token": forwards, "differ": differ}
+        tokens, more = sum(map(len, answers)), {name: after[name] - before[name] for name in after}
+        return {
+            "tokens_per_second": tokens / seconds,
+            "forwards_per_token": more["request_forwards"] / tokens,
+            "drafted_per_forward": more["drafted"] / more["request_forwards"],
+            "differ": differ,
+        }
 
     results: Results = {concurrency: {arm: [] for arm in ARMS} for concurrency in concurrencies}
     for options in ARMS.values():  # warm
@@ -98,12 +103,17 @@ async def _counted(manager: Any) -> dict[str, int]:
 def _report(results: Results) -> None:
     differ = sum(int(one["differ"]) for arms in results.values() for found in arms.values() for one in found)
     print(f"answers that differ between arms: {differ}")
-    print(f"{'requests':>8} {'arm':>8} {'forwards/token':>14} {'fewer':>14} {'tok/s':>8} {'over base':>20}")
+    print(
+        f"{'requests':>8} {'arm':>8} {'drafted':>8} {'forwards/token':>14} {'fewer':>8} {'tok/s':>8} {'over base':>20}"
+    )
     for concurrency, arms in results.items():
         base = arms["base"]
         for arm, found in arms.items():
             each = {name: [one[name] for one in found] for name in found[0]}
             fewer = harness.ratio([one["forwards_per_token"] for one in base], each["forwards_per_token"])
             faster = harness.ratio(each["tokens_per_second"], [one["tokens_per_second"] for one in base])
-            forwards, rate = (statistics.median(each[name]) for name in ("forwards_per_token", "tokens_per_second"))
-            print(f"{concurrency:>8} {arm:>8} {forwards:14.3f} {fewer.median:13.2f}x {rate:8.1f} {faster.cell:>20}")
+            middle = {name: statistics.median(values) for name, values in each.items()}
+            print(
+                f"{concurrency:>8} {arm:>8} {middle['drafted_per_forward']:8.2f} {middle['forwards_per_token']:14.3f} "
+                f"{fewer.median:7.2f}x {middle['tokens_per_second']:8.1f} {faster.cell:>20}"
+            )
