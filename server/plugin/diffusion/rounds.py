@@ -211,11 +211,11 @@ def _report(scheduler: Any, batch: Any, generated: int, ended: bool) -> None:
 
 
 def _answer(req: Any, state: list[int]) -> int:
-    """Add a complete block to the answer, without what is the prompt's of it; how many tokens that is."""
-    new = state[len(known(req)) % len(state) :]
+    """Add a complete block to the answer, without what is the prompt's of it; by how many tokens that is longer now."""
+    before, new = len(req.output_ids), state[len(known(req)) % len(state) :]
     req.output_ids.extend(new)
     req.update_finish_state(new_accepted_len=len(new))
-    return len(new)
+    return len(req.output_ids_through_stop) - before
 
 
 def _end(scheduler: Any, req: Any) -> None:
