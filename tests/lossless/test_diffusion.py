@@ -1,6 +1,7 @@
 """Block diffusion against plain torch, token for token, in float32: whatever the prompt's length, company and cache.
 
-With --exhaustive also tied and untied, blocks of 4 and 32, both policies, and with and without shared prefixes.
+With --exhaustive also tied and untied, blocks of 4 and 32, both policies, and with and without shared prefixes; and the
+same with Spiffy as without.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pytest
 import stock_dllm
 import torch
 from chi_square import p_value
-from diffusion_servers import POOL, Served, serve
+from diffusion_servers import POOL, Served, check_spiffy, serve
 from metrics_page import metric
 from running import environment, wait_until
 from tiny_diffusion import MASK, PROMPTS, Reference, TinyDiffusion
@@ -29,6 +30,7 @@ from transformers import AutoTokenizer
 
 from outrider.kernels.sampling import Rules
 from outrider.server.plugin.diffusion.policy import Static, Threshold, noise_keys, predict, step, steps_of
+from outrider.server.plugin.diffusion.target import FAMILIES
 
 SDAR = TinyDiffusion(tied=False)
 SHIFTED = TinyDiffusion(architecture="LlamaForCausalLM", block_size=8, shift=True, context_mask="causal")
@@ -36,11 +38,11 @@ VARIANTS = {
     f"{'tied' if tied else 'untied'}, block {block}, {unmasking}, {'shared' if shared else 'no shared'} prefixes": (
         TinyDiffusion(tied=tied, block_size=block), unmasking, shared
     )
-    for tied, block, unmasking, shared in product((True, False), (4, 32), ("threshold", "static"), (True, False))
+    for tied, block, unmasking, shared in product((True, False), (4, 32), (0.9, None), (True, False))
 } | {
-    "OPDLM": (TinyDiffusion(architecture="A2DQwen3LMHeadModel"), "threshold", True),
+    "OPDLM": (TinyDiffusion(architecture="A2DQwen3LMHeadModel"), 0.3, True),
     "Fast-dLLM v2": (
-        TinyDiffusion(architecture="Fast_dLLM_QwenForCausalLM", block_size=16, shift=True, tied=False), "static", True
+        TinyDiffusion(architecture="Fast_dLLM_QwenForCausalLM", block_size=16, shift=True, tied=False), None, True
     ),
 }  # fmt: skip
 
@@ -260,26 +262,30 @@ def test_a_long_prompt_takes_few_rounds(served: Served) -> None:
 def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive serves every variant")
-    shape, unmasking, shared = VARIANTS[name]
+    shape, threshold, shared = VARIANTS[name]
     flags = () if shared else ("--disable-radix-cache",)
-    for served in serve(tmp_path, shape, *flags, threshold=0.3 if unmasking == "threshold" else None):
+    for served in serve(tmp_path, shape, *flags, threshold=threshold):
         test_prompts_of_every_length_one_and_eight_at_a_time(served)
         test_a_seed_decides_alone_and_in_company(served)
         test_aborts_leave_nothing_behind(served)
+        check_spiffy(served)
 
 
 @pytest.mark.server
 def test_the_reference_is_sglangs_own_low_confidence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Its own rounds, attention and algorithm. It cannot load SDAR with tied weights."""
+    """Its own rounds, attention and algorithm. It cannot load SDAR with tied weights, and reads no mask token from
+    config.json."""
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive runs SGLang's own dllm mode beside ours")
-    model = SDAR.write(tmp_path / "model")
+    mask = FAMILIES["SDARForCausalLM"].mask_token_id
+    shape = TinyDiffusion(tied=False, vocab_size=mask + 3)
+    model = shape.write(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    reference = Reference(SDAR, tokenizer.mask_token_id)
+    reference = Reference(shape, mask)
     tokens = tokenizer(PROMPTS.read_text(), add_special_tokens=False)["input_ids"]
     prompts = [tokens[7 * i : 7 * i + length] for i, length in enumerate((4, 5, 6, 7, 8, 33, 61))]
-    command = [sys.executable, stock_dllm.__file__, str(model), "0.3", "21"]
+    command = [sys.executable, stock_dllm.__file__, str(model), "0.5", "21"]
     done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr[-2000:]
-    expected = [reference.answer(prompt, 21, threshold=0.3) for prompt in prompts]
+    expected = [reference.answer(prompt, 21, threshold=0.5) for prompt in prompts]
     assert json.loads(done.stdout.splitlines()[-1]) == expected

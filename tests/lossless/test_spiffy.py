@@ -1,7 +1,7 @@
 """Spiffy on the server: the same text as base decoding of the same server, in fewer forwards.
 
-Base decoding itself is held against plain torch in `test_diffusion.py`. With --exhaustive also blocks of 4 and 32, both
-policies, tied and untied, with and without shared prefixes.
+Base decoding itself is held against plain torch in `test_diffusion.py`; with --exhaustive both are there for blocks of 4
+and 32, both policies, tied and untied, with and without shared prefixes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import httpx
 import pytest
-from diffusion_servers import Served, serve
+from diffusion_servers import Served, check_spiffy, serve
 from metrics_page import MetricsPage, documented
 from running import OUTRIDER, environment
 from tiny_diffusion import TinyDiffusion
@@ -25,14 +24,6 @@ from tiny_diffusion import TinyDiffusion
 from outrider.server.http.live import FRESH_SECONDS
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards" / "speculation.json"
-OFF = {"speculation": {"enabled": False}}
-GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 7}
-VARIANTS = {
-    f"{'tied' if tied else 'untied'}, block {block}, {unmasking}, {'shared' if shared else 'no shared'} prefixes": (
-        TinyDiffusion(tied=tied, block_size=block), unmasking, shared
-    )
-    for tied, block, unmasking, shared in product((True, False), (4, 32), (0.9, None), (True, False))
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,35 +31,8 @@ def static_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     yield from serve(tmp_path_factory.mktemp("static"), TinyDiffusion(tied=False), threshold=None)
 
 
-def forwards(served: Served) -> dict[str, float]:
-    page = MetricsPage(served.server.url)
-    names = ("diffusion_request_forwards", "drafted_states", "accepted_states", "joined_commits")
-    return {name: page.value(f"outrider_{name}_total") for name in names}
-
-
-def check(served: Served) -> None:
-    """Prompts of every length modulo the block, one and eight at a time, greedy and seeded."""
-    block = served.reference.shape.block_size
-    prompts = served.prompts([*range(9, 9 + block)])
-    count = 3 * block + 1
-    for options in (GREEDY, SEEDED):
-        before = forwards(served)
-        expected = served.ask_all(prompts, count, 8, **OFF, **options)
-        base = {name: value - before[name] for name, value in forwards(served).items()}
-        assert base["drafted_states"] == 0
-        before = forwards(served)
-        assert served.ask_all(prompts, count, 8, **options) == expected
-        assert served.ask_all(prompts[:: block // 4], count, 1, **options) == expected[:: block // 4]
-        found = {name: value - before[name] for name, value in forwards(served).items()}
-        assert found["accepted_states"] > 0
-        assert found["joined_commits"] > 0 or block > 4
-        rounds = base["diffusion_request_forwards"] * (1 + 4 / block)
-        assert found["diffusion_request_forwards"] < rounds
-    assert served.cached()["used"] == 0
-
-
 def test_the_text_is_that_of_base_decoding(static_server: Served) -> None:
-    check(static_server)
+    check_spiffy(static_server)
 
 
 def test_its_metrics_are_those_of_the_table(static_server: Served) -> None:
@@ -114,14 +78,3 @@ def test_a_tuned_profile_is_planned_by_and_leaves_the_text(static_server: Served
         assert served.ask(prompt, 40) == expected
     finally:
         shutil.rmtree(folder)
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--exhaustive"):
-        pytest.skip("--exhaustive serves every variant")
-    shape, threshold, shared = VARIANTS[name]
-    flags = () if shared else ("--disable-radix-cache",)
-    for served in serve(tmp_path, shape, *flags, threshold=threshold):
-        check(served)

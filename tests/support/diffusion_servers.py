@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from metrics_page import MetricsPage
 from running import Server
 from tiny_diffusion import PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
 POOL = 512
 FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
+
+OFF = {"speculation": {"enabled": False}}
+GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 7}
 
 TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
 """A request gets in where the cache has room for so much of its answer, however long that becomes."""
@@ -75,3 +79,31 @@ def serve(
         yield Served(server, Reference(shape, tokenizer.mask_token_id), tokenizer, threshold, per_step)
     finally:
         server.stop()
+
+
+def forwards(served: Served) -> dict[str, float]:
+    page = MetricsPage(served.server.url)
+    names = ("diffusion_request_forwards", "drafted_states", "accepted_states", "joined_commits")
+    return {name: page.value(f"outrider_{name}_total") for name in names}
+
+
+def check_spiffy(served: Served) -> None:
+    """The same text with Spiffy as without, in fewer forwards: prompts of every length modulo the block, one and eight
+    at a time, greedy and seeded."""
+    block = served.reference.shape.block_size
+    prompts = served.prompts([*range(9, 9 + block)])
+    count = 3 * block + 1
+    for options in (GREEDY, SEEDED):
+        before = forwards(served)
+        expected = served.ask_all(prompts, count, 8, **OFF, **options)
+        base = {name: value - before[name] for name, value in forwards(served).items()}
+        assert base["drafted_states"] == 0
+        before = forwards(served)
+        assert served.ask_all(prompts, count, 8, **options) == expected
+        assert served.ask_all(prompts[:: block // 4], count, 1, **options) == expected[:: block // 4]
+        found = {name: value - before[name] for name, value in forwards(served).items()}
+        assert found["accepted_states"] > 0
+        assert found["joined_commits"] > 0 or block > 4
+        rounds = base["diffusion_request_forwards"] * (1 + 4 / block)
+        assert found["diffusion_request_forwards"] < rounds
+    assert served.cached()["used"] == 0
