@@ -1,7 +1,7 @@
 """Spiffy on the server: the same text as base decoding of the same server, in fewer forwards.
 
-Base decoding itself is held against plain torch in `test_diffusion.py`; with --exhaustive both are there for blocks of 4
-and 32, both policies, tied and untied, with and without shared prefixes.
+Base decoding itself is held against plain torch in `test_diffusion.py`; with --exhaustive both are there for blocks of
+4 and 32, both policies, tied and untied, with and without shared prefixes.
 """
 
 from __future__ import annotations
