@@ -177,6 +177,11 @@ class BlockConfig:
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> BlockConfig:
         """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
+        if config.get("speculators_model_type"):
+            raise CheckpointError(
+                "drafter is in the speculators format, whose versions differ in what the first row of a block predicts "
+                "and which layers are causal; only folders as DeepSpec and DFlash write them are read"
+            )
         kind = kind_of(config)
         nested = {**(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
 
@@ -186,10 +191,6 @@ class BlockConfig:
                 raise CheckpointError(f"drafter config.json has no {key!r}")
             return value
 
-        if config.get("speculators_model_type"):
-            raise CheckpointError(
-                "drafter is in the speculators format: its head, and how it numbers the target's layers, are its own"
-            )
         gemma = GEMMA in config["architectures"]
         if gemma:
             config = gemma_shape(config)

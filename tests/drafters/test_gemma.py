@@ -174,7 +174,7 @@ def test_a_scaled_rotary_embedding_is_transformers_own(rope: dict[str, Any]) -> 
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "lacks original_max_position_embeddings"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "is none of default, linear"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotates a part of each head"),
-        ({"speculators_model_type": "dspark"}, "speculators format"),
+        ({"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}, "speculators format"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], message: str) -> None:
