@@ -21,6 +21,7 @@ from outrider.kernels.cache import cache_root
 from outrider.profiles import store
 from outrider.server.bench import step_breakdown
 from outrider.server.engine import target
+from outrider.server.errors import UserError
 from outrider.server.gpu_check import step
 from outrider.server.gpu_check.commands import Commands
 from outrider.server.gpu_check.load import step_times
@@ -70,6 +71,8 @@ def overhead(commands: Commands) -> Iterator[Measured]:
         found = step_breakdown.read(log)
         wanted = requests * (config.gamma + 1)
         steps = {kind: one for kind, one in found.items() if kind[0] == requests and kind[1] >= wanted and not kind[2]}
+        if not steps:
+            raise UserError(f"no step verified {wanted} tokens of {requests} requests; see {commands.folder}/asked.log")
         kind, one = max(steps.items(), key=lambda item: item[1].steps)
         case = f"{'sampled' if float(temperature) else 'greedy'}, {requests} requests, {kind[1]} tokens"
         for part, milliseconds in one.parts.items():
