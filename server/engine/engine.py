@@ -180,7 +180,10 @@ def _launch_processes(resolved: Resolved, begun: _Start) -> tuple[ServerArgs, tu
     Launcher.on_cpu = settings.resolved_device == "cpu"
     Launcher.controller = functools.partial(several.run_controller, *ours)
     arguments = sglang_args.build(settings, resolved.model, resolved.memory, begun.engines)
-    arguments.custom_sigquit_handler = _on_sigquit
+    try:
+        arguments.custom_sigquit_handler = _on_sigquit
+    except AttributeError:  # SGLang 0.5.17 keeps others from it
+        object.__setattr__(arguments, "custom_sigquit_handler", _on_sigquit)
     tempfile.tempdir = str(begun.run_folder.path)  # where SGLang puts the sockets between its processes
     try:
         return arguments, Launcher._launch_subprocesses(
