@@ -30,7 +30,8 @@ def with_diffusion(settings: Settings, model: Model) -> Settings:
             f"--drafter {settings.drafter} is for models that write from left to right; {model.name} is a "
             "block-diffusion model: leave it out"
         )
-    if (name := _changed(settings, OF_DRAFTS)) is not None:
+    name = "--planner threshold" if settings.planner == "threshold" else _changed(settings, OF_DRAFTS)
+    if name is not None:
         raise UserError(f"{name} is for drafters, and {model.name} is a block-diffusion model: leave it out")
     if settings.resolved_device != "cpu":
         raise UserError(f"{model.name} is a block-diffusion model, which is served on a CPU alone; say --device cpu")

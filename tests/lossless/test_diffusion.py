@@ -22,7 +22,7 @@ import pytest
 import stock_dllm
 import torch
 from chi_square import p_value
-from diffusion_servers import POOL, Served, check_spiffy, serve
+from diffusion_servers import ALL, POOL, Served, check_spiffy, serve
 from metrics_page import metric
 from running import environment, wait_until
 from tiny_diffusion import MASK, PROMPTS, Reference, TinyDiffusion
@@ -264,7 +264,7 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
         pytest.skip("--exhaustive serves every variant")
     shape, threshold, shared = VARIANTS[name]
     flags = () if shared else ("--disable-radix-cache",)
-    for served in serve(tmp_path, shape, *flags, threshold=threshold):
+    for served in serve(tmp_path, shape, *ALL, *flags, threshold=threshold):
         test_prompts_of_every_length_one_and_eight_at_a_time(served)
         test_a_seed_decides_alone_and_in_company(served)
         test_aborts_leave_nothing_behind(served)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from diffusion_servers import Served, check_spiffy, serve
+from diffusion_servers import ALL, Served, check_spiffy, serve
 from metrics_page import MetricsPage, documented
 from running import OUTRIDER, environment
 from tiny_diffusion import TinyDiffusion
@@ -28,7 +28,7 @@ DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards" / "s
 
 @pytest.fixture(scope="module")
 def static_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    yield from serve(tmp_path_factory.mktemp("static"), TinyDiffusion(tied=False), threshold=None)
+    yield from serve(tmp_path_factory.mktemp("static"), TinyDiffusion(tied=False), *ALL, threshold=None)
 
 
 def test_the_text_is_that_of_base_decoding(static_server: Served) -> None:

@@ -17,6 +17,8 @@ from transformers import AutoTokenizer
 POOL = 512
 FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
 
+ALL = ("--planner", "verify-all")
+"""As many drafts as there are, whatever they cost here."""
 OFF = {"speculation": {"enabled": False}}
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 7}
 
@@ -89,7 +91,7 @@ def forwards(served: Served) -> dict[str, float]:
 
 def check_spiffy(served: Served) -> None:
     """The same text with Spiffy as without, in fewer forwards: prompts of every length modulo the block, one and eight
-    at a time, greedy and seeded."""
+    at a time, greedy and seeded. The server was started with ALL."""
     block = served.reference.shape.block_size
     prompts = served.prompts([*range(9, 9 + block)])
     count = 3 * block + 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,12 @@ class Asked:
     options: RequestOptions
 
     @classmethod
-    def of(cls, req: Any) -> Asked:
+    def of(cls, req: Any, planner: str) -> Asked:
+        """planner: the server's; verify-all plans nothing, and every draft stands in the forward."""
         if not hasattr(req, "outrider_asked"):
-            req.outrider_asked = cls(next(_names), RequestOptions.from_custom_params(req.sampling_params.custom_params))
+            options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+            options = replace(options, planned=options.planned and planner != "verify-all")
+            req.outrider_asked = cls(next(_names), options)
         asked: Asked = req.outrider_asked
         return asked
 
@@ -147,13 +150,16 @@ class Spiffy(BlockDiffusion):
         self._ended = ended
         return outcomes
 
+    def _asked(self, req: Any) -> Asked:
+        return Asked.of(req, self.config.planner)
+
     # -- before the forward ---------------------------------------------------------------------------------------
 
     def _drafts(
         self, rows: BlockRows, roots: list[int], reqs: Sequence[Any], rules: Rules, context: float, runner: Any
     ) -> tuple[list[Draft], list[Proposed]]:
         """What is drafted in this round, and of what it was chosen."""
-        began, asked = time.perf_counter(), [Asked.of(req) for req in reqs]
+        began, asked = time.perf_counter(), [self._asked(req) for req in reqs]
         planned = [number for number, own in enumerate(asked) if own.options.planned and own.options.enabled]
         looks = bool(planned) and self.planner.looks(np.array([asked[number].name for number in planned]))
         able = [
@@ -293,7 +299,7 @@ class Spiffy(BlockDiffusion):
             for number, block in enumerate(blocks)
             if block is not None
             and (block.newest == self.mask_id).any()
-            and _may_draft(Asked.of(reqs[number]).options, rests)
+            and _may_draft(self._asked(reqs[number]).options, rests)
         }
         if not open_blocks:
             return
@@ -306,7 +312,7 @@ class Spiffy(BlockDiffusion):
         owner = torch.tensor(going)[which]
         keys = noise_keys(seeds[owner], rows.starts[at[which]] + where, steps_of(newest, self.mask_id)[which])
         count = max(graph.vocabulary_ranks for graph in self.graphs.values())
-        if any(Asked.of(reqs[number]).options.replayed for number in going):
+        if any(self._asked(reqs[number]).options.replayed for number in going):
             count = max(count, RANKS)
         best, chances = likely_tokens(logits[place[which, where]], rules.of(owner), keys, count)
         tokens = torch.zeros(*newest.shape, count, dtype=torch.int64)
@@ -322,7 +328,7 @@ class Spiffy(BlockDiffusion):
     ) -> None:
         """Count the states of requests that are replayed."""
         for number, (root, block) in enumerate(zip(roots, blocks, strict=True)):
-            if block is not None and Asked.of(reqs[number]).options.replayed:
+            if block is not None and self._asked(reqs[number]).options.replayed:
                 before, sampled = rows.tokens[root].numpy(), bool(rules.temperatures[number] > 0)
                 self.recording.observe(reqs[number], sampled, before, block.state)
 
@@ -359,7 +365,7 @@ class Spiffy(BlockDiffusion):
             planned=[
                 own
                 for own, req, block in zip(states, reqs, blocks, strict=True)
-                if block is not None and (options := Asked.of(req).options).planned and options.enabled
+                if block is not None and (options := self._asked(req).options).planned and options.enabled
             ],
             accepted=[len(block.accepted) for block in blocks if block is not None],
             joined=sum(outcome.committed for outcome in outcomes),

@@ -42,6 +42,7 @@ def test_other_models_are_left_alone() -> None:
         (SDAR, {"drafter": "ngram"}, "--drafter ngram is for models that write from left to right; it is a block-diff"),
         (SDAR, {"gamma": 5}, "--gamma is for drafters, and it is a block-diffusion model"),
         (SDAR, {"drafter_path": "x"}, "--drafter-path is for drafters"),
+        (SDAR, {"planner": "threshold"}, "--planner threshold is for drafters, and it is a block-diffusion model"),
         (SDAR, {"unmasking": "static", "unmasking_tokens": 9}, "at most the block's 8 tokens, not 9"),
         (SDAR | {"mask_token_id": -1}, {}, "in its config.json, mask_token_id is a token below"),
         (LLAMA, {"unmasking": "static"}, "--unmasking is for block-diffusion models, and it is none"),
