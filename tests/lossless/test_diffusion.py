@@ -42,7 +42,9 @@ VARIANTS = {
 } | {
     "OPDLM": (TinyDiffusion(architecture="A2DQwen3LMHeadModel"), 0.3, True),
     "Fast-dLLM v2": (
-        TinyDiffusion(architecture="Fast_dLLM_QwenForCausalLM", block_size=16, shift=True, tied=False), None, True
+        TinyDiffusion(architecture="Fast_dLLM_QwenForCausalLM", block_size=16, shift=True, tied=False, head=16),
+        None,
+        True,
     ),
 }  # fmt: skip
 
