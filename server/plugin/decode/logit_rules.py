@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from outrider.drafters.slot_tokens import SlotTokens
-from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
+if TYPE_CHECKING:
+    from outrider.server.plugin.decode.spec_inputs import FlatVerify
 
 
 @dataclass(frozen=True, slots=True)
