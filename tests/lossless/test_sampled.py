@@ -16,8 +16,8 @@ from scipy import stats
 
 from outrider.server.engine.target import plain_folder
 
-# Texts that repeat themselves, so that lookups draft from them, often rightly and often not. Most of these tests is prefill
-# in float32, so the text is short; behind the shorter one the models draft wrongly.
+# Texts that repeat themselves, so that lookups draft from them, often rightly and often not. Most of these tests is
+# prefill in float32, so the text is short; behind the shorter one the models draft wrongly.
 PROMPT, LETTERS = "ha ha ha", "a b c a b d a b"
 SAMPLES = 2400
 CHOICES = 12
