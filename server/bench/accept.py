@@ -71,19 +71,13 @@ async def _measure(
     manager = engine.tokenizer_manager
     results = {}
     total = len(temperatures) * sum(map(len, questions.values()))
+    options = RequestOptions(planned=False).to_custom_params()
     with tqdm(total=total, unit="answer") as progress:
 
         async def ask(question: str, temperature: float) -> None:
-            ids = client.chat_ids(manager, question)
-            room = engine.context_length - len(ids) - longest - 2
-            if room > 0:
-                await client.generate(
-                    manager,
-                    ids,
-                    temperature=temperature,
-                    max_new_tokens=min(args.new_tokens, room),
-                    custom_params=RequestOptions(planned=False).to_custom_params(),
-                )
+            await client.answer(
+                engine, question, args.new_tokens, kept=longest + 2, temperature=temperature, custom_params=options
+            )
             progress.update()
 
         for name, asked in questions.items():

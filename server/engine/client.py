@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
 
 
 async def generate(manager: Any, prompt: str | list[int], *, stream: bool = False, **sampling: Any) -> dict[str, Any]:
@@ -39,3 +42,12 @@ def chat_ids(manager: Any, question: str) -> list[int]:
     turn = [{"role": "user", "content": question}]
     ids: list[int] = manager.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
     return ids
+
+
+async def answer(engine: Engine, question: str, new_tokens: int, *, kept: int = 1, **sampling: Any) -> None:
+    """Have one user turn answered with at most `new_tokens`, fewer where the context without its last `kept` places
+    ends before; not at all where the question fills it."""
+    ids = chat_ids(engine.tokenizer_manager, question)
+    room = engine.context_length - len(ids) - kept
+    if room > 0:
+        await generate(engine.tokenizer_manager, ids, max_new_tokens=min(new_tokens, room), **sampling)

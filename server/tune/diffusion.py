@@ -94,17 +94,10 @@ async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tok
     options = RequestOptions(gamma=0, planned=False, replayed=True).to_custom_params()
 
     async def ask(question: str, temperature: float) -> None:
-        ids = client.chat_ids(manager, question)
-        room = engine.context_length - len(ids) - 1
-        if room > 0:
-            await client.generate(
-                manager,
-                ids,
-                temperature=temperature,
-                sampling_seed=crc32(question.encode()),
-                max_new_tokens=min(new_tokens, room),
-                custom_params=options,
-            )
+        seed = crc32(question.encode())
+        await client.answer(
+            engine, question, new_tokens, temperature=temperature, sampling_seed=seed, custom_params=options
+        )
 
     await asyncio.gather(*(ask(question, 0.0) for question, _ in questions))
     await asyncio.gather(*(ask(question, temperature) for question, temperature in questions))

@@ -97,20 +97,13 @@ async def record_answers(
     manager = engine.tokenizer_manager
     await control.command(manager, control.FORGET)
     gate = asyncio.Semaphore(CONCURRENCY)
+    options = RequestOptions(planned=False).to_custom_params()
 
     async def ask(question: str, temperature: float, seed: int | None = None) -> None:
         async with gate:
-            ids = client.chat_ids(manager, question)
-            room = engine.context_length - len(ids) - 1
-            if room > 0:
-                await client.generate(
-                    manager,
-                    ids,
-                    temperature=temperature,
-                    sampling_seed=seed,
-                    max_new_tokens=min(new_tokens, room),
-                    custom_params=RequestOptions(planned=False).to_custom_params(),
-                )
+            await client.answer(
+                engine, question, new_tokens, temperature=temperature, sampling_seed=seed, custom_params=options
+            )
 
     greedy = [ask(question, 0.0) for question, _ in questions]
     sampled = [ask(question, temperature) for question, temperature in questions]
