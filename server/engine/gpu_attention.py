@@ -38,13 +38,13 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
     return chosen
 
 
-def graphs(backend: str | None, *, ranks: int, hidden_states: bool) -> dict[str, Any]:
+def graphs(backend: str | None, *, hidden_states: bool) -> dict[str, Any]:
     """SGLang's arguments of CUDA graphs: of verification where its steps have tiers, of prefills where no drafter wants
     what SGLang's graphs of prefills leave out.
 
-    backend: None where nothing is verified. ranks: of tensor parallelism. hidden_states: the drafter reads them.
+    backend: None where nothing is verified. hidden_states: the drafter reads them.
     """
-    if backend is None or ranks > 1:
+    if backend is None:
         return {"disable_cuda_graph": True}
     return {"disable_prefill_cuda_graph": True} if hidden_states else {}
 

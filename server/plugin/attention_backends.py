@@ -93,10 +93,9 @@ def tiers_of(runner: Any, width: int) -> Tiers | None:
     """Sizes of which a step of requests of `width` tokens has one, and for which of them graphs are captured; None
     where a step is exactly as large as its drafts, which a GPU is waited for.
 
-    runner: SGLang's model runner of the target. Ranks of tensor parallelism besides the first learn a step's lengths,
-    not its size.
+    runner: SGLang's model runner of the target. All ranks of tensor parallelism have the same.
     """
-    if str(runner.device).startswith("cpu") or runner.tp_group.world_size > 1:
+    if str(runner.device).startswith("cpu"):
         return None
     if runner.server_args.attention_backend not in BACKENDS:
         return None

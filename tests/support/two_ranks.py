@@ -1,8 +1,9 @@
 """Two ranks of an engine decode the same requests; clock, seeds, confidences and rounding are each one's own.
 
-The workers are the real ones, over a target and a drafter that are tables. Prints two lines of JSON, the second one of
-ranks that are told nothing: how many steps both have gone through the same, and of how many; how many drafts were
-verified and accepted; whether the first rank has the whole embedding and head; what gloo says when the other is gone.
+The workers are the real ones, over a target and a drafter that are tables. Prints a line of JSON for each of `WORLDS`:
+how many steps both have gone through the same, and of how many; how many drafts were verified and accepted; the numbers
+of tokens that forwards had; how many steps the first rank's graph has accepted; whether the first rank has the whole
+embedding and head; what gloo says when the other is gone.
 
 A program of its own, since ranks are processes.
 """
@@ -14,6 +15,7 @@ import os
 import secrets
 import tempfile
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,9 +32,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features  # noqa: E402
 from outrider.scheduler.planners.asynchronous import Asynchronous  # noqa: E402
+from outrider.scheduler.planners.tiers import Tiers  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
+from outrider.server.plugin.decode import follower as following  # noqa: E402
 from outrider.server.plugin.decode import worker as decode  # noqa: E402
-from outrider.server.plugin.decode.follower import Follower  # noqa: E402
 from outrider.server.plugin.loading.drafter import whole_weights  # noqa: E402
 from outrider.server.plugin.options import KEY  # noqa: E402
 
@@ -41,8 +44,24 @@ SKEW = 7.0
 """How much faster the second rank's clock goes."""
 
 
+@dataclass(frozen=True)
+class World:
+    """alone: ranks are told nothing. tiers: steps have tiers, and graphs. greedy: all requests are."""
+
+    alone: bool = False
+    tiers: bool = False
+    greedy: bool = False
+
+
+WORLDS = {
+    "told": World(), "alone": World(alone=True), "tiers": World(tiers=True), "greedy": World(tiers=True, greedy=True),
+}  # fmt: skip
+
+
 class Group:
     """What workers ask of SGLang's GroupCoordinator."""
+
+    first_rank, cpu_group = 0, None
 
     def __init__(self, rank: int, alone: bool) -> None:
         self.rank_in_group, self.world_size = rank, 1 if alone else 2
@@ -81,15 +100,18 @@ class Guessing(Drafter):
 
 
 class Target:
-    """The token one above the last is the likeliest; a little noise is this rank's own."""
+    """The token one above the last is the likeliest; a little noise is this rank's own. With tiers a verification is a
+    graph, which ends with what the worker has had captured there."""
 
-    def __init__(self, rank: int, group: Group) -> None:
+    def __init__(self, rank: int, group: Group, tiers: Tiers | None) -> None:
         self.draw = torch.Generator().manual_seed(100 + rank)
+        self.tiers, self.accepted_by_graphs = tiers, 0
         table = torch.arange(REQUESTS * CONTEXT, dtype=torch.int32).view(REQUESTS, CONTEXT)
         self.pool = SimpleNamespace(req_to_token=table)
         self.model_runner = SimpleNamespace(
-            token_to_kv_pool=SimpleNamespace(size=table.numel(), page_size=1), device="cpu", tp_group=group
-        )
+            token_to_kv_pool=SimpleNamespace(size=table.numel(), page_size=1), device="cpu", tp_group=group,
+            capture_tail_hooks=[],
+        )  # fmt: skip
 
     def get_memory_pool(self) -> tuple[Any, None]:
         return self.pool, None
@@ -100,17 +122,36 @@ class Target:
         logits += 0.5 * torch.randn(logits.shape, generator=self.draw)
         if batch.forward_mode is ForwardMode.EXTEND:  # `is_extend` counts a verify as one
             logits = logits[torch.tensor(batch.extend_lens).cumsum(0) - 1]
-        return GenerationBatchResult(LogitsProcessorOutput(logits), can_run_cuda_graph=False)
+        output = LogitsProcessorOutput(logits)
+        in_graph = batch.forward_mode is ForwardMode.TARGET_VERIFY and self.tiers is not None
+        if in_graph:
+            self._end_graph(batch, output)
+        return GenerationBatchResult(output, can_run_cuda_graph=in_graph)
+
+    def _end_graph(self, batch: Any, output: LogitsProcessorOutput) -> None:
+        tokens = len(batch.input_ids)
+        slots = self.tiers.slots(tokens)
+        padded = SimpleNamespace(
+            batch_size=slots, seq_lens=torch.nn.functional.pad(batch.seq_lens, (0, max(0, slots - REQUESTS))),
+            input_ids=batch.input_ids, out_cache_loc=batch.out_cache_loc, positions=batch.spec_info.positions,
+        )  # fmt: skip
+        for hook in self.model_runner.capture_tail_hooks:
+            hook(self.model_runner, output, padded, tokens)
+            self.accepted_by_graphs += int(hook.__self__._gate)
 
 
-def requests() -> list[SimpleNamespace]:
-    """One of three is greedy, one has a service level."""
+def is_greedy(i: int, world: World) -> bool:
+    return world.greedy or i % 3 == 0
+
+
+def requests(world: World) -> list[SimpleNamespace]:
+    """One of three is greedy, or all; one has a service level."""
 
     def params(i: int) -> SimpleNamespace:
         asked = {KEY: {"min_tokens_per_second": 50.0}} if i % 3 == 1 else None
         return SimpleNamespace(
-            custom_params=asked, max_new_tokens=CONTEXT, sampling_seed=None, top_k=1 if i % 3 == 0 else VOCAB,
-            ignore_eos=True, stop_token_ids=None,
+            custom_params=asked, max_new_tokens=CONTEXT, sampling_seed=None,
+            top_k=1 if is_greedy(i, world) else VOCAB, ignore_eos=True, stop_token_ids=None,
         )  # fmt: skip
 
     return [
@@ -119,52 +160,54 @@ def requests() -> list[SimpleNamespace]:
     ]
 
 
-def sampling_info() -> SimpleNamespace:
+def sampling_info(world: World) -> SimpleNamespace:
     return SimpleNamespace(
         temperatures=torch.ones(REQUESTS, 1),
-        top_ks=torch.tensor([1 if i % 3 == 0 else VOCAB for i in range(REQUESTS)], dtype=torch.int32),
-        need_top_k_sampling=False, need_top_p_sampling=False, need_min_p_sampling=False, is_all_greedy=False,
+        top_ks=torch.tensor([1 if is_greedy(i, world) else VOCAB for i in range(REQUESTS)], dtype=torch.int32),
+        need_top_k_sampling=False, need_top_p_sampling=False, need_min_p_sampling=False, is_all_greedy=world.greedy,
         acc_additive_penalties=None, logit_bias=None,
     )  # fmt: skip
 
 
-def batch_of(mode: ForwardMode, seq_lens: torch.Tensor, info: Any, **fields: Any) -> SimpleNamespace:
+def batch_of(mode: ForwardMode, reqs: list[Any], seq_lens: torch.Tensor, info: Any, **fields: Any) -> SimpleNamespace:
     rows = torch.arange(REQUESTS)
     return SimpleNamespace(
-        forward_mode=mode, reqs=requests(), req_pool_indices=rows, req_pool_indices_cpu=rows, seq_lens=seq_lens,
+        forward_mode=mode, reqs=reqs, req_pool_indices=rows, req_pool_indices_cpu=rows, seq_lens=seq_lens,
         seq_lens_cpu=seq_lens, sampling_info=info, is_prefill_only=False, return_logprob=False,
         return_hidden_states=False, **fields,
     )  # fmt: skip
 
 
-def decode_all(rank: int, alone: bool) -> list[tuple[Any, ...]]:
-    """What each step put through the forward, and what came of it."""
+def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
+    """What each step put through the forward, and what came of it; how many steps a graph has accepted."""
+    tiers = Tiers(REQUESTS, GAMMA + 1) if world.tiers else None
+    decode.tiers_of = following.tiers_of = lambda runner, width: tiers
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
-    target = Target(rank, Group(rank, alone))
-    leads = alone or rank == 0
-    worker = (decode.SpeculativeWorker if leads else Follower)(None, target)
+    target = Target(rank, Group(rank, world.alone), tiers)
+    leads = world.alone or rank == 0
+    worker = (decode.SpeculativeWorker if leads else following.Follower)(None, target)
     worker.alloc_memory_pool()
     worker._direct_sought = True  # the target is no model of SGLang's
     if leads:
         cost = curve_cost(REQUESTS, [0.02 + 0.0005 * k for k in range(REQUESTS * GAMMA + 1)])
         worker.planning.plan_by(Asynchronous(cost, GAMMA, held=1), cost, None)
         worker.drafter = Guessing(rank)
-    info, seq_lens = sampling_info(), torch.full((REQUESTS,), 3)
-    prompts = [req.origin_input_ids for req in requests()]
+    reqs, info, seq_lens = requests(world), sampling_info(world), torch.full((REQUESTS,), 3)
+    prompts = [req.origin_input_ids for req in reqs]
     prefill = batch_of(
-        ForwardMode.EXTEND, seq_lens, info, input_ids=torch.tensor(prompts).flatten(), prefix_lens=[0] * REQUESTS,
+        ForwardMode.EXTEND, reqs, seq_lens, info, input_ids=torch.tensor(prompts).flatten(), prefix_lens=[0] * REQUESTS,
         extend_lens=[3] * REQUESTS, out_cache_loc=target.pool.req_to_token[:, :3].flatten().long(),
     )  # fmt: skip
     result = worker.forward_batch_generation(prefill)
     seen: list[tuple[Any, ...]] = [tuple(result.next_token_ids.tolist())]
     for _ in range(STEPS):
         seq_lens = result.new_seq_lens
-        batch = batch_of(ForwardMode.DECODE, seq_lens, info, spec_info=result.next_draft_input)
+        batch = batch_of(ForwardMode.DECODE, reqs, seq_lens, info, spec_info=result.next_draft_input)
         result = worker.forward_batch_generation(batch)
         lens, tokens = result.accept_lens.tolist(), result.next_token_ids.view(REQUESTS, -1).tolist()
         kept = [row[:count] for row, count in zip(tokens, lens, strict=True)]
         seen.append((batch.input_ids.tolist(), (result.cap_lens - 1).tolist(), kept))
-    return seen
+    return seen, target.accepted_by_graphs
 
 
 def has_whole_weights(rank: int) -> bool:
@@ -181,14 +224,14 @@ def has_whole_weights(rank: int) -> bool:
     return found is not None and torch.equal(found[0], embedding) and torch.equal(found[1], head)
 
 
-def run(rank: int, alone: bool, folder: str) -> dict[str, Any]:
+def run(rank: int, name: str, folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     secrets.randbits = lambda bits: 1 + rank  # whatever they are, they differ
     clock = time.perf_counter
     if rank:
         time.perf_counter = lambda: SKEW * clock()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{alone}", rank=rank, world_size=2)
-    found = decode_all(rank, alone), has_whole_weights(rank)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=2)
+    found = *decode_all(rank, WORLDS[name]), has_whole_weights(rank)
     both: list[Any] = [None, None]
     dist.all_gather_object(both, found)
     if rank:
@@ -198,9 +241,12 @@ def run(rank: int, alone: bool, folder: str) -> dict[str, Any]:
         dist.broadcast(torch.zeros(1), 1)
     except RuntimeError as error:
         gone = str(error)
-    (first, second), whole = zip(*both, strict=True)
+    (first, second), (accepted_by_graphs, _), whole = zip(*both, strict=True)
     lens = [step[1] for step in first[1:]]
     return {
+        "world": name,
+        "sizes": sorted({len(step[0]) for step in first[1:]}),
+        "accepted_by_graphs": accepted_by_graphs,
         "same": sum(one == other for one, other in zip(first, second, strict=True)),
         "steps": len(first),
         "verified": sum(map(sum, lens)),
@@ -213,14 +259,14 @@ def run(rank: int, alone: bool, folder: str) -> dict[str, Any]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for alone in (False, True):
+        for name in WORLDS:
             ranks = []
             for rank in range(2):
                 if child := os.fork():
                     ranks.append(child)
                     continue
                 try:
-                    print(json.dumps(run(rank, alone, folder)), flush=True)
+                    print(json.dumps(run(rank, name, folder)), flush=True)
                 finally:
                     os._exit(0)
             for child in ranks:

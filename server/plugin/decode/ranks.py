@@ -2,7 +2,9 @@
 
 Each rank computes its part of the target's forward, so all must put the same tokens through it and keep the same ones.
 Clocks, random seeds and the rounding of confidences and probabilities differ between ranks; so nothing that depends on
-them is decided twice. A step has two broadcasts: what is verified, before the forward, and what came of it, behind it.
+them is decided twice. A step has two broadcasts between devices: what is verified, before the forward, and what came of
+it, behind it. Where its size is decided before its lengths, hosts tell each other the size: every rank then replays the
+same graph, and no host waits for its device.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed
 
 
 class Ranks:
@@ -31,3 +34,16 @@ class Ranks:
         told = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
         self.group.broadcast(told)
         return tuple(part.view(shape) for part, shape in zip(told.split(sizes), shapes, strict=True))
+
+    def tell_tier(self, tier: int) -> None:
+        """As the first rank: how many tokens the step's forward has."""
+        if self.group.world_size > 1:
+            self._between_hosts(torch.tensor(tier))
+
+    def hear_tier(self) -> int:
+        """As any other rank: what `tell_tier` was given."""
+        return int(self._between_hosts(torch.tensor(0)))
+
+    def _between_hosts(self, number: torch.Tensor) -> torch.Tensor:
+        torch.distributed.broadcast(number, self.group.first_rank, group=self.group.cpu_group)
+        return number

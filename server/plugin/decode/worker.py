@@ -209,18 +209,23 @@ class SpeculativeWorker(BaseSpecWorker):
         sampling, cases = self._sampling_of(batch, rows)
 
         step = self.planning.begin(*self._host_view(batch), cases)
+        if step.tier is not None:
+            self.ranks.tell_tier(step.tier)
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
         self.ranks.tell(draft.tokens, verify_lens)
         page_table = self.req_to_token_pool.req_to_token
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.tier)
-        in_graph = self.tail is not None and self.tail.takes(batch, step, sampling, draft, verify_lens, flat)
+        tail = self.tail
+        if tail is not None and not tail.takes(batch, step, sampling, draft, verify_lens, flat):
+            tail = None
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = verified.logits_output
-        if self.tail is not None and in_graph and verified.can_run_cuda_graph:
-            accept_lens, tokens = self.tail.made(len(rows), len(flat.request))
+        if tail is not None and verified.can_run_cuda_graph:
+            accept_lens, tokens = tail.made(len(rows), len(flat.request))
             logits_output.hidden_states = None
+            self.ranks.tell(tokens, accept_lens)
         else:
             exact = batch.return_logprob or not sampling.all_greedy  # else only the largest of each row is wanted
             logits = self.rules.verified(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from running import environment
 
+from outrider.scheduler.planners.tiers import Tiers
 from outrider.server.engine.process import PEER_GONE, FailureFilter, StartupReport
 from outrider.server.plugin.agreement import first_difference
 
@@ -23,14 +24,19 @@ def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_ste
         env=environment(PYTHONPATH=":".join(sys.path), GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES=""),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told, alone = map(json.loads, done.stdout.splitlines()[-2:])
-    assert told["same"] == told["steps"]
-    assert told["different_lengths"] > 5  # there was something to agree on
-    assert told["verified"] > told["accepted"] > 40
-    assert told["whole_weights"]  # the first rank's drafter reads them
+    worlds = {line["world"]: line for line in map(json.loads, done.stdout.splitlines()[-4:])}
+    alone = worlds.pop("alone")
     assert alone["same"] < alone["steps"] / 4  # each by itself, they part
-    for found in (told, alone):
-        assert any(sign in found["gone"] for sign in PEER_GONE), found["gone"]
+    for told in worlds.values():
+        assert told["same"] == told["steps"]
+        assert told["different_lengths"] > 5  # there was something to agree on
+        assert told["verified"] > told["accepted"] > 40
+        assert told["whole_weights"]  # the first rank's drafter reads them
+        assert any(sign in told["gone"] for sign in PEER_GONE), told["gone"]
+    with_tiers = [worlds[name] for name in ("tiers", "greedy")]
+    sizes = set(Tiers(6, 5).sizes)
+    assert all(set(told["sizes"]) <= sizes and len(told["sizes"]) > 1 for told in with_tiers)
+    assert [told["accepted_by_graphs"] for told in with_tiers] == [0, worlds["greedy"]["steps"] - 1]
 
 
 def test_that_another_rank_is_gone_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
