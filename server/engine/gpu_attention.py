@@ -8,6 +8,8 @@ from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
 from outrider.server.plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
 
+SCATTERING = ("moe_a2a_backend", "moe_dense_tp_size")
+"""Flags of SGLang with which ranks share a step's tokens out; graphs are then for multiples of the ranks alone."""
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 """Of SGLang, by any of which verification may run."""
 
@@ -38,13 +40,14 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
     return chosen
 
 
-def graphs(backend: str | None, *, hidden_states: bool) -> dict[str, Any]:
+def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, hidden_states: bool) -> dict[str, Any]:
     """SGLang's arguments of CUDA graphs: of verification where its steps have tiers, of prefills where no drafter wants
     what SGLang's graphs of prefills leave out.
 
-    backend: None where nothing is verified. hidden_states: the drafter reads them.
+    backend: None where nothing is verified. given: as for `choose`. ranks: of tensor parallelism. hidden_states: the
+    drafter reads them.
     """
-    if backend is None:
+    if backend is None or (ranks > 1 and any(given.get(flag) for flag in SCATTERING)):
         return {"disable_cuda_graph": True}
     return {"disable_prefill_cuda_graph": True} if hidden_states else {}
 

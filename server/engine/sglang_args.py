@@ -128,6 +128,8 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
         arguments |= gpu_attention.graphs(
             None if settings.diffusion else given.get("attention_backend") or arguments["attention_backend"],
+            given,
+            ranks=settings.parallel.tp_size,
             hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).needs_hidden_states,
         )
     arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)

@@ -26,6 +26,7 @@ FLAGS = {
 }
 """Settings of SGLang's that decide about batches, and how they are said here."""
 SGLANGS = (
+    "attention_backend",
     "page_size",
     "kv_cache_dtype",
     "schedule_policy",
@@ -65,12 +66,18 @@ def said(server_args: Any, config: PluginConfig) -> dict[str, Any]:
     found |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
     found |= {
         "the model": digest(server_args.model_path),
+        "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config.decode),
         "--drafter": config.drafter,
         "--gamma": config.gamma,
         "--lookup-gamma": config.lookup_gamma,
         "--quantization": config.quantization,
     }
     return found
+
+
+def most_in_graphs(decode: Any) -> int:
+    """Requests for which graphs are captured, at most. decode: SGLang's PhaseConfig."""
+    return 0 if decode.backend == "disabled" else decode.max_bs
 
 
 def digest(model: str) -> str:

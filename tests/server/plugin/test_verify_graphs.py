@@ -46,13 +46,16 @@ def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
 
 
 @pytest.mark.parametrize(
-    ("backend", "hidden_states", "arguments"),
+    ("backend", "given", "ranks", "hidden_states", "arguments"),
     [
-        ("fa3", True, {"disable_prefill_cuda_graph": True}),
-        ("fa3", False, {}),
-        ("trtllm_mha", False, {}),
-        (None, False, {"disable_cuda_graph": True}),  # nothing is verified
+        ("fa3", {}, 1, True, {"disable_prefill_cuda_graph": True}),
+        ("fa3", {}, 1, False, {}),
+        ("trtllm_mha", {}, 1, False, {}),
+        ("fa3", {}, 2, False, {}),
+        ("fa3", {"moe_a2a_backend": "deepep"}, 1, False, {}),
+        ("fa3", {"moe_a2a_backend": "deepep"}, 2, False, {"disable_cuda_graph": True}),
+        (None, {}, 1, False, {"disable_cuda_graph": True}),  # nothing is verified
     ],
 )
-def test_graphs_are_asked_for_where_steps_have_tiers(backend, hidden_states, arguments):
-    assert gpu_attention.graphs(backend, hidden_states=hidden_states) == arguments
+def test_graphs_are_asked_for_where_steps_have_tiers(backend, given, ranks, hidden_states, arguments):
+    assert gpu_attention.graphs(backend, given, ranks=ranks, hidden_states=hidden_states) == arguments
