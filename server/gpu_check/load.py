@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -25,13 +26,16 @@ def tuned(commands: Commands) -> Iterator[Measured]:
     effort = ["--quick", "--max-requests", "2"] if commands.tiny else ["--max-requests", str(MOST_REQUESTS)]
     name = PROFILE + "-tiny" * commands.tiny
     commands.outrider("tune", "tune", *_device(commands), "--rounds", "1", *effort, "--name", name)
-    yield from step_times(found := store.read(cache_root() / "profiles" / name))
+    found = store.read(cache_root() / "profiles" / name)
+    yield from step_times(found)
     if found.calibration is not None:
         table = CalibrationTable.load(found.calibration)
         for case, fitted in zip(CASES, table.by_case, strict=True):
             if any(fitted.samples):
                 first = f"{fitted.ece_after[0]:.1%} after" if len(fitted.ece_after) else ""
                 yield Measured(f"calibration error, first token, {case}", fitted.ece_before[0], f"before, {first}")
+    if commands.tiny:  # servers would plan by it
+        shutil.rmtree(cache_root() / "profiles" / name)
 
 
 def step_times(profile: Profile) -> Iterator[Measured]:
