@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from outrider.server.engine.target import Model
@@ -19,7 +20,7 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
 
     Raises UserError for a backend that cannot verify requests of different lengths here, naming those that can.
     """
-    needs = needs_of(model.config, dtype)
+    needs = needs_of(model.config, dtype, given.get("kv_cache_dtype"))
     usable = fitting(capability, needs)
     if not usable:
         elsewhere = "; one of 9.0 has one" if fitting((9, 0), needs) else ""
@@ -52,18 +53,19 @@ def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, hidden_sta
     return {"disable_prefill_cuda_graph": True} if hidden_states else {}
 
 
-def needs_of(config: dict[str, Any], dtype: str = "auto") -> Needs:
-    """What a model asks of attention, by its config.json."""
+def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = None) -> Needs:
+    """What a model asks of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
     heads = config.get("num_attention_heads") or 0
     return Needs(
         latent=bool(config.get("kv_lora_rank")),
         capped=bool(config.get("attn_logit_softcapping")),
         head=config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0),
         float32=dtype == "float32",
+        narrow=bool(re.match("(fp|nvfp|mxfp|int)[48]", cache or "")),
     )
 
 
 def _said(needs: Needs) -> str:
     special = ["multi-head latent attention"] * needs.latent + ["capped attention scores"] * needs.capped
-    special += ["float32 weights"] * needs.float32
+    special += ["float32 weights"] * needs.float32 + ["a cache in 8 bits or fewer"] * needs.narrow
     return f" with {' and '.join(special)}" if special else ""

@@ -26,13 +26,14 @@ class Needs:
     """What a model and how it is served ask of attention.
 
     latent: multi-head latent attention. capped: scores go through tanh. head: numbers of a head, 0: not known. float32:
-    it is computed in 32 bits.
+    it is computed in 32 bits. narrow: keys and values are cached in 8 bits or fewer.
     """
 
     latent: bool = False
     capped: bool = False
     head: int = 0
     float32: bool = False
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Entry:
 
     majors: of the compute capabilities that it runs on. capped: capped scores are exact. latent: also for multi-head
     latent attention, on these majors. heads: the only sizes of a head; (): all that SGLang has. float32: computes in 32
-    bits, too.
+    bits, too. narrow: reads caches in 8 bits or fewer, as SGLang has them.
     """
 
     majors: tuple[int, ...]
@@ -52,13 +53,14 @@ class Entry:
     latent: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     float32: bool = False
+    narrow: bool = True
 
 
 BACKENDS = {
     "fa3": Entry(majors=(8, 9), capped=True, latent=(9,)),
     "trtllm_mha": Entry(majors=(10,), capped=False),
     "flashinfer": Entry(majors=(8, 9, 10, 12), capped=False),
-    OURS: Entry(majors=(8, 9, 10, 12), capped=True, heads=CUDA_HEADS, float32=True),
+    OURS: Entry(majors=(8, 9, 10, 12), capped=True, heads=CUDA_HEADS, float32=True, narrow=False),
 }
 DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("flashinfer",)}
 """By major, the first that fits is taken."""
@@ -80,6 +82,8 @@ def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
         return f"it takes heads of {' or '.join(map(str, entry.heads))} numbers, the model's have {needs.head}"
     if needs.float32 and not entry.float32:
         return "it computes in 16 bits, not in float32"
+    if needs.narrow and not entry.narrow:
+        return "it reads keys and values in the model's own type, not as --kv-cache-dtype says"
     return None
 
 
@@ -87,6 +91,19 @@ def fitting(capability: Capability, needs: Needs) -> list[str]:
     """Backends that can verify here, the best first."""
     known = [*DEFAULTS.get(capability[0], ()), *BACKENDS]
     return [name for name in dict.fromkeys(known) if unfit(name, capability, needs) is None]
+
+
+def check_taken(runner: Any) -> None:
+    """Raise ValueError where SGLang, whatever it was told, has taken a backend that cannot verify, as it does for some
+    models and caches. runner: SGLang's model runner of the target."""
+    if str(runner.device).startswith("cpu"):
+        return
+    for name in (runner.prefill_attention_backend_str, runner.decode_attention_backend_str):
+        if name not in BACKENDS:
+            raise ValueError(
+                f"for this model, or for its --kv-cache-dtype, SGLang takes the attention backend {name}, which cannot "
+                f"verify drafts: it takes every request to verify as many tokens; {' and '.join(BACKENDS)} can"
+            )
 
 
 def tiers_of(runner: Any, width: int) -> Tiers | None:

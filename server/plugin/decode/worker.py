@@ -23,7 +23,7 @@ from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.cases import cases_of
 from outrider.scheduler.upload import upload
-from outrider.server.plugin.attention_backends import captured_sizes, tiers_of
+from outrider.server.plugin.attention_backends import captured_sizes, check_taken, tiers_of
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
 from outrider.server.plugin.cpu.free_memory import give_back_free_memory
@@ -104,6 +104,9 @@ class SpeculativeWorker(BaseSpecWorker):
         if (tiers := self.planning.tiers) is not None and tiers.graphs:
             self.tail = VerifyTail(tiers, self._observe, self.device)
             runner.capture_tail_hooks.append(self.tail.capture)
+
+    def init_attention_backends(self) -> None:
+        check_taken(self._target_worker.model_runner)
 
     def init_cuda_graphs(self) -> None:
         """SGLang calls it when the target's are captured."""

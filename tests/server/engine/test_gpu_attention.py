@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from outrider.server.engine.gpu_attention import choose
 from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
+from outrider.server.plugin.attention_backends import check_taken
 
 PLAIN = {"num_hidden_layers": 2}
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}
@@ -70,6 +73,30 @@ def test_float32_is_for_our_own(major):
     }  # fmt: skip
     with pytest.raises(UserError, match="it computes in 16 bits, not in float32; use outrider"):
         chosen((major, 0), dtype="float32", attention_backend="flashinfer")
+
+
+@pytest.mark.parametrize("cache", ["fp8_e4m3", "fp8_e5m2", "nvfp4"])
+def test_our_own_reads_caches_of_the_models_type_alone(cache):
+    assert chosen((9, 0), kv_cache_dtype=cache) == "fa3"
+    assert chosen((9, 0), attention_backend="outrider", kv_cache_dtype="bf16") is None
+    with pytest.raises(UserError, match="not as --kv-cache-dtype says; use fa3 or flashinfer"):
+        chosen((9, 0), attention_backend="outrider", kv_cache_dtype=cache)
+    with pytest.raises(UserError, match="with float32 weights and a cache in 8 bits or fewer on"):
+        chosen((9, 0), dtype="float32", kv_cache_dtype=cache)
+
+
+def test_one_that_sglang_takes_instead_is_refused():
+    def runner(device, prefill, decode):
+        names = {"prefill_attention_backend_str": prefill, "decode_attention_backend_str": decode}
+        return SimpleNamespace(device=device, **names)
+
+    check_taken(runner("cuda", "fa3", "flashinfer"))
+    check_taken(runner("cpu", "torch_native", "torch_native"))
+    for taken in (("triton", "fa3"), ("fa3", "triton")):
+        with pytest.raises(
+            ValueError, match=r"SGLang takes the attention backend triton, which .*; fa3 and trtllm_mha"
+        ):
+            check_taken(runner("cuda", *taken))
 
 
 def test_one_that_was_asked_for_and_fits_stays():
