@@ -76,7 +76,7 @@ class Group:
 
 
 class Guessing(Drafter):
-    """Drafts what often comes next, with confidences that another process would not have."""
+    """Drafts what often comes next, or one more, with confidences that another process would not have."""
 
     gamma = GAMMA
 
@@ -91,8 +91,9 @@ class Guessing(Drafter):
 
     def propose(self, batch: DraftBatch) -> Draft:
         shape = (len(batch.anchors), GAMMA)
+        wrong = torch.rand(shape, generator=self.draw) < 0.1
         return Draft(
-            tokens=(batch.anchors[:, None] + torch.arange(1, GAMMA + 1)) % VOCAB,
+            tokens=(batch.anchors[:, None] + torch.arange(1, GAMMA + 1) + wrong) % VOCAB,
             lens=torch.full_like(batch.anchors, GAMMA),
             confidence=torch.rand(shape, generator=self.draw),
             asked=len(batch.anchors),

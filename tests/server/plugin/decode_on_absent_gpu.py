@@ -32,6 +32,7 @@ from outrider.scheduler.planners.tiers import Tiers
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
+from outrider.server.plugin.decode.follower import Follower
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
@@ -55,6 +56,7 @@ CASES = [
     *(("dspark", planner, "greedy") for planner in registry.names()),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash")),
     *(("dspark in graphs", "asynchronous", kind) for kind in ("greedy", "mixed")),
+    *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
 """Drafters, planners and requests."""
 IN_GRAPHS = " in graphs"
@@ -73,6 +75,26 @@ class Worker(worker_module.SpeculativeWorker):
     target_worker = property(lambda self: self._target_worker)
 
 
+class OtherRank(Follower, Worker):
+    has_tiers = True
+
+
+class TwoRanks(Ranks):
+    """What ranks tell each other goes from device to device, but for the tier, which hosts know."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(SimpleNamespace(world_size=2, broadcast=self._seen), device)
+
+    def _seen(self, tensor: torch.Tensor) -> None:
+        assert tensor.device == self.device
+
+    def tell_tier(self, tier: int) -> None:
+        assert isinstance(tier, int)
+
+    def hear_tier(self) -> int:
+        return 8
+
+
 def make_drafter(name: str, device: torch.device) -> Any:
     if name == "ngram":
         return NgramDrafter(4, device=device)
@@ -85,10 +107,11 @@ def make_drafter(name: str, device: torch.device) -> Any:
 
 
 def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
-    worker = Worker.__new__(Worker)
+    drafter, _, rank = drafter.partition(", rank ")
+    worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
     worker.config = PluginConfig(drafter=drafter, planner=planner)
-    worker.ranks = Ranks(SimpleNamespace(world_size=1), device)
+    worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device)
     worker.drafter.allocate(SLOTS)
     worker.width = worker.drafter.gamma + 1
