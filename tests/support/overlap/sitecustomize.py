@@ -16,15 +16,13 @@ from typing import Any
 
 
 def ask_for_overlap(module: ModuleType) -> None:
-    """Of `server/engine/sglang_args.py`."""
-    build = module.build
+    """Of `server/engine/sglang_args.py`: as if it had been said after `--`."""
+    parse = module.parse_flags
 
-    def overlapping(*args: Any, **kwargs: Any) -> Any:
-        arguments = build(*args, **kwargs)
-        arguments.disable_overlap_schedule = False
-        return arguments
+    def overlapping(flags: Sequence[str]) -> dict[str, Any]:
+        return parse(flags) | {"disable_overlap_schedule": False}
 
-    module.build = overlapping  # type: ignore[attr-defined]
+    module.parse_flags = overlapping  # type: ignore[attr-defined]
 
 
 def stand_in_for_streams(module: ModuleType) -> None:
