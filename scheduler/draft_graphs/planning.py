@@ -2,7 +2,8 @@
 
 A forward over R open blocks brings R steps, and one more for each draft that is accepted. What is admitted raises steps
 per second; none at all is one of the choices. What a plan looks at (scores, times, other requests) changes which states
-are drafted, and no text: a draft is accepted where it is the state that base decoding comes to (`lookup.py`).
+are drafted, and no text: a draft is accepted where it is the state that base decoding comes to (`lookup.py`). Service
+levels bound rounds as they bound steps of other models (`admission.py`).
 
 Where drafts do not pay for themselves and for the host's time to make and weigh them, the planner rests: nothing is
 filled or scored, and a round costs what it does without speculation. A rest ends when other requests have come, or now
@@ -14,10 +15,12 @@ filled state that is one step ahead whether it would have been accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.draft_graphs.admission import Admitted, Levels, admitted
 from outrider.scheduler.planners.base import StepView
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
 from outrider.scheduler.planners.resting import Resting
@@ -33,6 +36,30 @@ ENOUGH = 8.0
 """Rounds after which their cost is known."""
 LOOKS = 24
 """Rounds with something to draft whose mean decides whether the planner rests; it does not before so many."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundView:
+    """What is known of R open blocks before anything is drafted.
+
+    names: [R] int64, of their requests, each with a name that no other one ever has. context: tokens in the cache, in
+    sum. levels: [R] tokens per second that they asked for; 0: none. progress: [R] that they have had so far; inf where
+    they have just begun.
+    """
+
+    names: np.ndarray
+    context: float
+    levels: np.ndarray
+    progress: np.ndarray
+
+    @property
+    def has_levels(self) -> bool:
+        return bool(np.count_nonzero(self.levels))
+
+    def step_view(self) -> StepView:
+        """What `Resting` asks of a round."""
+        none = np.zeros(len(self.names))
+        return StepView(self.names, np.zeros_like(self.names), none, none, self.levels, self.progress)
 
 
 class Acceptance:
@@ -111,18 +138,21 @@ class StatePlanner:
         self._looking = Probing(LOOK_SHARE)
         self._round = 0.0  # seconds of one without drafts
         self._gain, self._weighed = 0.0, 0  # mean seconds that drafts saved of late, per round with some to choose from
+        self._steps, self._tokens = 0.0, 0.0  # of late, that steps revealed
 
     @property
     def rests(self) -> bool:
         """Nothing was drafted in this round, nor will be in the next one: what this one said need not be kept."""
         return self._resting.on and not self._looking.ready
 
-    def looks(self, names: np.ndarray) -> bool:
-        """Once a round, before anything is made: whether drafts are to be made and weighed in it at all.
+    @property
+    def step_tokens(self) -> float:
+        """Tokens that a step reveals, in the mean."""
+        return self._tokens / self._steps if self._steps else 1.0
 
-        names: [R] int64, of the requests, each with a name that no other one ever has.
-        """
-        step = _view(names)
+    def looks(self, view: RoundView) -> bool:
+        """Once a round, before anything is made: whether drafts are to be made and weighed in it at all."""
+        step = view.step_view()
         if self._resting.on and self._resting.holds(step) and not self._looking.due(self.deciding, self._round, False):
             self._resting.go_on(step)
             return False
@@ -130,38 +160,24 @@ class StatePlanner:
         return True
 
     def admit(
-        self,
-        names: np.ndarray,
-        rows: int,
-        context: float,
-        chances: Sequence[np.ndarray],
-        sizes: Sequence[np.ndarray],
+        self, view: RoundView, rows: int, chances: Sequence[np.ndarray], sizes: Sequence[np.ndarray]
     ) -> list[int]:
         """How many drafts each of R requests has, the first ones in its order; after `looks` has said so.
 
-        names: [R] as of `looks`. rows, context: of the round without drafts, see `RoundCost`. chances, sizes: of each
-        request, [n] chances of its drafts in their order of admission, and the mean of the rows that they cost.
+        rows: of the round without them. chances, sizes: of each request, [n] chances of its drafts in their order of
+        admission, and the mean of the rows that they cost.
         """
-        open_blocks, each = len(names), np.array([len(own) for own in chances])
+        blocks = len(view.names)
         if not self.cost.known:
-            return [0] * open_blocks
-        if not each.any():
-            self._round = float(self.cost.seconds(np.array([rows]), open_blocks, context)[0])
-            return each.tolist()
-        # A draft is no better than those before it that it needs, so that each request's come in their order.
-        worth = [np.minimum.accumulate(own / size) for own, size in zip(chances, sizes, strict=True)]
-        order = np.argsort(-np.concatenate(worth), kind="stable")
-        steps = open_blocks + np.append(0.0, np.cumsum(np.concatenate(chances)[order]))
-        seconds = self.cost.seconds(
-            rows + np.append(0.0, np.cumsum(np.concatenate(sizes)[order])), open_blocks, context
-        )
-        taken = int((steps / seconds).argmax())
-        self._round = float(seconds[0])
-        self._weigh(float(steps[taken] / open_blocks * seconds[0] - seconds[taken]) - self.deciding)
-        if self._gain <= 0 and self._weighed == LOOKS:
-            self._resting.begin(_view(names))
-        owner = np.repeat(np.arange(open_blocks), each)
-        return np.bincount(owner[order[:taken]], minlength=open_blocks).tolist()
+            return [0] * blocks
+        levels = None
+        if view.has_levels:
+            levels = Levels(view.levels, view.progress < view.levels, self.step_tokens)
+        found = admitted(chances, sizes, lambda more: self.cost.seconds(rows + more, blocks, view.context), levels)
+        self._round = found.without
+        if any(map(len, chances)) and levels is None:
+            self._weigh(found, view)
+        return found.counts.tolist()
 
     def observe_deciding(self, seconds: float) -> None:
         """The host has made and weighed drafts for so long in a round."""
@@ -169,15 +185,17 @@ class StatePlanner:
             self.deciding = seconds
         self.deciding += (min(seconds, 2 * self.deciding) - self.deciding) / LOOKS
 
-    def _weigh(self, saved: float) -> None:
-        """A round with something to draft saved so many seconds beside one without."""
+    def observe_steps(self, steps: int, tokens: int) -> None:
+        """So many steps of open blocks revealed so many tokens."""
+        self._steps = MEMORY * self._steps + steps
+        self._tokens = MEMORY * self._tokens + tokens
+
+    def _weigh(self, found: Admitted, view: RoundView) -> None:
+        """How much a round with something to draft saves beside rounds without, and whether to rest therefore."""
+        saved = found.steps / len(view.names) * found.without - found.seconds - self.deciding
         self._weighed = min(self._weighed + 1, LOOKS)
         self._gain += (saved - self._gain) / self._weighed
         if self._gain > 0:
             self._looking.paid()
-
-
-def _view(names: np.ndarray) -> StepView:
-    """What `Resting` asks of a round."""
-    none = np.zeros(len(names))
-    return StepView(names, np.zeros_like(names), none, none, none, none)
+        elif self._weighed == LOOKS:
+            self._resting.begin(view.step_view())

@@ -1,10 +1,13 @@
 """Forwards per token and tokens per second of a block-diffusion model: base decoding, and Spiffy by draft states.
 
-The arms take turns, round by round, on the same engine and the same prompts. Where their texts differ it is said.
-`drafted` are states per forward of an open block.
+The arms take turns, round by round, on the same engine and the same prompts; each policy of --unmasking has an engine
+of its own. Where texts of arms differ it is said. `drafted` are states per forward of an open block, `fewer` how many
+times fewer forwards an arm needs than base decoding. D=0 makes drafts' tokens ready and drafts none.
 
-example:
+examples:
   outrider bench diffusion --model ./SDAR-1.7B-Chat --prompts humaneval.jsonl --concurrency 1,8
+  outrider bench diffusion --model ./SDAR-1.7B-Chat --prompts gsm8k.jsonl --unmasking static,threshold \\
+      --unmasking-threshold 0.9
 """
 
 from __future__ import annotations
@@ -26,31 +29,40 @@ if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
 
 ARMS = {"base": RequestOptions(enabled=False)}
-ARMS |= {f"D={states}": RequestOptions(gamma=states, planned=False) for states in (1, 2, 3)}
+ARMS |= {f"D={states}": RequestOptions(gamma=states, planned=False) for states in (0, 1, 2, 3)}
 ARMS |= {"planned": RequestOptions()}
 
 Results = dict[int, dict[str, list[dict[str, float]]]]
-"""{concurrency: {arm: [what was measured, one per round]}}"""
+"""{concurrency: {arm: [what was measured, one per round]}}, of a policy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, drafter=False)
-    add_unmasking_flags(parser)
+    add_unmasking_flags(parser, several=True)
     harness.add_rounds_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     concurrencies = harness.check_rounds(args)
     questions = read_questions(args.prompts)
-    resolved = resolve(settings_of(args, disable_radix_cache=True))
-    if resolved.settings.diffusion is None:
-        raise UserError("the model is no block-diffusion model; outrider bench speed measures others")
+    # All of them before the first is measured, so that what is wrong with one is said at once.
+    policies = [
+        settings_of(args, unmasking=policy, disable_radix_cache=True) for policy in args.unmasking.split(",") if policy
+    ]
+    if not policies:
+        raise UserError("--unmasking names no policy; static,threshold are those there are")
 
     async def measurement(engine: Engine) -> Results:
         return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
 
-    results = session.run(resolved, measurement)
-    _report(results)
+    results: dict[str, Results] = {}
+    for settings in policies:
+        resolved = resolve(settings)
+        if resolved.settings.diffusion is None:
+            raise UserError("the model is no block-diffusion model; outrider bench speed measures others")
+        results[settings.unmasking_policy] = found = session.run(resolved, measurement)
+        print(f"unmasking {settings.unmasking_policy}")
+        _report(found)
     harness.write_json(args.json, results)
     return 0
 

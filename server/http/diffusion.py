@@ -19,7 +19,6 @@ NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "json_schema": ((), PARSED),
     "logprobs": ((False,), LOGPROBS),
     "tools": (([],), PARSED),
-    "min_tokens_per_second": ((), "rounds of block diffusion take every request alike"),
 }
 """Fields, the values of theirs that ask for nothing, and why others cannot be served."""
 

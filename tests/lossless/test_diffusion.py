@@ -87,6 +87,16 @@ def test_a_seed_decides_alone_and_in_company(served: Served) -> None:
     assert served.ask_all(prompts[:4], 20, 1, **options) != served.ask_all(prompts[:4], 20, 1, **options)
 
 
+def test_service_levels_leave_the_text_and_are_counted(sdar_server: Served) -> None:
+    prompts = sdar_server.prompts([12, 30, 7, 18])
+    expected = [sdar_server.exact(prompt, 16) for prompt in prompts]
+    counted = "outrider_service_level_requests_total"
+    for level, met in ((0.01, "true"), (1e6, "false")):
+        before = metric(sdar_server.server.url, counted, met=met)
+        assert sdar_server.ask_all(prompts, 16, 4, min_tokens_per_second=level) == expected
+        assert metric(sdar_server.server.url, counted, met=met) == before + 4
+
+
 def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, temperature: float) -> list[int]:
     """The answer to the end of so many blocks: the reference's logits, and the policy's own functions."""
     reference, block, mask = served.reference, served.reference.shape.block_size, served.reference.mask

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.draft_graphs.planning import LOOKS, WINDOW, Acceptance, RoundCost, StatePlanner
+from outrider.scheduler.draft_graphs.planning import LOOKS, WINDOW, Acceptance, RoundCost, RoundView, StatePlanner
 from outrider.scheduler.planners.probing import LOOK_SHARE
 
 
@@ -17,9 +17,16 @@ def cost(fixed: float, per_row: float) -> RoundCost:
     return RoundCost(StepCost([Point(1, rows, 0.0, (fixed + per_row * rows,)) for rows in (1, 1000)]))
 
 
+def view(*names: int, levels: list[float] | None = None, progress: list[float] | None = None) -> RoundView:
+    none, on_time = np.zeros(len(names)), np.full(len(names), np.inf)
+    return RoundView(
+        np.array(names), 0.0, np.array(levels) if levels else none, np.array(progress) if progress else on_time
+    )
+
+
 def admit(planner: StatePlanner, chances: list[float], sizes: list[float] | None = None, name: int = 0) -> int:
     sizes = sizes or [1.0] * len(chances)
-    return planner.admit(np.array([name]), 1, 0.0, [np.array(chances)], [np.array(sizes)])[0]
+    return planner.admit(view(name), 1, [np.array(chances)], [np.array(sizes)])[0]
 
 
 def test_the_line_through_rounds_of_late():
@@ -56,6 +63,7 @@ def test_none_where_rows_cost_all_and_all_where_they_cost_nothing():
     assert admit(StatePlanner(cost(0.01, 0.007)), chances, sizes) == 1
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 2)), max_size=4), min_size=1, max_size=4),
     st.floats(0.001, 1),
@@ -65,7 +73,7 @@ def test_no_more_than_there_is_and_never_worse_than_none(drafts, fixed, per_row)
     planner = StatePlanner(cost(fixed, per_row))
     chances = [np.array([chance for chance, _ in own]) for own in drafts]
     sizes = [np.array([size for _, size in own]) for own in drafts]
-    counts = planner.admit(np.arange(len(drafts)), len(drafts), 0.0, chances, sizes)
+    counts = planner.admit(view(*range(len(drafts))), len(drafts), chances, sizes)
     assert all(0 <= count <= len(own) for count, own in zip(counts, drafts, strict=True))
     steps = len(drafts) + sum(float(own[:n].sum()) for own, n in zip(chances, counts, strict=True))
     rows = len(drafts) + sum(float(own[:n].sum()) for own, n in zip(sizes, counts, strict=True))
@@ -81,11 +89,11 @@ def test_nothing_is_drafted_while_nothing_is_known_of_costs():
 
 
 def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time():
-    planner, names = StatePlanner(cost(0.0, 0.01)), np.array([7])
+    planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
     planner.observe_deciding(0.0005)
     looks = []
     for _ in range(4000):
-        looks.append(planner.looks(names))
+        looks.append(planner.looks(seven))
         if looks[-1]:
             assert admit(planner, [0.5], name=7) == 0
     assert looks[: LOOKS + 1] == [True] * LOOKS + [False]
@@ -94,27 +102,27 @@ def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time
 
 
 def test_what_a_look_needs_is_kept_the_round_before():
-    planner, names = StatePlanner(cost(0.0, 0.01)), np.array([7])
+    planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
     planner.observe_deciding(0.0005)
     kept = True
     for _ in range(2000):
-        if planner.looks(names):
+        if planner.looks(seven):
             assert kept
             admit(planner, [0.5], name=7)
         kept = not planner.rests
 
 
 def test_a_rest_ends_when_drafts_pay_again_or_others_come():
-    planner, names = StatePlanner(cost(0.0, 0.01)), np.array([7])
+    planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
     planner.observe_deciding(0.0005)
     for _ in range(LOOKS):
-        assert planner.looks(names)
+        assert planner.looks(seven)
         assert admit(planner, [0.5], name=7) == 0
-    assert not planner.looks(names)
-    assert planner.looks(np.array([8]))
+    assert not planner.looks(seven)
+    assert planner.looks(view(8))
     admit(planner, [0.5], name=8)
     planner.cost = cost(0.01, 0.0)
-    drafted = [planner.looks(np.array([8])) and admit(planner, [0.5], name=8) for _ in range(20000)]
+    drafted = [planner.looks(view(8)) and admit(planner, [0.5], name=8) for _ in range(20000)]
     assert any(drafted)
     assert all(drafted[drafted.index(1) + 200 :])
 
@@ -125,7 +133,7 @@ def test_drafts_that_save_less_than_the_host_takes_to_make_them_do_not_pay():
         planner.observe_deciding(seconds)
         for _ in range(LOOKS):
             admit(planner, [0.5])
-        assert planner.looks(np.array([0])) is pays
+        assert planner.looks(view(0)) is pays
 
 
 def test_acceptance_is_learnt_where_it_is_seen():
@@ -144,3 +152,21 @@ def test_acceptance_follows_what_changes():
         for _ in range(4 * int(WINDOW)):
             found.observe(*one, np.array([accepted]))
     assert found.chances(*one)[0] < 0.05
+
+
+def test_a_service_level_bounds_rounds_and_keeps_the_planner_awake():
+    planner, drafts = StatePlanner(cost(0.02, 0.004)), [np.array([]), np.array([0.9, 0.9, 0.9])]
+    sizes = [np.ones(len(own)) for own in drafts]
+    planner.observe_steps(100, 100)
+    assert planner.admit(view(1, 2), 2, drafts, sizes) == [0, 3]
+    level = 1 / (0.02 + 0.004 * 3) / 1.1 * 0.999
+    slow = view(1, 2, levels=[level, 0.0], progress=[np.inf, np.inf])
+    assert planner.admit(slow, 2, drafts, sizes) == [0, 1]
+    planner.observe_steps(100000, 200000)
+    assert planner.admit(slow, 2, drafts, sizes) == [0, 3]
+    planner, asks = StatePlanner(cost(0.0, 0.01)), view(7, levels=[1.0], progress=[np.inf])
+    planner.observe_deciding(0.0005)
+    for _ in range(3 * LOOKS):
+        assert planner.looks(asks)
+        assert planner.admit(asks, 1, [np.array([0.5])], [np.ones(1)]) == [0]
+        assert not planner.rests

@@ -18,16 +18,11 @@ from outrider.server.plugin.diffusion.forward import BlockRows
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """request: its number in the batch. state: [B] int64. complete: nothing of it is masked; it takes two rows.
-    score: of `draft_graphs.prune`. depth: steps ahead. chance: that it is accepted, as far as is known.
-    """
+    """request: its number in the batch. state: [B] int64. complete: nothing of it is masked; it takes two rows."""
 
     request: int
     state: np.ndarray
     complete: bool
-    score: float
-    depth: int
-    chance: float
 
     @property
     def rows(self) -> int:

@@ -54,16 +54,8 @@ class Proposals:
 
     def drafts(self, place: int, count: int) -> list[Draft]:
         """The first `count` of the request at `place`."""
-        return [
-            Draft(self.requests[place], self.states[place, k], complete, score, depth, chance)
-            for k, (complete, score, depth, chance) in enumerate(
-                zip(*(own[place, :count].tolist() for own in self._fields), strict=True)
-            )
-        ]
-
-    @property
-    def _fields(self) -> tuple[np.ndarray, ...]:
-        return self.complete, self.scores, self.depths, self.chances
+        number, complete = self.requests[place], self.complete[place, :count].tolist()
+        return [Draft(number, self.states[place, k], own) for k, own in enumerate(complete)]
 
     def observe(
         self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: Acceptance

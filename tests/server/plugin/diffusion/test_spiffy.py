@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import time
 from collections import Counter
-from collections.abc import Sequence
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -18,21 +19,24 @@ from chi_square import p_value
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
 from outrider.scheduler.draft_graphs.fill import Candidates, fill
+from outrider.scheduler.draft_graphs.planning import RoundView
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion import drafts as draft_rows
 from outrider.server.plugin.diffusion.forward import BlockRows
 from outrider.server.plugin.diffusion.spiffy import Spiffy
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 
-BLOCK, MASK, VOCABULARY, CONTEXT, PAGES = 4, 0, 12, 64, 120
+BLOCK, MASK, VOCABULARY, CONTEXT = 4, 0, 12, 64
+PAGES = 32
+"""Of a request: more than it ever has."""
 
 
 class Cache:
     """Tokens in place of keys and values; `alloc` and `free` as SGLang's allocator of pages."""
 
-    def __init__(self) -> None:
-        self.tokens = torch.full(((PAGES + 1) * BLOCK,), -1)
-        self.free_pages = list(range(1, PAGES + 1))
+    def __init__(self, pages: int) -> None:
+        self.tokens = torch.full(((pages + 1) * BLOCK,), -1)
+        self.free_pages = list(range(1, pages + 1))
 
     def available_size(self) -> int:
         return len(self.free_pages) * BLOCK
@@ -42,9 +46,9 @@ class Cache:
         return (torch.tensor(pages, dtype=torch.int64)[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
 
     def free(self, slots: torch.Tensor) -> None:
-        pages = slots.view(-1, BLOCK)[:, 0] // BLOCK
-        assert not set(pages.tolist()) & set(self.free_pages)
-        self.free_pages += pages.tolist()
+        pages = (slots.view(-1, BLOCK)[:, 0] // BLOCK).tolist()
+        self.free_pages += pages
+        assert len(set(self.free_pages)) == len(self.free_pages)
 
 
 class Model:
@@ -63,11 +67,12 @@ class Model:
             if (above := int(rows.above[row])) >= 0:
                 seen[-BLOCK:] = self.cache.tokens[rows.slots[above]]
             assert not (seen == MASK).any()
-            found.append(self.logits(seen.tolist(), rows.tokens[row].tolist()))
+            found.append(self.logits(tuple(seen.tolist()), tuple(rows.tokens[row].tolist())))
         return torch.stack(found)[wanted]
 
     @staticmethod
-    def logits(before: Sequence[int], block: Sequence[int]) -> torch.Tensor:
+    @functools.cache
+    def logits(before: tuple[int, ...], block: tuple[int, ...]) -> torch.Tensor:
         firm = np.random.default_rng(crc32(bytes(before))).normal(size=(BLOCK, VOCABULARY)) * 2
         own = np.random.default_rng(crc32(bytes([*before, *block]))).normal(size=(BLOCK, VOCABULARY))
         return torch.from_numpy(firm + 0.3 * own).float()
@@ -95,7 +100,8 @@ def decode(
 ) -> tuple[list[list[int]], int, float]:
     """Answers of requests that run together, the forwards they took, and drafts accepted; nothing stays in the cache
     but final blocks."""
-    cache, count = Cache(), len(temperatures)
+    count = len(temperatures)
+    cache = Cache(count * PAGES)
     table = torch.zeros(count, CONTEXT, dtype=torch.int32)
     spiffy._forward = model = Model(cache, table)  # type: ignore[assignment]
     rules = Rules(torch.tensor(temperatures), torch.full((count,), top_k) if top_k else None)
@@ -130,7 +136,7 @@ def decode(
             if kept < end:
                 cache.free(table[number, kept:end].long())
             req.state, req.kept = outcome.open, kept
-    assert len(cache.free_pages) == PAGES - sum(req.kept for req in reqs) // BLOCK
+    assert len(cache.free_pages) == count * PAGES - sum(req.kept for req in reqs) // BLOCK
     return [req.tokens[:length] for req in reqs], model.forwards, spiffy.states.totals["accepted"] - before
 
 
@@ -162,12 +168,12 @@ def test_replayed_states_are_counted_as_drafts_would_have_met_them(
     both = Counts()
     for found in counts.values():
         both.update(found)
-    for number, node in enumerate(spiffy.graphs[False].nodes):
+    for number, node in enumerate(spiffy.drafting.graphs[False].nodes):
         met = 0
         for one in traced:
             for root in range(len(one.states) - 1):
                 known = Candidates(one.candidates.tokens[root][None], one.candidates.probabilities[root][None])
-                filled = fill(spiffy.graphs[False], one.states[root][None], known, MASK)
+                filled = fill(spiffy.drafting.graphs[False], one.states[root][None], known, MASK)
                 if filled.fits[0, number]:
                     met += any((filled.states[0, number] == later).all() for later in one.states[root + 1 :])
         assert both.nodes[node] == met, node
@@ -178,7 +184,7 @@ def test_a_calibrated_graph_gives_the_same_tokens(spiffy: Spiffy, monkeypatch: p
     spiffy.forget_records()
     expected, base, _ = decode(spiffy, [0.0, 1.0], {"gamma": 0, "planned": False, "replayed": True})
     graphs = {sampled: choose(counts, 10, 1) for sampled, counts in spiffy.recording.counts.items()}
-    monkeypatch.setattr(spiffy, "graphs", graphs)
+    monkeypatch.setattr(spiffy.drafting, "graphs", graphs)
     found, forwards, accepted = decode(spiffy, [0.0, 1.0], {"gamma": 10, "planned": False})
     assert found == expected
     assert accepted > 0
@@ -192,16 +198,34 @@ def test_padded_requests_have_the_same_rows_in_every_round(spiffy: Spiffy) -> No
     assert {(requests, rows) for requests, rows, _ in spiffy.recording.rounds} == {(1, 5)}
 
 
+def test_the_planner_is_told_who_asks_for_how_many_tokens_per_second_and_has_had_how_many(
+    spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[RoundView] = []
+    looks = spiffy.drafting.planner.looks
+    monkeypatch.setattr(spiffy.drafting.planner, "looks", lambda view: [views.append(view), looks(view)][1])
+    began = time.perf_counter()
+    expected, base, _ = decode(spiffy, [0.0, 1.0], {"enabled": False})
+    assert not views
+    assert decode(spiffy, [0.0, 1.0], {"min_tokens_per_second": 4.0})[0] == expected
+    assert 6 < len(views) <= base
+    assert all(view.levels.tolist() == [4.0, 4.0] for view in views)
+    assert np.isinf(views[0].progress).all()
+    last = views[-1].progress
+    assert (last > (24 - BLOCK) / (time.perf_counter() - began)).all()
+    assert np.isfinite(last).all()
+
+
 WARM = 3.0
 """A temperature at which many blocks are likely."""
 
 
-def enumerated(state: list[int], top_k: int, before: Sequence[int] = ()) -> Counter[tuple[int, ...]]:
-    """Probabilities of what a block becomes at temperature WARM, one token a step."""
+def enumerated(state: list[int], top_k: int) -> Counter[tuple[int, ...]]:
+    """Probabilities of what a first block becomes at temperature WARM, one token a step."""
     masked = [place for place, token in enumerate(state) if token == MASK]
     if not masked:
         return Counter({tuple(state): 1.0})
-    logits = Model.logits(before, state).double()
+    logits = Model.logits((), tuple(state)).double()
     logits[:, MASK] = -torch.inf
     drawn = []
     for place in masked:
@@ -211,7 +235,7 @@ def enumerated(state: list[int], top_k: int, before: Sequence[int] = ()) -> Coun
     for tokens in product(*drawn):
         place, (token, _) = max(zip(masked, tokens, strict=True), key=lambda one: one[1][1])
         chance = math.prod(p for _, p in tokens)
-        for block, p in enumerated([*state[:place], token, *state[place + 1 :]], top_k, before).items():
+        for block, p in enumerated([*state[:place], token, *state[place + 1 :]], top_k).items():
             found[block] += p * chance
     return found
 
@@ -219,7 +243,7 @@ def enumerated(state: list[int], top_k: int, before: Sequence[int] = ()) -> Coun
 def blocks_drawn(spiffy: Spiffy, total: int) -> Counter[tuple[int, ...]]:
     """First blocks of answers at temperature WARM and top-k 2, with three drafts a round; each seed once."""
     counts: Counter[tuple[int, ...]] = Counter()
-    options, at_once = {"gamma": 3, "planned": False}, 16
+    options, at_once = {"gamma": 3, "planned": False}, 256
     for seed in range(0, total, at_once):
         answers, _, _ = decode(spiffy, [WARM] * at_once, options, length=BLOCK + 1, first_seed=seed, top_k=2)
         counts.update(tuple(answer[:BLOCK]) for answer in answers)

@@ -1,0 +1,257 @@
+"""What is drafted in a round of Spiffy: made of what the last forward said, chosen by the planner, and learnt from."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.kernels.sampling import Rules
+from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.draft_graphs.planning import Acceptance, RoundCost, RoundView, StatePlanner
+from outrider.server.plugin.diffusion.candidates import likely_tokens
+from outrider.server.plugin.diffusion.drafts import Draft, Found
+from outrider.server.plugin.diffusion.forward import BlockRows
+from outrider.server.plugin.diffusion.policy import noise_keys, steps_of
+from outrider.server.plugin.diffusion.proposals import Known, Proposals, propose
+from outrider.server.plugin.diffusion.recording import RANKS
+from outrider.server.plugin.options import RequestOptions
+
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks of drafting, read once, and since when it is served.
+
+    name: a number that no other request has. began: on the host's clock.
+    """
+
+    name: int
+    options: RequestOptions
+    began: float
+
+    @classmethod
+    def of(cls, req: Any, planner: str) -> Asked:
+        """planner: the server's; verify-all plans nothing, and every draft stands in the forward."""
+        if not hasattr(req, "outrider_asked"):
+            options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+            options = replace(options, planned=options.planned and planner != "verify-all")
+            req.outrider_asked = cls(next(_names), options, time.perf_counter())
+        asked: Asked = req.outrider_asked
+        return asked
+
+    @property
+    def planned(self) -> bool:
+        """The planner decides what is drafted."""
+        return self.options.enabled and self.options.planned
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """A round of R requests.
+
+    rows: its blocks, without drafts. roots: of each request, the row of its open block; -1: it has none. reqs:
+    SGLang's. asked: what these ask. rules, seeds: R of each. context: their tokens in the cache, in sum. longest:
+    positions that a request has room for.
+    """
+
+    rows: BlockRows
+    roots: list[int]
+    reqs: Sequence[Any]
+    asked: list[Asked]
+    rules: Rules
+    seeds: torch.Tensor
+    context: float
+    longest: int
+
+    def goes_on(self, number: int) -> bool:
+        """Whether a block follows the open one of a request."""
+        block, req = self.rows.tokens.shape[1], self.reqs[number]
+        end = int(self.rows.starts[self.roots[number]]) + block
+        wanted = len(req.origin_input_ids) + req.sampling_params.max_new_tokens
+        return bool(end < wanted and end + block <= self.longest)
+
+    def view(self, mask_id: int) -> RoundView:
+        """For the planner, of the requests with an open block."""
+        going = [number for number, root in enumerate(self.roots) if root >= 0]
+        asked = [self.asked[number] for number in going]
+        levels = np.array([own.options.min_tokens_per_second or 0.0 for own in asked])
+        progress = np.full(len(going), np.inf)
+        if levels.any():
+            now = time.perf_counter()
+            for place, number in enumerate(going):
+                root, own = self.roots[number], asked[place]
+                revealed = int((self.rows.tokens[root] != mask_id).sum())
+                had = int(self.rows.starts[root]) + revealed - len(self.reqs[number].origin_input_ids)
+                if had > 0:
+                    progress[place] = had / max(now - own.began, 1e-9)
+        return RoundView(np.array([own.name for own in asked]), self.context, levels, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What may be drafted for requests of one class, and of how many drafts each has, [n]."""
+
+    sampled: bool
+    proposals: Proposals
+    drafted: list[int]
+
+
+class Drafting:
+    """Asked once per round for drafts, and told behind the forward what became of them.
+
+    graphs: by whether a request is sampled. cost: what rounds take.
+    """
+
+    def __init__(self, graphs: dict[bool, DraftGraph], cost: RoundCost, mask_id: int) -> None:
+        self.graphs, self.mask_id = graphs, mask_id
+        self.acceptance = {False: Acceptance(), True: Acceptance()}
+        self.planner = StatePlanner(cost)
+        self.deciding = 0.0
+        """Seconds of this round that went to drafts, but for the forward."""
+        self._proposed: list[Proposed] = []
+
+    # -- before the forward ---------------------------------------------------------------------------------------
+
+    def choose(self, one: Round) -> list[Draft]:
+        """The drafts of a round."""
+        began, view = time.perf_counter(), one.view(self.mask_id)
+        served = any(root >= 0 and own.planned for root, own in zip(one.roots, one.asked, strict=True))
+        looks = served and self.planner.looks(view)
+        able = [
+            number
+            for number, (root, own) in enumerate(zip(one.roots, one.asked, strict=True))
+            if root >= 0 and own.options.enabled and not own.options.padded and (looks or not own.options.planned)
+        ]
+        self._proposed = self._propose(able, one)
+        if looks:
+            self._plan(one, view)
+        drafts = [
+            draft
+            for own in self._proposed
+            for place, count in enumerate(own.drafted)
+            if count
+            for draft in own.proposals.drafts(place, count)
+        ]
+        for number, (root, asked) in enumerate(zip(one.roots, one.asked, strict=True)):
+            if root >= 0 and asked.options.padded:
+                drafts += _padding(number, one.rows, root, asked.options.gamma or 0)
+        self.deciding = time.perf_counter() - began if looks and self._proposed else 0.0
+        return drafts
+
+    def _propose(self, able: list[int], one: Round) -> list[Proposed]:
+        """Of the requests that are `able`, by whether they are sampled; nothing where nothing is known of any. What
+        nobody has to decide of is drafted."""
+        starts, states = one.rows.starts.tolist(), one.rows.tokens.numpy()
+        sampled, made = (one.rules.temperatures > 0).tolist(), []
+        for drawn, graph in self.graphs.items():
+            numbers, limits = [], []
+            for number in able:
+                known, root = getattr(one.reqs[number], "outrider_known", None), one.roots[number]
+                limit = one.asked[number].options.draft_limit(len(graph))
+                if limit and sampled[number] == drawn and known and known.holds(starts[root], states[root]):
+                    numbers.append(number)
+                    limits.append(limit)
+            if numbers:
+                known = [one.reqs[number].outrider_known for number in numbers]
+                goes_on = [one.goes_on(number) for number in numbers]
+                own = propose(graph, self.acceptance[drawn], numbers, known, goes_on, limits, self.mask_id)
+                planned = [one.asked[number].planned for number in numbers]
+                counts = [0 if own_planned else n for own_planned, n in zip(planned, own.counts, strict=True)]
+                made.append(Proposed(drawn, own, counts))
+        return made
+
+    def _plan(self, one: Round, view: RoundView) -> None:
+        """Have the planner say how many drafts the requests have that leave it to it."""
+        none = np.zeros(0)
+        free: dict[int, tuple[list[int], int, np.ndarray, np.ndarray]] = {}
+        for made in self._proposed:
+            own, costs = made.proposals, made.proposals.rows()
+            for place, (number, n) in enumerate(zip(own.requests, own.counts, strict=True)):
+                if one.asked[number].planned:
+                    free[number] = made.drafted, place, own.chances[place, :n], costs[place, :n]
+        going = [number for number, root in enumerate(one.roots) if root >= 0]
+        chosen = self.planner.admit(
+            view,
+            len(one.rows) + sum(sum(made.drafted) for made in self._proposed),
+            [free[number][2] if number in free else none for number in going],
+            [free[number][3] if number in free else none for number in going],
+        )
+        for number, n in zip(going, chosen, strict=True):
+            if number in free:
+                drafted, place = free[number][:2]
+                drafted[place] = n
+
+    def nothing(self) -> list[Draft]:
+        """There is no room for what was chosen."""
+        self._proposed = []
+        return []
+
+    # -- behind the forward ---------------------------------------------------------------------------------------
+
+    def remember(
+        self, one: Round, rows: BlockRows, masked: torch.Tensor, logits: torch.Tensor, blocks: list[Found | None]
+    ) -> None:
+        """Keep, with each request, what the forward said of what is still masked, where the next round may draft.
+
+        rows, masked, logits: with drafts, as of `BlockForward.run`. blocks: of each request, what it came to.
+        """
+        began, rests = time.perf_counter(), self.planner.rests
+        going = [
+            number
+            for number, (block, own) in enumerate(zip(blocks, one.asked, strict=True))
+            if block is not None
+            and own.options.enabled
+            and not (own.options.planned and rests)
+            and (block.newest == self.mask_id).any()
+        ]
+        if not going:
+            return
+        open_blocks = [block for number in going if (block := blocks[number]) is not None]
+        newest = torch.from_numpy(np.stack([block.newest for block in open_blocks]))
+        at = torch.tensor([block.row for block in open_blocks])
+        place = torch.full(masked.shape, -1).masked_scatter(masked, torch.arange(len(logits)))[at]
+        which, where = (newest == self.mask_id).nonzero(as_tuple=True)
+        owner = torch.tensor(going)[which]
+        keys = noise_keys(one.seeds[owner], rows.starts[at[which]] + where, steps_of(newest, self.mask_id)[which])
+        count = max(graph.vocabulary_ranks for graph in self.graphs.values())
+        if any(one.asked[number].options.replayed for number in going):
+            count = max(count, RANKS)
+        best, chances = likely_tokens(logits[place[which, where]], one.rules.of(owner), keys, count)
+        tokens = torch.zeros(*newest.shape, count, dtype=torch.int64)
+        probabilities = torch.zeros(*newest.shape, count)
+        tokens[which, where], probabilities[which, where] = best, chances
+        starts = rows.starts[at].tolist()
+        for number, start, state, t, p in zip(going, starts, newest, tokens, probabilities, strict=True):
+            one.reqs[number].outrider_known = Known(start, state.numpy(), t.numpy(), p.numpy())
+        if self.deciding:
+            self.deciding += time.perf_counter() - began
+
+    def learn(self, one: Round, stepped: np.ndarray, blocks: list[Found | None]) -> None:
+        """How often drafts are accepted, what a step reveals, and how long it takes to make drafts.
+
+        stepped: [N, B] all rows, one step on.
+        """
+        for made in self._proposed:
+            requests = made.proposals.requests
+            paths = [block.accepted if (block := blocks[number]) else [] for number in requests]
+            after = stepped[[one.roots[number] for number in requests]]
+            made.proposals.observe(after, made.drafted, paths, self.acceptance[made.sampled])
+        opened = [root for root in one.roots if root >= 0]
+        if opened:
+            states = one.rows.tokens.numpy()[opened]
+            self.planner.observe_steps(len(opened), int((states != stepped[opened]).sum()))
+        if self.deciding:
+            self.planner.observe_deciding(self.deciding)
+
+
+def _padding(number: int, rows: BlockRows, root: int, gamma: int) -> list[Draft]:
+    """Drafts that are not accepted, with which a request has 1 + gamma rows in a round."""
+    own = int((rows.tables == rows.tables[root]).sum())
+    return [Draft(number, rows.tokens[root].numpy(), complete=False)] * (1 + gamma - own)

@@ -1,0 +1,86 @@
+"""Which drafts of a round are admitted: what pays, and service levels before that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.scheduler.draft_graphs.admission import Admitted, Levels, admitted
+from outrider.scheduler.service_levels import MARGIN
+
+CHANCES = st.lists(st.floats(0, 1), max_size=4)
+
+
+def line(fixed: float, per_row: float, rows: int):
+    return lambda more: fixed + per_row * (rows + more)
+
+
+def choose(chances: list[list[float]], seconds, asked=None, late=None, step_tokens: float = 1.0) -> Admitted:
+    levels = None
+    if asked is not None:
+        levels = Levels(np.array(asked), np.array(late or [False] * len(asked)), step_tokens)
+    found = [np.array(own, dtype=float) for own in chances]
+    return admitted(found, [np.ones(len(own)) for own in found], seconds, levels)
+
+
+def kept(found: Admitted, chances: list[list[float]], asked: list[float], step_tokens: float = 1.0) -> int:
+    """Levels that a round keeps, from its definition."""
+    return sum(
+        level > 0 and step_tokens * (1 + sum(own[:count])) / found.seconds >= MARGIN * level * (1 - 1e-9)
+        for own, count, level in zip(chances, found.counts, asked, strict=True)
+    )
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(CHANCES, st.sampled_from([0.0, 1.0, 20.0, 30.0, 45.0, 60.0, 500.0]), st.booleans()), min_size=1),
+    st.floats(0.001, 0.05),
+    st.floats(0, 0.02),
+)
+def test_no_other_number_of_drafts_keeps_more_levels(drafts, fixed, per_row):
+    chances, asked = [own for own, _, _ in drafts], [level for _, level, _ in drafts]
+    late = [level > 0 and behind for _, level, behind in drafts]
+    seconds = line(fixed, per_row, len(chances))
+    found, free = choose(chances, seconds, asked, late), choose(chances, seconds)
+    for other in (free, choose([[] for _ in chances], seconds)):
+        assert kept(found, chances, asked) >= kept(other, chances, asked)
+    if kept(found, chances, asked) == kept(free, chances, asked):
+        assert found.steps / found.seconds >= free.steps / free.seconds * (1 - 1e-9)
+    accepted = sum(sum(own[:count]) for own, count in zip(chances, found.counts, strict=True))
+    assert found.steps == pytest.approx(len(chances) + accepted)
+    assert found.seconds == pytest.approx(float(seconds(np.array([found.counts.sum()]))[0]))
+
+
+def test_a_level_that_can_be_kept_bounds_the_round():
+    """Of two requests one has no drafts: each of the other's makes its steps slower."""
+    chances, seconds = [[], [0.9, 0.9, 0.9]], line(0.02, 0.004, 2)
+    assert choose(chances, seconds).counts.tolist() == [0, 3]
+    for most in (0, 1, 2):
+        level = 1 / (seconds(most) * MARGIN) * 0.999
+        assert choose(chances, seconds, [level, 0.0]).counts.tolist() == [0, most]
+    assert choose(chances, seconds, [2 * level, 0.0], step_tokens=2.0).counts.tolist() == [0, 2]
+
+
+def test_a_level_that_no_round_keeps_bounds_nothing():
+    chances, seconds = [[0.8], [0.9, 0.9, 0.2]], line(0.02, 0.004, 2)
+    free = choose(chances, seconds).counts.tolist()
+    for late in (False, True):
+        assert choose(chances, seconds, [1e6, 0.0], [late, False]).counts.tolist() == free
+        assert choose(chances, seconds, [1e6, 0.1], [late, False]).counts.tolist() == free
+
+
+def test_a_draft_that_pays_for_its_request_alone_keeps_its_level():
+    chances, seconds = [[0.5], [], [], []], line(0.02, 0.005, 4)
+    assert choose(chances, seconds).counts.tolist() == [0, 0, 0, 0]
+    level = 1.45 / (seconds(1) * MARGIN)
+    assert choose(chances, seconds, [level, 0, 0, 0]).counts.tolist() == [1, 0, 0, 0]
+
+
+def test_requests_behind_are_served_first():
+    """A third request's level leaves room for one draft."""
+    chances, seconds = [[0.9], [0.8], []], line(0.02, 0.004, 3)
+    level = 1 / (seconds(1) * MARGIN) * 0.999
+    assert choose(chances, seconds, [level] * 3).counts.tolist() == [1, 0, 0]
+    assert choose(chances, seconds, [level] * 3, [False, True, False]).counts.tolist() == [0, 1, 0]
