@@ -42,6 +42,15 @@ class Outcome:
         return cls(start, open=state) if mask_id in state else cls(start, [state])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """states: [N, B] after it. tokens, confidence: [M] of the masked places before it, as of `policy.predict`."""
+
+    states: torch.Tensor
+    tokens: torch.Tensor
+    confidence: torch.Tensor
+
+
 class BlockDiffusion(DllmAlgorithm):
     """Every round steps the open block of each request once, and computes the final blocks before it that are new."""
 
@@ -78,7 +87,7 @@ class BlockDiffusion(DllmAlgorithm):
         logits = self.forward(runner).run(rows, masked, forward_batch)
         lengths = torch.tensor(forward_batch.extend_seq_lens_cpu) // self.block_size
         owner = torch.repeat_interleave(torch.arange(len(reqs)), lengths)
-        states = self.step(rows, masked, logits, owner, self.sampling(forward_batch, reqs))
+        states = self.step(rows, masked, logits, owner, self.sampling(forward_batch, reqs)).states
         last = (lengths.cumsum(0) - 1).tolist()
         starts, is_open, after = rows.starts.tolist(), rows.open.tolist(), states.tolist()
         return [
@@ -122,18 +131,19 @@ class BlockDiffusion(DllmAlgorithm):
         logits: torch.Tensor,
         owner: torch.Tensor,
         sampling: tuple[Rules, torch.Tensor],
-    ) -> torch.Tensor:
-        """The states [N, B] one step after those of `rows`, whose masked places [N, B] have the logits [M, V].
+    ) -> Step:
+        """One step of `rows`, whose masked places [N, B] have the logits [M, V].
 
         owner: [N] int64, the request of each row. sampling: of the requests.
         """
         rules, seeds = sampling
         row, place = masked.nonzero(as_tuple=True)
-        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps_of(rows.tokens, self.mask_id)[row])
-        drawn, chances = predict(logits, rules.of(owner[row]), keys, self.mask_id)
+        own, steps = rules.of(owner[row]), steps_of(rows.tokens, self.mask_id)[row]
+        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps, own.temperatures)
+        drawn, chances = predict(logits, own, keys, self.mask_id)
         tokens, confidence = rows.tokens.clone(), torch.zeros(masked.shape)
         tokens[masked], confidence[masked] = drawn, chances
-        return step(self.policy, rows.tokens, tokens, confidence, self.mask_id)
+        return Step(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), drawn, chances)
 
 
 def seed_of(req: Any) -> int:

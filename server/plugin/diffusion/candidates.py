@@ -12,30 +12,41 @@ HEAD = 16
 
 
 def likely_tokens(
-    logits: torch.Tensor, rules: Rules, keys: torch.Tensor, count: int
+    logits: torch.Tensor,
+    rules: Rules,
+    keys: torch.Tensor,
+    count: int,
+    drawn: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [M, count] int64, the likeliest first, and their probabilities [M, count] float32 from logits [M, V].
 
     rules: M of each. keys: [M], of the noise that the next step draws these tokens with: a sampled request's come in
     the order in which this noise prefers them, so that the first is what it draws unless the distribution changes.
-    The logits may be changed.
+    drawn: tokens and confidence [M] as of `policy.predict`, which at temperature 0 are the first. The logits may be
+    changed.
     """
     greedy = rules.temperatures <= 0
     if bool(greedy.all()):
-        return _best(logits, min(count, logits.shape[1]))
+        return _behind(logits, *drawn, min(count, logits.shape[1]))
     head = min(max(HEAD, count), logits.shape[1])
-    drawn = Rules(rules.temperatures.masked_fill(greedy, 1.0), *rules[1:])
-    probs, tokens = target_probs(logits, *drawn).topk(head, 1)
+    warm = Rules(rules.temperatures.masked_fill(greedy, 1.0), *rules[1:])
+    probs, tokens = target_probs(logits, *warm).topk(head, 1)
     waits = torch_exponentials(keys, tokens).masked_fill(greedy[:, None], 1.0) / probs.double()
     order = waits.argsort(dim=1, stable=True)[:, :count]
     return tokens.gather(1, order), probs.gather(1, order)
 
 
-def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` most probable; as few are wanted, to look for one after the other is faster than to sort."""
-    probs, found = target_probs(logits, logits.new_ones(len(logits), dtype=torch.float32)), []
-    for _ in range(count):
-        found.append(argmax(logits)[:, None])
-        logits.scatter_(1, found[-1], -torch.inf)
-    tokens = torch.cat(found, 1)
-    return tokens, probs.gather(1, tokens)
+def _behind(
+    logits: torch.Tensor, best: torch.Tensor, chances: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most probable tokens, of which the best and its probability are known. As few are wanted, to look for one
+    after the other is faster than to sort, and the distribution need not be made again."""
+    tokens, found = best[:, None], [best[:, None]]
+    said = [logits.gather(1, tokens)]
+    for _ in range(count - 1):
+        logits.scatter_(1, tokens, -torch.inf)
+        tokens = argmax(logits)[:, None]
+        found.append(tokens)
+        said.append(logits.gather(1, tokens))
+    likely = torch.cat(said, 1).float()
+    return torch.cat(found, 1), chances[:, None] * (likely - likely[:, :1]).exp()

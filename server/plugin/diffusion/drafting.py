@@ -14,6 +14,7 @@ import torch
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import Acceptance, RoundCost, RoundView, StatePlanner
+from outrider.server.plugin.diffusion.algorithm import Step
 from outrider.server.plugin.diffusion.candidates import likely_tokens
 from outrider.server.plugin.diffusion.drafts import Draft, Found
 from outrider.server.plugin.diffusion.forward import BlockRows
@@ -103,6 +104,24 @@ class Proposed:
     drafted: list[int]
 
 
+class HostTime:
+    """Adds up how long it is entered, on the host's clock."""
+
+    def __init__(self) -> None:
+        self._seconds, self._began = 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self._seconds += time.perf_counter() - self._began
+
+    def take(self) -> float:
+        """The seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
 class Drafting:
     """Asked once per round for drafts, and told behind the forward what became of them.
 
@@ -113,15 +132,16 @@ class Drafting:
         self.graphs, self.mask_id = graphs, mask_id
         self.acceptance = {False: Acceptance(), True: Acceptance()}
         self.planner = StatePlanner(cost)
-        self.deciding = 0.0
-        """Seconds of this round that went to drafts, but for the forward."""
+        self.deciding_time = HostTime()
+        """Entered for whatever a round does for drafts, but for the forward."""
+        self._looked = False
         self._proposed: list[Proposed] = []
 
     # -- before the forward ---------------------------------------------------------------------------------------
 
     def choose(self, one: Round) -> list[Draft]:
         """The drafts of a round."""
-        began, view = time.perf_counter(), one.view(self.mask_id)
+        view = one.view(self.mask_id)
         served = any(root >= 0 and own.planned for root, own in zip(one.roots, one.asked, strict=True))
         looks = served and self.planner.looks(view)
         able = [
@@ -142,7 +162,7 @@ class Drafting:
         for number, (root, asked) in enumerate(zip(one.roots, one.asked, strict=True)):
             if root >= 0 and asked.options.padded:
                 drafts += _padding(number, one.rows, root, asked.options.gamma or 0)
-        self.deciding = time.perf_counter() - began if looks and self._proposed else 0.0
+        self._looked = looks and bool(self._proposed)
         return drafts
 
     def _propose(self, able: list[int], one: Round) -> list[Proposed]:
@@ -196,13 +216,19 @@ class Drafting:
     # -- behind the forward ---------------------------------------------------------------------------------------
 
     def remember(
-        self, one: Round, rows: BlockRows, masked: torch.Tensor, logits: torch.Tensor, blocks: list[Found | None]
+        self,
+        one: Round,
+        rows: BlockRows,
+        masked: torch.Tensor,
+        logits: torch.Tensor,
+        step: Step,
+        blocks: list[Found | None],
     ) -> None:
         """Keep, with each request, what the forward said of what is still masked, where the next round may draft.
 
         rows, masked, logits: with drafts, as of `BlockForward.run`. blocks: of each request, what it came to.
         """
-        began, rests = time.perf_counter(), self.planner.rests
+        rests = self.planner.rests
         going = [
             number
             for number, (block, own) in enumerate(zip(blocks, one.asked, strict=True))
@@ -219,22 +245,23 @@ class Drafting:
         place = torch.full(masked.shape, -1).masked_scatter(masked, torch.arange(len(logits)))[at]
         which, where = (newest == self.mask_id).nonzero(as_tuple=True)
         owner = torch.tensor(going)[which]
-        keys = noise_keys(one.seeds[owner], rows.starts[at[which]] + where, steps_of(newest, self.mask_id)[which])
+        rules, steps = one.rules.of(owner), steps_of(newest, self.mask_id)[which]
+        keys = noise_keys(one.seeds[owner], rows.starts[at[which]] + where, steps, rules.temperatures)
         count = max(graph.vocabulary_ranks for graph in self.graphs.values())
         if any(one.asked[number].options.replayed for number in going):
             count = max(count, RANKS)
-        best, chances = likely_tokens(logits[place[which, where]], one.rules.of(owner), keys, count)
+        said = place[which, where]
+        drawn = step.tokens[said], step.confidence[said]
+        best, chances = likely_tokens(logits[said], rules, keys, count, drawn)
         tokens = torch.zeros(*newest.shape, count, dtype=torch.int64)
         probabilities = torch.zeros(*newest.shape, count)
         tokens[which, where], probabilities[which, where] = best, chances
         starts = rows.starts[at].tolist()
         for number, start, state, t, p in zip(going, starts, newest, tokens, probabilities, strict=True):
             one.reqs[number].outrider_known = Known(start, state.numpy(), t.numpy(), p.numpy())
-        if self.deciding:
-            self.deciding += time.perf_counter() - began
 
     def learn(self, one: Round, stepped: np.ndarray, blocks: list[Found | None]) -> None:
-        """How often drafts are accepted, what a step reveals, and how long it takes to make drafts.
+        """How often drafts are accepted, and what a step reveals.
 
         stepped: [N, B] all rows, one step on.
         """
@@ -247,8 +274,14 @@ class Drafting:
         if opened:
             states = one.rows.tokens.numpy()[opened]
             self.planner.observe_steps(len(opened), int((states != stepped[opened]).sum()))
-        if self.deciding:
-            self.planner.observe_deciding(self.deciding)
+
+    def decided(self) -> float:
+        """A round is over: the seconds of it that went to drafts which the planner weighed; 0 where it did not."""
+        seconds = self.deciding_time.take()
+        if not self._looked:
+            return 0.0
+        self.planner.observe_deciding(seconds)
+        return seconds
 
 
 def _padding(number: int, rows: BlockRows, root: int, gamma: int) -> list[Draft]:

@@ -62,8 +62,15 @@ def step(
     return torch.where(policy.reveal(states == mask_token_id, confidence), tokens, states)
 
 
-def noise_keys(seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """[M] int64 for `predict`, of int64 seeds, positions in the context and steps, all [M]."""
+def noise_keys(
+    seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor, temperatures: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[M] int64 for `predict`, of int64 seeds, positions in the context and steps, all [M].
+
+    temperatures: [M]; where all are 0 nothing is drawn, and the keys, which take longer to make than to use, are zeros.
+    """
+    if temperatures is not None and not bool((temperatures > 0).any()):
+        return torch.zeros_like(seeds)
     return streams(streams(seeds, positions, Purpose.TOKEN), steps, Purpose.UNMASK)
 
 

@@ -76,27 +76,31 @@ class Spiffy(BlockDiffusion):
         began = time.perf_counter()
         lengths = [length // self.block_size for length in forward_batch.extend_seq_lens_cpu]
         one = self._round(runner, forward_batch, batch.reqs, lengths)
-        drafts = self.drafting.choose(one)
-        slots = self._slots(sum(draft.rows for draft in drafts), batch)
-        if slots is None:
-            drafts, slots = self.drafting.nothing(), one.rows.slots[:0]
-        rows = with_drafts(one.rows, one.roots, drafts, slots, self.mask_id)
         owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        if drafts:
-            owner = torch.cat([owner, torch.tensor([draft.request for draft in drafts for _ in range(draft.rows)])])
+        with self.drafting.deciding_time:
+            drafts = self.drafting.choose(one)
+            slots = self._slots(sum(draft.rows for draft in drafts), batch)
+            if slots is None:
+                drafts, slots = self.drafting.nothing(), one.rows.slots[:0]
+            rows = with_drafts(one.rows, one.roots, drafts, slots, self.mask_id)
+            if drafts:
+                more = torch.tensor([draft.request for draft in drafts for _ in range(draft.rows)])
+                owner = torch.cat([owner, more])
         masked = (rows.tokens == self.mask_id) & rows.open[:, None]
         logits = self.forward(runner).run(rows, masked, forward_batch)
-        stepped = self.step(rows, masked, logits, owner, (one.rules, one.seeds)).numpy()
-        blocks = found(rows, stepped, one.roots, drafts, len(one.rows), self.mask_id)
-        self._give_back(rows, one.roots, slots, blocks, batch)
-        self.drafting.remember(one, rows, masked, logits, blocks)
+        step = self.step(rows, masked, logits, owner, (one.rules, one.seeds))
+        stepped = step.states.numpy()
+        with self.drafting.deciding_time:
+            blocks = found(rows, stepped, one.roots, drafts, len(one.rows), self.mask_id)
+            self._give_back(rows, one.roots, slots, blocks, batch)
+            self.drafting.remember(one, rows, masked, logits, step, blocks)
+            self.drafting.learn(one, stepped, blocks)
         self._record(one, blocks)
         ends = one.rows.starts[np.cumsum(lengths) - 1].tolist()
         outcomes = [
             Outcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(ends, blocks, strict=True)
         ]
-        self.drafting.learn(one, stepped, blocks)
         self._count(one, drafts, blocks, outcomes)
         self._time(began, len(rows), one, alone=max(lengths) <= 2)
         return outcomes
@@ -121,6 +125,8 @@ class Spiffy(BlockDiffusion):
 
     def _slots(self, rows: int, batch: Any) -> torch.Tensor | None:
         """[rows, B] int64 slots for drafts; None where there is no room."""
+        if not rows:
+            return torch.empty((0, self.block_size), dtype=torch.int64)
         allocator = batch.token_to_kv_pool_allocator
         wanted = rows * self.block_size
         evict_from_tree_cache(batch.tree_cache, wanted)
@@ -178,9 +184,10 @@ class Spiffy(BlockDiffusion):
         ended = time.perf_counter()
         seconds = ended - (self._ended if began - self._ended < IDLE_SECONDS else began)
         self._ended = ended
+        deciding = self.drafting.decided()
         if min(one.roots) < 0 or not alone:  # somebody is reading a prompt
             return
-        requests, deciding, cost = len(one.roots), self.drafting.deciding, self.drafting.planner.cost
+        requests, cost = len(one.roots), self.drafting.planner.cost
         predicted = float(cost.seconds(np.array([rows]), requests, one.context)[0]) + deciding if cost.known else None
         cost.observe(rows, seconds - deciding, requests, one.context)
         self.metrics.observe_time(seconds, predicted)

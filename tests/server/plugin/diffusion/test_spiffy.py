@@ -37,18 +37,22 @@ class Cache:
     def __init__(self, pages: int) -> None:
         self.tokens = torch.full(((pages + 1) * BLOCK,), -1)
         self.free_pages = list(range(1, pages + 1))
+        self.taken: set[int] = set()
 
     def available_size(self) -> int:
         return len(self.free_pages) * BLOCK
 
     def alloc(self, size: int) -> torch.Tensor:
         pages = [self.free_pages.pop() for _ in range(size // BLOCK)]
+        self.taken.update(pages)
         return (torch.tensor(pages, dtype=torch.int64)[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
 
     def free(self, slots: torch.Tensor) -> None:
         pages = (slots.view(-1, BLOCK)[:, 0] // BLOCK).tolist()
+        assert self.taken.issuperset(pages)
+        assert len(set(pages)) == len(pages)
+        self.taken.difference_update(pages)
         self.free_pages += pages
-        assert len(set(self.free_pages)) == len(self.free_pages)
 
 
 class Model:
@@ -136,7 +140,7 @@ def decode(
             if kept < end:
                 cache.free(table[number, kept:end].long())
             req.state, req.kept = outcome.open, kept
-    assert len(cache.free_pages) == count * PAGES - sum(req.kept for req in reqs) // BLOCK
+    assert len(cache.taken) == sum(req.kept for req in reqs) // BLOCK
     return [req.tokens[:length] for req in reqs], model.forwards, spiffy.states.totals["accepted"] - before
 
 
@@ -216,12 +220,13 @@ def test_the_planner_is_told_who_asks_for_how_many_tokens_per_second_and_has_had
     assert np.isfinite(last).all()
 
 
-WARM = 3.0
-"""A temperature at which many blocks are likely."""
+WARM, TOP_K = 0.7, 2
+"""At which many blocks are likely, and how likely depends on how far logits are apart."""
+DRAWN = 1024
 
 
-def enumerated(state: list[int], top_k: int) -> Counter[tuple[int, ...]]:
-    """Probabilities of what a first block becomes at temperature WARM, one token a step."""
+def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
+    """Probabilities of what a first block becomes by these rules, one token a step."""
     masked = [place for place, token in enumerate(state) if token == MASK]
     if not masked:
         return Counter({tuple(state): 1.0})
@@ -229,30 +234,36 @@ def enumerated(state: list[int], top_k: int) -> Counter[tuple[int, ...]]:
     logits[:, MASK] = -torch.inf
     drawn = []
     for place in masked:
-        best = logits[place].topk(top_k)
+        best = logits[place].topk(TOP_K)
         drawn.append(list(zip(best.indices.tolist(), (best.values / WARM).softmax(0).tolist(), strict=True)))
     found: Counter[tuple[int, ...]] = Counter()
     for tokens in product(*drawn):
         place, (token, _) = max(zip(masked, tokens, strict=True), key=lambda one: one[1][1])
         chance = math.prod(p for _, p in tokens)
-        for block, p in enumerated([*state[:place], token, *state[place + 1 :]], top_k).items():
+        for block, p in enumerated([*state[:place], token, *state[place + 1 :]]).items():
             found[block] += p * chance
     return found
 
 
-def blocks_drawn(spiffy: Spiffy, total: int) -> Counter[tuple[int, ...]]:
-    """First blocks of answers at temperature WARM and top-k 2, with three drafts a round; each seed once."""
+def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: int = DRAWN) -> float:
+    """That first blocks of answers, with three drafts a round and each of `total` seeds once, are so far from what is
+    expected."""
     counts: Counter[tuple[int, ...]] = Counter()
     options, at_once = {"gamma": 3, "planned": False}, 256
     for seed in range(0, total, at_once):
-        answers, _, _ = decode(spiffy, [WARM] * at_once, options, length=BLOCK + 1, first_seed=seed, top_k=2)
+        answers, _, _ = decode(spiffy, [WARM] * at_once, options, length=BLOCK + 1, first_seed=seed, top_k=TOP_K)
         counts.update(tuple(answer[:BLOCK]) for answer in answers)
-    return counts
+    return p_value(counts, expected, total)
 
 
 def test_sampled_blocks_are_distributed_as_enumerated(spiffy: Spiffy) -> None:
-    total = 208
-    assert p_value(blocks_drawn(spiffy, total), enumerated([MASK] * BLOCK, 2), total) > 1e-4
+    assert chance_of_blocks(spiffy, enumerated([MASK] * BLOCK)) > 1e-4
+
+
+def test_logits_that_are_too_far_apart_are_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, said = enumerated([MASK] * BLOCK), Model.logits
+    monkeypatch.setattr(Model, "logits", staticmethod(lambda *seen: 1.6 * said(*seen)))
+    assert chance_of_blocks(spiffy, expected) < 1e-4
 
 
 def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,4 +271,4 @@ def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.Monke
     expected, _, _ = decode(spiffy, [1.0], {"enabled": False})
     monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [len(drafts) - 1] if drafts else [])
     assert decode(spiffy, [1.0], {"gamma": 3, "planned": False})[0] != expected
-    assert p_value(blocks_drawn(spiffy, 208), enumerated([MASK] * BLOCK, 2), 208) < 1e-4
+    assert chance_of_blocks(spiffy, enumerated([MASK] * BLOCK), 512) < 1e-4
