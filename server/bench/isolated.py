@@ -18,6 +18,8 @@ from itertools import count
 from typing import Any, TextIO
 
 Reply = dict[str, float]
+CONTEXT, REQUESTS = 8192, 128
+"""vLLM's limits, where no more is asked for: tokens of a request, and the default of its server on a CPU."""
 
 
 def vllm(setup: dict[str, Any], replies: TextIO) -> None:
@@ -33,6 +35,8 @@ def vllm(setup: dict[str, Any], replies: TextIO) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     names = count()
+    with open(os.path.join(setup["model"], "config.json"), encoding="utf-8") as file:
+        longest: int = json.load(file)["max_position_embeddings"]
 
     async def serve() -> None:
         engine = AsyncLLM.from_engine_args(
@@ -40,8 +44,9 @@ def vllm(setup: dict[str, Any], replies: TextIO) -> None:
                 model=setup["model"],
                 dtype=setup["dtype"],
                 enable_prefix_caching=False,
-                max_model_len=setup["context"],
-                max_num_seqs=setup["requests"],
+                # vLLM compiles again for other limits, which takes minutes: so they are the same whatever is asked for.
+                max_model_len=min(longest, max(CONTEXT, setup["context"])),
+                max_num_seqs=max(REQUESTS, setup["requests"]),
             )
         )
 

@@ -7,15 +7,18 @@ are the result; the rates themselves hold for this machine at this moment.
 Outrider, SGLang, Transformers and vLLM compute in the type of --dtype; llama.cpp and OpenVINO GenAI compute on a
 GGUF file, which holds the embedded model in 4 bits. All are asked in process, none over HTTP. vLLM and OpenVINO GenAI
 live in environments of their own in the user's cache, which are made when their arms are first named (a package index
-is needed, a few minutes, 2 GB for vLLM).
+is needed, a few minutes, 2 GB for vLLM). vLLM compiles a model for minutes when it meets it first, and keeps that. An
+engine that fails is left out, and the others go on.
 
-example:
+examples:
   outrider bench peers --prompts mixed.jsonl --arms outrider,vllm,openvino --concurrency 1,8 --plot peers.png
+  outrider bench peers --prompts mixed.jsonl --arms outrider,vllm --json peers.json --resume
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import select
@@ -24,16 +27,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from outrider.server import pictures
 from outrider.server.bench import baselines, environments, harness, isolated
 from outrider.server.bench.baselines import Job, Setup
+from outrider.server.bench.peers_record import Footprint, Record, Results
 from outrider.server.engine import bundled_model
 from outrider.server.engine.flags import add_engine_flags, settings_of
 from outrider.server.engine.questions import read_questions
@@ -64,8 +69,6 @@ PATIENCE = 1800.0
 """Seconds until an engine must be warm. vLLM compiles for minutes, the first time and beside other work for longer."""
 TOLD_EVERY = 15.0
 """Seconds between two lines that say what is waited for."""
-Results = dict[str, dict[str, list[float]]]
-"""{case: {arm: [tokens per second, one per round]}}; a case is a concurrency, or "prefill N"."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='prompt tokens, timed with one new token; "" for none (default: %(default)s)',
     )
     add("--rounds", type=int, default=3, metavar="N", help="measurements of each arm (default: %(default)s)")
+    add("--resume", action="store_true", help="keep the rounds that a run with the same flags has left in --json FILE")
     harness.add_output_flags(parser, plot="tokens per second by concurrency")
 
 
@@ -110,21 +114,32 @@ def run(args: argparse.Namespace) -> int:
         baselines.import_xllamacpp()
     cases = make_cases(args, concurrencies, prefills)
     setups = make_setups(args, {ARMS[arm][0] for arm in arms}, cases)
+    record = Record(args, list(cases), arms)
     for name in isolated.ENGINES:
         if name in setups:
             environments.prepare(name)
-    with ExitStack() as stack:
-        engines = {name: stack.enter_context(started(setup)) for name, setup in setups.items()}
-        results = measure(engines, arms, cases, args.rounds)
-        footprints = {name: engine.footprint() for name, engine in engines.items()}
-    report(results, arms)
-    report_footprints(footprints)
-    kept = {name: footprint._asdict() for name, footprint in footprints.items()}
-    harness.write_json(args.json, {"tokens_per_second": results, "engines": kept})
+    engines = Engines()
+    try:
+        for setup in setups.values():
+            engines.start(setup, cases)
+        measure(engines, arms, cases, args.rounds, record)
+        record.engines = {name: engine.footprint() for name, engine in engines.running.items()}
+    finally:
+        engines.end()
+    failures = engines.failures
+    record.write()
+    kept = [arm for arm in arms if ARMS[arm][0] not in failures]
+    if not kept:
+        raise UserError("; ".join(failures.values()))
+    results = {case: {arm: rates[arm][: args.rounds] for arm in kept} for case, rates in record.results.items()}
+    report(results, kept)
+    report_footprints(record.engines)
     if args.plot:
         with pictures.figure(args.plot) as figure:
             plot(results, figure)
-    return 0
+    for name, reason in failures.items():
+        print(f"{name} is left out: {reason}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills: Sequence[int]) -> dict[str, Job]:
@@ -175,17 +190,6 @@ def make_setups(args: argparse.Namespace, engines: set[str], cases: dict[str, Jo
     return {name: Setup(name, settings, gguf, requests, context, settings.resolved_threads) for name in sorted(engines)}
 
 
-class Footprint(NamedTuple):
-    """What an engine costs beside its time: seconds until it was ready, and bytes of memory of all its processes.
-
-    pss: what several processes share is counted once. rss: the sum of what each sees.
-    """
-
-    ready_seconds: float
-    pss: int
-    rss: int
-
-
 class Peer:
     """One engine's process: `work` runs a job there; between jobs the process is stopped."""
 
@@ -221,8 +225,9 @@ class Peer:
         """
         self._all("resume")
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asdict(job)) + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which its reply will say
+            self.process.stdin.write(json.dumps(asdict(job)) + "\n")
+            self.process.stdin.flush()
         took = self.receive(waiting_for)
         self._all("suspend")
         expected = len(job.prompts) * job.new_tokens
@@ -231,11 +236,10 @@ class Peer:
         return (sum(map(len, job.prompts)) if job.new_tokens == 1 else expected) / took["seconds"]
 
     def receive(self, waiting_for: str | None = None) -> dict[str, Any]:
-        """The engine's next line. waiting_for: what is said to be waited for, PATIENCE seconds at most; None: nothing
-        is said, since it would disturb what is measured."""
+        """The engine's next line, within PATIENCE seconds. waiting_for: what is said to be waited for; None: nothing is
+        said, since it would disturb what is measured."""
         assert self.process.stdout is not None
-        if waiting_for is not None:
-            self._wait(waiting_for)
+        self._wait(waiting_for)
         line = self.process.stdout.readline()
         reply: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
         if "error" in reply:
@@ -243,14 +247,17 @@ class Peer:
             raise UserError(f"the engine {self.name} failed: {reply['error']}{hint}")
         return reply
 
-    def _wait(self, waiting_for: str) -> None:
+    def _wait(self, waiting_for: str | None) -> None:
         assert self.process.stdout is not None
         began, output = time.perf_counter(), self.process.stdout.fileno()
-        while not select.select([output], [], [], TOLD_EVERY)[0]:
+        while not select.select([output], [], [], PATIENCE if waiting_for is None else TOLD_EVERY)[0]:
             seconds = time.perf_counter() - began
-            print(f"{self.name}: {waiting_for}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            if waiting_for is not None:
+                print(f"{self.name}: {waiting_for}, {seconds:.0f} s", file=sys.stderr, flush=True)
             if seconds > PATIENCE:
-                raise UserError(f"{self.name} did not end its {waiting_for} within {PATIENCE / 60:.0f} minutes")
+                raise UserError(
+                    f"{self.name} did not end its {waiting_for or 'turn'} within {PATIENCE / 60:.0f} minutes"
+                )
 
     def footprint(self) -> Footprint:
         found = [process.memory_full_info() for process in self._processes()]
@@ -259,7 +266,8 @@ class Peer:
     def end(self) -> None:
         processes = self._all("resume")
         assert self.process.stdin is not None
-        self.process.stdin.close()  # no more jobs
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()  # no more jobs
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
         for process in processes:
@@ -268,6 +276,8 @@ class Peer:
         self.process.wait()
 
     def _processes(self) -> list[psutil.Process]:
+        if self.process.returncode is not None:
+            return []
         try:
             main = psutil.Process(self.process.pid)
             return [main, *main.children(recursive=True)]
@@ -282,24 +292,48 @@ class Peer:
         return processes
 
 
-@contextmanager
-def started(setup: Setup) -> Iterator[Peer]:
-    print(f"Starting {setup.engine}", file=sys.stderr, flush=True)
-    peer = Peer(setup)
-    try:
-        yield peer
-    finally:
-        peer.end()
+class Engines:
+    """running: by name. failures: why others are not, or not any more."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Peer] = {}
+        self.failures: dict[str, str] = {}
+
+    def start(self, setup: Setup, cases: dict[str, Job]) -> None:
+        print(f"Starting {setup.engine}", file=sys.stderr, flush=True)
+        with self.surviving(setup.engine):
+            self.running[setup.engine] = Peer(setup)
+            self.running[setup.engine].warm_up(warm_ups(cases.values()))
+
+    @contextmanager
+    def surviving(self, name: str) -> Iterator[None]:
+        """An error of this engine is its end alone."""
+        try:
+            yield
+        except UserError as error:
+            print(error, file=sys.stderr, flush=True)
+            self.failures[name] = str(error)
+            if name in self.running:
+                self.running.pop(name).end()
+
+    def end(self) -> None:
+        for engine in self.running.values():
+            engine.end()
 
 
-def measure(engines: dict[str, Peer], arms: Sequence[str], cases: dict[str, Job], rounds: int) -> Results:
-    results: Results = {case: {arm: [] for arm in arms} for case in cases}
-    for engine in engines.values():
-        engine.warm_up(warm_ups(cases.values()))
-    for _, case, arm in harness.turns(rounds, list(cases), arms):
-        name, speculate = ARMS[arm]
-        results[case][arm].append(engines[name].work(replace(cases[case], speculate=speculate)))
-    return results
+def measure(engines: Engines, arms: Sequence[str], cases: dict[str, Job], rounds: int, record: Record) -> None:
+    """Add the rates of all turns that the record does not have."""
+    turns = harness.turns(rounds, list(cases), arms)
+    for (number, case), turns_of_case in itertools.groupby(turns, key=itemgetter(0, 1)):
+        rates, done = record.results[case], record.done(number, case)
+        for _, _, arm in turns_of_case:
+            name, speculate = ARMS[arm]
+            if done or name not in engines.running:
+                continue
+            with engines.surviving(name):
+                rates[arm][number:] = [engines.running[name].work(replace(cases[case], speculate=speculate))]
+        if not done:
+            record.write()
 
 
 def warm_ups(jobs: Iterable[Job]) -> list[Job]:

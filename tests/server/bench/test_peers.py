@@ -143,6 +143,56 @@ def started(program: str, monkeypatch: pytest.MonkeyPatch) -> peers.Peer:
     return peers.Peer(peers.Setup("slow", None, "", 1, 1, 1))
 
 
+def scripted(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, list[float]]) -> None:
+    """Each engine is a program that needs so many seconds for its jobs, one after the other, and then ends."""
+    program = """if True:
+        import json, sys
+        print('{"ready": true}', flush=True)
+        for seconds, line in zip(json.loads(sys.argv[1]), sys.stdin):
+            job = json.loads(line)
+            print(json.dumps({"seconds": seconds, "tokens": len(job["prompts"]) * job["new_tokens"]}), flush=True)
+    """
+    path = {"PATH": "/usr/bin:/bin"}
+    monkeypatch.setattr(
+        peers.baselines,
+        "command",
+        lambda setup: ([sys.executable, "-c", program, json.dumps(seconds[setup.engine])], path),
+    )
+
+
+def test_a_run_that_lost_an_engine_is_taken_up_where_it_stopped(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    peers.add_arguments(parser)
+    file = tmp_path / "peers.json"
+    words = ["--prompts", str(prompts), "--arms", "transformers,sglang", "--concurrency", "1,2", "--prefill", ""]
+    words += ["--rounds", "2", "--new-tokens", "4", "--json", str(file)]
+    warm = [1.0, 1.0]
+    scripted(monkeypatch, {"transformers": [*warm, 1, 1, 1, 1], "sglang": [*warm, 1, 1]})
+    assert peers.run(parser.parse_args(words)) == 1
+    said = capsys.readouterr()
+    assert "sglang is left out: the engine sglang failed: its process ended" in said.err
+    assert "transformers" in said.out
+    assert "sglang" not in said.out
+    rates = json.loads(file.read_text())["tokens_per_second"]
+    assert {case: [len(rates[case][arm]) for arm in rates[case]] for case in rates} == {"1": [2, 1], "2": [2, 1]}
+
+    scripted(monkeypatch, {name: [*warm, 2, 2] for name in ("transformers", "sglang")})
+    assert peers.run(parser.parse_args([*words, "--resume"])) == 0
+    again = json.loads(file.read_text())["tokens_per_second"]
+    for case in again:
+        for arm in again[case]:
+            assert again[case][arm] == [rates[case][arm][0], rates[case][arm][0] / 2]
+    with pytest.raises(UserError, match="measured with --new-tokens 4, not 5"):
+        peers.run(parser.parse_args([*words, "--new-tokens", "5", "--resume"]))
+    file.write_text("[]")
+    with pytest.raises(UserError, match="is not what bench peers writes"):
+        peers.run(parser.parse_args([*words, "--resume"]))
+
+
 def test_an_engine_that_compiles_for_long_is_waited_for_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +227,7 @@ def test_an_engine_that_never_starts_is_given_up(monkeypatch: pytest.MonkeyPatch
         (["--concurrency", "1,0"], "a list of positive numbers"),
         (["--concurrency", "", "--prefill", ""], "nothing to measure"),
         (["--rounds", "0"], "at least 1"),
+        (["--resume"], "the file that --json names"),
         (["--device", "cuda"], "CPU"),
     ],
 )
