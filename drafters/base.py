@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import pad
 
 from outrider.kernels.sampling import Rules
 
@@ -44,6 +45,8 @@ class DraftBatch:
     temperatures: [R] float32; 0 means greedy.
     ask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of length 0, or
         what is found without a model. None: all.
+    depth: tokens that a model drafts for each at most, decided by the past alone; None: all that it can. Of drafters
+        without `shortens` it is not asked.
     look_up: False: without prompt lookup, so that the model drafts for all that are asked for, to be measured.
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
         `kernels.noise.gumbel_argmax`. A seeded request's are the target's own, so that both tend to draw the same.
@@ -63,6 +66,7 @@ class DraftBatch:
     temperatures: torch.Tensor
     keys: torch.Tensor
     ask: torch.Tensor | None = None
+    depth: int | None = None
     look_up: bool = True
     top_ks: torch.Tensor | None = None
     top_ps: torch.Tensor | None = None
@@ -118,6 +122,11 @@ class Draft:
     looked_up: torch.Tensor | None = None
     asked: int = 0
 
+    def widened(self, gamma: int) -> Draft:
+        """The same, with columns for `gamma` tokens; probs stay as they are."""
+        more = (0, gamma - self.tokens.shape[1])
+        return replace(self, tokens=pad(self.tokens, more), confidence=pad(self.confidence, more))
+
     def spread(self, requests: torch.Tensor, anchors: torch.Tensor, *, asked: int | None = None) -> Draft:
         """These drafts as those of `requests` [M] among the R of anchors [R]; the others' have length 0.
 
@@ -140,6 +149,8 @@ class Drafter(ABC):
     gamma: int
     looks_up: bool = False
     """Whether it drafts without a model as well, by `look_up`."""
+    shortens: bool = False
+    """Whether its model drafts fewer tokens, in about as much less time, where `DraftBatch.depth` says so."""
     target_layers: tuple[int, ...] = ()
     """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
 

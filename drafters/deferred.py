@@ -21,6 +21,7 @@ class Deferred(Drafter):
         self.model = model
         self.gamma = model.gamma
         self.target_layers = model.target_layers
+        self.shortens = model.shortens
         self.waiting = 0
         self.hidden = torch.empty(0)  # [ROWS, m*d], the features of `waiting` tokens; made by the first
         self.tokens, self.positions, self.slots = torch.zeros((3, ROWS), dtype=torch.int64)

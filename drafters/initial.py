@@ -19,6 +19,7 @@ class Initialised(Drafter):
         self.model, self.tokens = model, tokens
         self.gamma = model.gamma
         self.target_layers = model.target_layers
+        self.shortens = model.shortens
 
     def allocate(self, slots: int) -> None:
         self.model.allocate(slots)

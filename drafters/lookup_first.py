@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.ngram import NgramDrafter
@@ -35,6 +34,7 @@ class LookupFirst(Drafter):
         self.lookup, self.model, self.run = lookup, model, run
         self.gamma = lookup.gamma
         self.target_layers = model.target_layers
+        self.shortens = model.shortens
 
     def allocate(self, slots: int) -> None:
         self.lookup.allocate(slots)
@@ -52,7 +52,7 @@ class LookupFirst(Drafter):
 
     def propose(self, batch: DraftBatch) -> Draft:
         if not batch.look_up:
-            return widen(self.model.propose(batch), self.gamma)
+            return self.model.propose(batch).widened(self.gamma)
         found = self.lookup.propose(batch)
         expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < SURE
@@ -67,21 +67,15 @@ class LookupFirst(Drafter):
         drafted = self.model.propose(batch if everyone else batch.select(asked))
         better = expected[asked] < self.run * drafted.confidence[:, 0]
         if everyone and bool(better.all()):
-            return widen(replace(drafted, looked_up=torch.zeros_like(better)), self.gamma)
+            return replace(drafted, looked_up=torch.zeros_like(better)).widened(self.gamma)
         return merge(found, drafted, asked, better, batch.temperatures)
-
-
-def widen(draft: Draft, gamma: int) -> Draft:
-    """The same, in columns for `gamma` tokens."""
-    more = (0, gamma - draft.tokens.shape[1])
-    return replace(draft, tokens=pad(draft.tokens, more), confidence=pad(draft.confidence, more))
 
 
 def choose_each(found: Draft, drafted: Draft, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
     """`merge` of R lookups and R drafts of the model, of which those are taken that are `better` [R]; on any device and
     without waiting for it."""
     gamma, length = found.tokens.shape[1], drafted.tokens.shape[1]
-    model = widen(drafted, gamma)
+    model = drafted.widened(gamma)
     tokens = torch.where(better[:, None], model.tokens, found.tokens)
     lens = torch.where(better, model.lens, found.lens)
     confidence = torch.where(better[:, None], model.confidence, found.confidence)
@@ -112,6 +106,7 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     lookups[taken] = False
     if drafted.probs is None:
         return Draft(tokens, lens, confidence, looked_up=lookups, asked=drafted.asked)
+    length = drafted.probs.shape[1]  # less than that of the tokens where less was asked for
     probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
     column = named = tokens[:, :length].contiguous()
     known = torch.ones_like(named, dtype=torch.bool)

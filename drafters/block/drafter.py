@@ -29,7 +29,7 @@ from .sampling import sample_block, sample_parallel
 
 
 class BlockDrafter(Drafter):
-    """Drafts a block with one forward pass of a DSpark or DFlash model.
+    """Drafts a block with one forward pass of a DSpark or DFlash model, on a CPU no longer than is asked for.
 
     embedding, head: [V, d] of the target, used in place; only the head's rows of a truncated vocabulary are copied.
     gamma: tokens per block, at most what the model was trained for, which is the default.
@@ -46,6 +46,7 @@ class BlockDrafter(Drafter):
             raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
         self.model = model.requires_grad_(False).eval()
         self.gamma = gamma or config.gamma
+        self.shortens = model.fc.weight.is_cpu
         self.target_layers = config.target_layers
         self.dtype, self.device = model.fc.weight.dtype, model.fc.weight.device
         self.embedding = embedding
@@ -104,18 +105,20 @@ class BlockDrafter(Drafter):
             return self._propose_each(batch)
         if batch.ask is not None and not bool(batch.ask.all()):
             return self._propose_some(batch, batch.ask.nonzero()[:, 0])
+        gamma = self.gamma if batch.depth is None else min(batch.depth, self.gamma)
         if self.compiled is not None:
-            tokens, probs, confidence = self.compiled.propose(batch, self.gamma)
+            tokens, probs, confidence = self.compiled.propose(batch, gamma)
         else:
-            tokens, probs, confidence = self._propose(batch)
-        return Draft(
+            tokens, probs, confidence = self._propose(batch, gamma)
+        made = Draft(
             tokens=tokens,
-            lens=torch.full((len(batch.anchors),), self.gamma, dtype=torch.int64, device=self.device),
+            lens=torch.full((len(batch.anchors),), gamma, dtype=torch.int64, device=self.device),
             confidence=confidence,
             probs=probs,
             vocab=None if probs is None else self.vocab,
             asked=len(batch.anchors),
         )
+        return made if gamma == self.gamma else made.widened(self.gamma)
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
         """Drafts for all, of length 0 where none was asked for: which these are, the host need not know."""
@@ -139,10 +142,12 @@ class BlockDrafter(Drafter):
         nothing = torch.zeros((0, self.gamma), device=self.device)
         return Draft(nothing.long(), requests, nothing).spread(requests, batch.anchors)
 
-    def _propose(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Tokens, probs and confidence of `Draft`, in plain torch."""
+    def _propose(
+        self, batch: DraftBatch, gamma: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
         config, requests = self.model.config, len(batch.anchors)
-        queries = self.gamma + config.first_row
+        queries = (gamma or self.gamma) + config.first_row
         ids = batch.anchors.new_full((requests, queries), config.mask_token_id)
         ids[:, 0] = batch.anchors
         positions = batch.seq_lens[:, None] + torch.arange(queries, device=self.device)

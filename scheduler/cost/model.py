@@ -71,13 +71,17 @@ class StepCost:
         result += plain * (drift.plain - drift.tokens)
         return result
 
-    def draft_seconds(self, requests: int) -> float:
-        """Seconds that drafting for `requests` requests adds to a step; 0 where drafting was not measured."""
-        return float(self._draft_measured(requests)[requests]) * self.drift.plain * self.drift.draft
+    def draft_seconds(self, drafts: float) -> float:
+        """Seconds that so many whole drafts add to a step; 0 where drafting was not measured. Two drafts of half the
+        tokens count as one, and take no less than one."""
+        return self._draft_measured(drafts) * self.drift.plain * self.drift.draft
 
-    def draft_curve(self, requests: int) -> np.ndarray:
-        """[requests + 1] float64, `draft_seconds` of 0, 1, ... requests; 0 for none."""
-        return self._draft_measured(requests)[: requests + 1] * (self.drift.plain * self.drift.draft)
+    def draft_curves(self, requests: int, shares: np.ndarray) -> np.ndarray:
+        """[n, requests + 1] float64, `draft_seconds` of 0, 1, ... requests with `shares` [n] of a whole draft each."""
+        counts = np.arange(requests + 1) * shares[:, None]
+        found = np.interp(counts, np.arange(requests + 1), self._draft_times_of(requests)[: requests + 1])
+        np.maximum(found, self._draft_times_of(1)[1], out=found, where=counts > 0)
+        return found * (self.drift.plain * self.drift.draft)
 
     def steps_per_second(
         self, requests: int, tokens: np.ndarray, context: float, *, drafted: bool = False
@@ -85,7 +89,15 @@ class StepCost:
         """[n] float64 SPS(B) for B = `tokens` [n], with or without the time of drafting."""
         return 1.0 / (self.seconds(requests, tokens, context) + (self.draft_seconds(requests) if drafted else 0.0))
 
-    def _draft_measured(self, requests: int) -> np.ndarray:
+    def _draft_measured(self, drafts: float) -> float:
+        """Seconds of so many whole drafts, without drift."""
+        if not drafts:
+            return 0.0
+        times, drafts = self._draft_times_of(math.ceil(drafts)), max(drafts, 1.0)
+        below = int(drafts)
+        return float(times[below] + (drafts - below) * (times[math.ceil(drafts)] - times[below]))
+
+    def _draft_times_of(self, requests: int) -> np.ndarray:
         """Seconds by requests, at least up to that many, without drift."""
         if requests >= len(self._draft_cached):
             counts = np.arange(1, 2 * requests + 1, dtype=np.float64)
@@ -99,20 +111,20 @@ class StepCost:
         requests: int,
         tokens: int,
         context: float,
-        drafting: int,
+        drafts: float,
         seconds: float,
         draft_seconds: float | None = None,
     ) -> None:
-        """Learn from a step that took `seconds` in all, that of drafting for `drafting` requests included.
+        """Learn from a step that took `seconds` in all, that of so many whole drafts included, see `draft_seconds`.
 
         draft_seconds: how much of it that was; None where it is not known. Impossible times are ignored.
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
-        if drafting and draft_seconds and (measured := float(self._draft_measured(drafting)[drafting])):
+        if drafts and draft_seconds and (measured := self._draft_measured(drafts)):
             self.drift.observe_draft(measured, draft_seconds)
         if draft_seconds is None:
-            draft_seconds = self.draft_seconds(drafting) if drafting else 0.0
+            draft_seconds = self.draft_seconds(drafts) if drafts else 0.0
         dense = self._dense(requests, tokens - requests + 1)
         plain = dense.one(0, context)
         further = max(dense.one(tokens - requests, context) - plain, 0.0)

@@ -7,9 +7,7 @@ nobody, for some requests, for all. With survivals of two steps ago, sorted, the
 
 Requests that do not draft have what prompt lookup finds, which takes no more than T_decide, the host's time to look up
 and admit. A further candidate is to rest: nothing is looked up, planned or admitted, which saves T_decide, until a
-probe is due or others have come (`resting.py`). The `some` are those that bring most at the price of a second, by
-Dinkelbach's method: at throughput lambda a draft is worth sum_k max(0, a_k - lambda dT/dK), and as many of the best
-draft as pay for lambda T_draft(n).
+probe is due or others have come (`resting.py`). Who the `some` are, and how many tokens the model drafts: `asking.py`.
 
 Few requests (R < `smoothing`) are looked at over several past steps of each. One number of tokens for all of these
 would ignore how good the draft at hand is, so the budget then is a survival, and K what reaches it: Theta is a ratio of
@@ -31,8 +29,9 @@ import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import largest
+from outrider.scheduler.planners.asking import Ask, worth_asking
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
-from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve, worth_above
+from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
 from outrider.scheduler.planners.resting import Resting, same_requests
 from outrider.scheduler.planners.sorting import RESOLUTION
@@ -69,6 +68,10 @@ class _Issued:
     def probe(self) -> bool:
         return self.budget is not None and self.budget.probe
 
+    @property
+    def depth(self) -> int | None:
+        return None if self.budget is None else self.budget.depth
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Finished:
@@ -86,7 +89,7 @@ class _Finished:
 class _Candidate:
     """Who drafts (None: nobody), and what that would bring: kept, the service levels; at best, where on the curve."""
 
-    ask: np.ndarray | None
+    ask: Ask | None
     curve: Curve
     best: int
     kept: int
@@ -129,7 +132,7 @@ class Asynchronous(Planner):
         self._finished: deque[_Finished] = deque()
         self._positions = np.arange(gamma)
         self._curve = np.zeros(1)  # seconds by admitted tokens, without drafting
-        self._draft_curve = np.zeros(1)  # seconds by requests that draft; both for:
+        self._draft_curves = np.zeros((1, 1))  # seconds by depth and by requests that draft; both for:
         self._curve_requests, self._curve_step = 0, 0
 
     def looks_back(self, step: StepView) -> bool:
@@ -211,7 +214,7 @@ class Asynchronous(Planner):
         seconds = self._seconds(step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
-        drafts, samples, deciding = self._draft_curve, -(-self.smoothing // requests), self.cost.deciding
+        samples, deciding = -(-self.smoothing // requests), self.cost.deciding
         survival, known = self._read(self.history, step, room, samples)
         free, found_for = None, known
         if self.lookups is not None:
@@ -223,12 +226,10 @@ class Asynchronous(Planner):
         if free is not None:
             nobody = self._candidate(step, None, free, seconds + deciding)
             found.append(nobody)
-        chosen = self._who(step, survival, free, able, seconds, nobody.worth[1])
-        for ask in chosen:
-            count, theirs = int(np.count_nonzero(ask)), survival
-            if count < len(ask):
-                theirs = survival * ask[:, None] if free is None else np.where(ask[:, None], survival, free)
-            found.append(self._candidate(step, ask, theirs, seconds + (deciding + float(drafts[count]))))
+        asks, everyone = self._asks(step, survival, free, able, seconds, nobody.worth[1])
+        for ask in asks:
+            theirs = ask.cut(survival, free, self.block)
+            found.append(self._candidate(step, ask, theirs, seconds + (deciding + self._drafting(ask))))
         best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
         curve = best.curve
         self._considered = requests, found, best
@@ -237,13 +238,14 @@ class Asynchronous(Planner):
         if best.ask is not None:
             self._probing.paid()
             self._looking.paid()
-            seconds = seconds + (deciding + float(drafts[int(np.count_nonzero(best.ask))]))
-            return Budget(True, self._most(issued, best), best.ask, curve.threshold(best.best), first, seconds)
-        count = int(np.count_nonzero(able))
+            seconds = seconds + (deciding + self._drafting(best.ask))
+            threshold = curve.threshold(best.best)
+            return Budget(True, self._most(issued, best), best.ask.who, threshold, first, seconds, depth=best.ask.depth)
+        drafting = deciding + self._drafting(everyone)
         seen = self._number > self._last_probe + LAG
         news, new_texts = (seen and bool((~those & able).any()) for those in (known, found_for))
-        if self._probing.due(deciding + float(drafts[count]), float(seconds[0]), news):
-            return Budget(draft=True, tokens=0, seconds=seconds + (deciding + float(drafts[count])), probe=True)
+        if self._probing.due(drafting, float(seconds[0]), news):
+            return Budget(draft=True, tokens=0, seconds=seconds + drafting, probe=True, depth=everyone.depth)
         if free is None:
             if not self._cannot_look_up:
                 return Budget(draft=False, tokens=0, seconds=seconds[:1])
@@ -278,7 +280,7 @@ class Asynchronous(Planner):
         return most if self.tiers is None else self.tiers.fill(len(issued.view.rows), most, issued.room)
 
     def _candidate(
-        self, step: StepView, ask: np.ndarray | None, survival: np.ndarray | None, seconds: np.ndarray
+        self, step: StepView, ask: Ask | None, survival: np.ndarray | None, seconds: np.ndarray
     ) -> _Candidate:
         """The best of the curve of `survival` [samples, R, gamma], None standing for zeros."""
         requests = len(step.rows)
@@ -301,7 +303,7 @@ class Asynchronous(Planner):
         best = int(np.where(kept == most, curve.throughput, 0.0).argmax())
         return _Candidate(ask, curve, best, most)
 
-    def _who(
+    def _asks(
         self,
         step: StepView,
         survival: np.ndarray,
@@ -309,32 +311,23 @@ class Asynchronous(Planner):
         able: np.ndarray,
         seconds: np.ndarray,
         least: float,
-    ) -> list[np.ndarray]:
-        """[R] bool each: those whose drafts pay at the price of the last plan, or `least`; and where requests are few,
-        all."""
-        few = len(able) < FEW
-        if len(able) == 1:
-            return [able]
+    ) -> tuple[list[Ask], Ask]:
+        """Whom to compare: those whose drafts pay at the price of the last plan, or `least`; and where requests are
+        few, all, who come second in any case."""
         price = max(self._price, least)
-        margin = np.float32(price * self._marginal(seconds))
-        value = worth_above(survival, margin)
-        if free is not None:
-            value -= worth_above(free, margin)
-        value[~able] = 0.0
-        order = np.argsort(-value)
-        net = value[order].cumsum()
-        net -= price * self._draft_curve[1:]
-        count = int(net.argmax()) + 1
-        if net[count - 1] <= 0:
-            return [able] if few else []
-        ask = np.zeros(len(able), dtype=bool)
-        ask[order[:count]] = True
-        ask &= able
-        if count < len(able) and self._number % REFRESH == 0:
-            ask |= able & (self.history.ages(step.rows, step.generations, self._number) > STALE)
-        if not few or np.count_nonzero(ask) == np.count_nonzero(able):
-            return [ask]
-        return [ask, able]
+        margin, costs = price * self._marginal(seconds), price * self._draft_curves
+        paying, everyone = worth_asking(survival, free, able, margin, costs, self.block)
+        if paying is not None and not paying.who.all() and self._number % REFRESH == 0:
+            stale = able & (self.history.ages(step.rows, step.generations, self._number) > STALE)
+            paying = Ask(paying.who | stale, paying.depth)
+        few = len(able) < FEW
+        if paying is None or (few and np.array_equal(paying.who, able) and paying.depth == everyone.depth):
+            return ([everyone] if few else []), everyone
+        return ([paying, everyone] if few else [paying]), everyone
+
+    def _drafting(self, ask: Ask) -> float:
+        """Seconds of these drafts."""
+        return float(self._draft_curves[-1 if ask.depth is None else ask.depth - 1, int(np.count_nonzero(ask.who))])
 
     def _marginal(self, seconds: np.ndarray) -> float:
         """Seconds that a further token adds to a step, in the mean as far as the last plan went, or a block."""
@@ -356,7 +349,8 @@ class Asynchronous(Planner):
             if self.tiers is not None:
                 tokens = self.tiers.hold_each(tokens)
             self._curve = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
-            self._draft_curve = self.cost.draft_curve(requests)
+            shares = np.ones(1) if self.block is None else np.arange(1, self.block + 1) / self.block
+            self._draft_curves = self.cost.draft_curves(requests, shares)
             self._curve_requests, self._curve_step = requests, self._number
         return self._curve[: room + 1]
 
@@ -390,5 +384,8 @@ class Asynchronous(Planner):
             if np.count_nonzero(asked) < len(asked):
                 rows, generations, survival = rows[asked], generations[asked], survival[asked]
             survival = self.correction.apply(survival, asked=True)
+            if (depth := issued.depth) is not None and self.block is not None and depth < self.block:
+                drafted = slice(None) if past.looked_up is None else ~past.looked_up[asked]
+                survival[drafted] = self.history.prolonged(survival[drafted], depth, self.block)
             for _ in range(weight):
                 self.history.write(rows, generations, survival, issued.number)

@@ -15,6 +15,10 @@ between procedures that are each exact. A choice that looked at this step's draw
 that happens to be confident of what it drew, to leave out a request for what another drew with equal random numbers)
 would not be.
 
+How many tokens a model is asked for is such a choice as well. A block of fewer tokens may have another q at each of its
+positions; it is the q that its tokens are drawn from and tested by. So given F, which fixes the depth d, x_{r,1..d} are
+drafts like any others. Only to draw both blocks and take one for what was drawn would not be.
+
 To rest is such a choice too: whether anything is looked up or planned at all in a step, and when a probe ends the rest.
 It is a function of F as long as it counts steps, adds up the times of steps that are over and looks at survivals of
 steps before, of this request or of others; a rest that ended because of what this step's lookup or draft found would
@@ -69,6 +73,7 @@ class Budget:
     draft: False: no drafter's model drafts in this step.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with tiers always set.
     ask: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
+    depth: tokens that it drafts for each, at most; None: all that it can.
     threshold: least corrected survival that is admitted; 0: no bound.
     first: [R] bool, requests served before all others (behind their level); None: nobody.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
@@ -87,6 +92,7 @@ class Budget:
     seconds: np.ndarray | None = None
     probe: bool = False
     look_up: bool = True
+    depth: int | None = None
 
     def asked(self, limits: np.ndarray) -> np.ndarray:
         """[R] bool, requests with draft limits [R] for which the model drafts."""
@@ -125,6 +131,8 @@ class Planner(ABC):
     """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a tier. None: any size."""
     admit_on_device: Admit | None = None
     """What admits in one call, on a GPU. None: torch or numpy do."""
+    block: int | None = None
+    """Tokens of a whole draft of the model's, where it may be asked for fewer. None: it always drafts as many."""
 
     def looks_back(self, step: StepView) -> bool:
         """Whether `budget` will ask what became of steps before this one, so that they should be observed by then."""

@@ -100,10 +100,3 @@ def pooled_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Cu
     taken[0], taken[1:] = seconds[0], (seconds[place + 1] - seconds[place]) * (1 / samples)
     taken = taken.cumsum()
     return Curve(tokens.cumsum() / taken, taken, values * (1 / RESOLUTION), which, samples)
-
-
-def worth_above(survival: np.ndarray, margin: np.float32) -> np.ndarray:
-    """[R] float32, tokens above what verifying them costs, in the mean over samples; survival [samples, R, gamma]."""
-    above = np.maximum(survival - margin, 0.0)
-    each = above @ np.ones(above.shape[2], dtype=np.float32)  # numpy's sum over short rows is four times slower
-    return each[0] if len(each) == 1 else each.mean(0)

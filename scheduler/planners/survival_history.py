@@ -80,6 +80,14 @@ class SurvivalHistory:
             found[:, np.flatnonzero(counts == 0)] = self.profile
         return found, known
 
+    def prolonged(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
+        """survival [n, gamma] of drafts of `depth` tokens, with what the profile makes of it up to `block` tokens."""
+        found = survival.copy()
+        share = self.profile[depth:block] / max(float(self.profile[depth - 1]), 1e-6)
+        unseen = found[:, depth:block]
+        unseen[:] = np.where(unseen > 0, unseen, survival[:, depth - 1 : depth] * np.minimum(share, 1.0))
+        return found
+
     def ages(self, rows: np.ndarray, generations: np.ndarray, step: int) -> np.ndarray:
         """[R] steps since each request's last survivals; 0 for those that have none."""
         return np.where(self._count(rows, generations) > 0, step - self._written[rows], 0)

@@ -171,6 +171,25 @@ def test_smaller_gamma_and_refusals() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_of_fewer_tokens_is_that_of_a_smaller_block(config: BlockConfig, temperature: float) -> None:
+    """Bit for bit, q included, so that what is shown of one holds for the other."""
+    (drafter, table), (smaller, _) = prepared(config), prepared(config)
+    smaller.gamma = 2
+    asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
+    draft = drafter.propose(dataclasses.replace(asking, depth=2, ask=torch.tensor([True, True, False])))
+    wanted = smaller.propose(dataclasses.replace(asking, ask=torch.tensor([True, True, False])))
+    assert draft.tokens.shape == draft.confidence.shape == (3, config.gamma)
+    assert draft.lens.tolist() == [2, 2, 0]
+    assert torch.equal(draft.tokens[:2, :2], wanted.tokens[:2])
+    assert torch.equal(draft.confidence[:2, :2], wanted.confidence[:2])
+    assert not draft.confidence[:, 2:].any()
+    if temperature:
+        assert torch.equal(draft.probs, wanted.probs)
+    deeper = drafter.propose(dataclasses.replace(asking, depth=config.gamma + 3))
+    assert deeper.lens.tolist() == [config.gamma] * 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_those_that_are_not_asked_get_no_draft(config: BlockConfig, temperature: float) -> None:
     drafter, table = prepared(config)
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)

@@ -160,6 +160,19 @@ def test_lookups_beside_drafts_with_q_are_as_short_as_q():
     assert torch.equal(draft.probs, short.probs)
 
 
+def test_q_may_be_shorter_than_the_models_drafts():
+    """Where the model was asked for fewer tokens than it can draft."""
+    found, _ = propose([LOOPING, LOOPING, LOOPING], [0.0] * 3, length=LONG)
+    q = torch.full((1, 2, len(VOCAB)), 0.1)
+    drafted = Draft(torch.full((1, 2), 7), torch.tensor([2]), torch.full((1, 2), 0.5), q, VOCAB).widened(GAMMA)
+    merged = merge(found, drafted, torch.tensor([2]), torch.tensor([True]), torch.tensor([0.0, 1.0, 1.0]))
+    assert merged.lens.tolist() == [2, 2, 2]
+    assert merged.probs.shape == (3, 2, len(VOCAB))
+    column = torch.searchsorted(VOCAB, merged.tokens[1, :2])
+    assert torch.equal(merged.probs[1], torch.nn.functional.one_hot(column, len(VOCAB)).float())
+    assert torch.equal(merged.probs[2], q[0])
+
+
 def test_lookups_shorter_than_the_models_drafts_are_refused():
     with pytest.raises(ValueError, match="at least as long as the model's drafts, 4, not 3"):
         LookupFirst(NgramDrafter(3), Model(0.5), run=2.0)

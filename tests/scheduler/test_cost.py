@@ -230,7 +230,22 @@ def test_drift_counts_drafting_where_a_step_drafted() -> None:
         cost.observe(1, 2, 0, 1, 2.5, 1.5)  # drafting is slower, the rest is not
     assert cost.drift.plain == pytest.approx(1.0)
     assert cost.draft_seconds(1) == pytest.approx(1.5, rel=0.01)
-    assert cost.draft_curve(2).tolist() == pytest.approx([0.0, 1.5, 3.0], rel=0.01)
+    assert cost.draft_curves(2, np.ones(1)).tolist() == [pytest.approx([0.0, 1.5, 3.0], rel=0.01)]
+
+
+def test_drafts_of_fewer_tokens_take_the_time_of_their_rows_but_no_less_than_one_draft() -> None:
+    measured = ((1, 0.2), (2, 0.3), (4, 0.6))
+    cost = StepCost([Point(1, 1, 0, (1.0,)), *(Point(r, 0, 0, (s,), True) for r, s in measured)])
+    shares = np.array([0.25, 0.5, 1.0])
+    assert cost.draft_curves(4, shares).tolist() == [
+        pytest.approx([0.0, 0.2, 0.2, 0.2, 0.2]),
+        pytest.approx([0.0, 0.2, 0.2, 0.25, 0.3]),
+        pytest.approx([0.0, 0.2, 0.3, 0.45, 0.6]),
+    ]
+    assert [cost.draft_seconds(drafts) for drafts in (0, 0.5, 1.5, 4)] == pytest.approx([0.0, 0.2, 0.25, 0.6])
+    for _ in range(400):
+        cost.observe(1, 1, 0, 1.5, 1.5, 0.5)  # three of half the tokens take twice what was measured
+    assert cost.draft_seconds(4) == pytest.approx(1.2, rel=0.01)
 
 
 def test_answers_do_not_depend_on_what_was_asked_before() -> None:

@@ -108,6 +108,44 @@ def test_nobody_else_had_better_be_asked(seed):
     assert throughput(asked) >= 0.995 * best
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_had_better_be_asked_for_more_or_fewer_tokens(seed):
+    """Against every set of requests, each number of tokens drafted and each verified."""
+    rng = np.random.default_rng(seed)
+    requests, each, token = 4, float(rng.uniform(0.05, 0.3)), float(rng.uniform(0.02, 0.2))
+    planner = uncorrected(dear_drafts(requests, each, token))
+    planner.block = GAMMA
+    confidence = rng.beta(2, rng.uniform(0.3, 4), (requests, 1)) * np.ones((1, GAMMA))
+    seen(planner, confidence.astype(np.float32))
+    budget = planner.budget(view(requests, GAMMA))
+
+    def throughput(ask: np.ndarray, depth: int) -> float:
+        survival = np.sort((confidence.cumprod(1)[:, :depth] * ask[:, None]).ravel())[::-1]
+        tokens = requests + np.append(0.0, survival.cumsum())
+        drafting = max(each, each * ask.sum() * depth / GAMMA) if ask.any() else 0.0
+        return float((tokens / (1.0 + token * np.arange(len(tokens)) + drafting)).max())
+
+    asked = budget.asked(np.full(requests, GAMMA)) & (not budget.probe)
+    sets = itertools.product((False, True), repeat=requests)
+    best = max(throughput(np.array(ask), depth) for ask in sets for depth in range(1, GAMMA + 1))
+    assert throughput(asked, budget.depth or GAMMA) >= 0.995 * best
+
+
+def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
+    """So that shallow drafts do not hide that deeper ones would pay."""
+    planner = uncorrected(dear_drafts(2, 0.3))
+    planner.block = GAMMA
+    likely = np.full((2, GAMMA), 0.8, dtype=np.float32)
+    seen(planner, likely)
+    rows, generations = np.arange(2), np.ones(2, dtype=np.int64)
+    whole, _ = planner.history.read(rows, generations, 1)
+    shallow = whole[0].copy()
+    shallow[:, 1:] = 0.0
+    assert planner.history.prolonged(shallow, 1, GAMMA) == pytest.approx(whole[0], rel=0.01)
+    looked_up = np.array([[0.9, 0.0, 0.0], [0.9, 0.8, 0.7]], dtype=np.float32)
+    assert planner.history.prolonged(looked_up, 1, GAMMA)[1].tolist() == looked_up[1].tolist()
+
+
 def test_a_request_that_was_not_asked_for_long_is_asked_again():
     planner = uncorrected(dear_drafts(2, 0.3))
     mixed = np.array([[0.95] * GAMMA, [0.1] * GAMMA], dtype=np.float32)

@@ -201,6 +201,70 @@ def test_who_drafts_is_decided_without_a_look_at_what_is_drawn(smoothing):
     assert all(0.04 < share < 0.96 for share in asked)
 
 
+SHALLOW = torch.tensor([0.6, 0.4])
+"""q of a draft of one token, which another block makes than one of two."""
+
+
+def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, torch.Tensor]]) -> tuple[float, float]:
+    """Share of A among the first tokens of one request, and of steps that drafted two tokens.
+
+    depths: (tokens drafted, verify_lens [1]) from what either block would draw [2, 2] and its confidences [2, 2]; row 0
+    is the shallow one, which has one token.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= torch.stack([SHALLOW, Q[0]])[:, :1]).long()
+    deep = torch.stack([torch.full((SAMPLES,), 0.8), torch.where(tokens[:, 1, 0] == A, 0.9, 0.0)], 1)
+    confidence = torch.stack([torch.tensor([0.9, 0.0]).expand(SAMPLES, 2), deep], 1)
+    found = [depths(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
+    chosen, verify_lens = torch.tensor([depth for depth, _ in found]) - 1, torch.cat([n for _, n in found])
+    drafts = tokens[torch.arange(SAMPLES), chosen]
+    _, out = accept(
+        drafts,
+        verify_lens,
+        torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
+        uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
+        final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
+        probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
+        draft_probs=torch.stack([torch.stack([SHALLOW, Q[1]]), Q])[chosen].contiguous(),
+    )
+    return float((out[:, 0] == A).float().mean()), float(chosen.float().mean())
+
+
+def test_how_much_is_drafted_is_decided_without_a_look_at_what_is_drawn():
+    """One token or two, as what the steps before drew suggests; their blocks have other q."""
+    drafts = [Point(1, 0, 0, (0.05,), drafted=True), Point(2, 0, 0, (0.1,), drafted=True)]
+    verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
+    planner = Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=1, held=1)
+    planner.block = 2
+
+    def depths(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[int, torch.Tensor]:
+        step = view(2, 2)
+        budget = planner.budget(step)
+        assert budget.draft
+        depth = budget.depth
+        asked = budget.asked(step.limits)
+        confidence = sure[depth - 1].expand(2, 2).contiguous()
+        lens = torch.from_numpy(depth * asked)
+        verify_lens = planner.admit(confidence, lens, budget)
+        survival = survival_of(confidence, lens).numpy()
+        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked, None)
+        return depth, verify_lens[:1]
+
+    share, deep = shares_by_depth(depths)
+    assert abs(share - 0.7) < bound(0.7)
+    assert 0.1 < deep < 0.9
+
+
+def test_a_depth_that_is_chosen_by_what_is_drawn_is_seen():
+    """Whoever drew B in the deep block has the shallow one drawn instead."""
+
+    def depths(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[int, torch.Tensor]:
+        return (2 if drafts[1, 0] == A else 1), torch.tensor([1])
+
+    share, _ = shares_by_depth(depths)
+    assert abs(share - 0.85) < bound(0.85)
+
+
 @pytest.mark.parametrize("deciding", [0.25, 0.4])
 def test_when_it_rests_is_decided_without_a_look_at_what_is_drawn(deciding):
     """Lookups now and then, and in the other steps nothing: some rests end by a probe, some because a draft paid."""

@@ -42,7 +42,7 @@ class Planning:
 
     planner: decides for requests that leave the decision to it. cost: corrected by the times that steps take; None
     where nothing was measured. calibration: of the drafter's confidences; None takes them as they are.
-    device: where the steps' tensors live. tiers: sizes of which a step has one; None: any.
+    device: where the steps' tensors live. tiers: sizes of which a step has one; None: any. block: as in `Planner`.
     """
 
     def __init__(
@@ -54,8 +54,9 @@ class Planning:
         metrics: SpeculationMetrics,
         device: Any,
         tiers: Tiers | None = None,
+        block: int | None = None,
     ):
-        self.tiers = tiers
+        self.tiers, self.block = tiers, block
         self.requests = requests
         self.metrics = metrics
         self.on_host = torch.device(device).type == "cpu"
@@ -74,7 +75,7 @@ class Planning:
         self._take(planner, cost, calibration)
 
     def _take(self, planner: Planner, cost: StepCost | None, calibration: CalibrationTable | None) -> None:
-        planner.tiers = self.tiers
+        planner.tiers, planner.block = self.tiers, self.block
         planner.admit_on_device = None if self.on_host else admit
         self.planner, self.cost, self.calibration = planner, cost, calibration
 
@@ -242,7 +243,10 @@ class Planning:
         if self.cost is not None:
             decided = drafting or outcome.admission.looked_up is not None
             served = seconds - self.cost.deciding if decided else seconds
-            self.cost.observe(requests, tokens, context, drafting, served, draft_seconds if drafting else 0.0)
+            depth, drafts = step.depth, float(drafting)
+            if depth is not None and self.block is not None:
+                drafts *= depth / self.block
+            self.cost.observe(requests, tokens, context, drafts, served, draft_seconds if drafting else 0.0)
         self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:

@@ -39,6 +39,11 @@ class Step:
         return bool(np.count_nonzero(self.asks))
 
     @property
+    def depth(self) -> int | None:
+        """Tokens that the model drafts for each, at most; the planner is not asked about all of its requests."""
+        return self.budget.depth if self.entries.all_planned else None
+
+    @property
     def looks_up(self) -> bool:
         """Whether prompt lookup may draft for anybody; the planner is not asked about all of its requests."""
         return (self.budget.look_up or not self.entries.all_planned) and bool(np.count_nonzero(self.view.limits))

@@ -89,17 +89,18 @@ class SpeculativeWorker(BaseSpecWorker):
         self.history = SlotTokens(slots, self.device)
         self.rules = LogitRules(self.history, self.req_to_token_pool.req_to_token)
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
+        self.drafter: Drafter | None = load_drafter(self.config, runner)
+        if self.drafter is not None:
+            self.drafter.allocate(slots)
         self.planning = Planning(
             *load_plan(self.config),
             requests=self.requests,
             metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
             device=self.device,
             tiers=tiers_of(runner, self.width),
+            block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
         )
         self._nothing = self._no_draft(0)
-        self.drafter: Drafter | None = load_drafter(self.config, runner)
-        if self.drafter is not None:
-            self.drafter.allocate(slots)
         self.tail: VerifyTail | None = None
         if (tiers := self.planning.tiers) is not None and tiers.graphs:
             self.tail = VerifyTail(tiers, self._observe, self.device)
@@ -296,6 +297,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 page_table=self.req_to_token_pool.req_to_token,
                 rows=rows,
                 ask=None if step.asks.all() else upload(step.asks, self.device),
+                depth=step.depth,
                 look_up=not step.entries.any_padded,
                 keys=sampling.draft_keys(seq_lens, gamma),
                 wants_probs=not sampling.all_decided,

@@ -1,0 +1,75 @@
+"""For whom a drafter's model drafts, and how many tokens, at the price of a second.
+
+At throughput lambda a draft of d tokens is worth sum_{k<=d} max(0, a_k - lambda dT/dK), and as many of the best draft,
+as deep, as pay for lambda T_draft(n d) (Dinkelbach's method): with many requests only the first tokens pay, and what a
+block takes is rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """who: [R] bool, for whom the model drafts. depth: tokens of each; None: all that it can."""
+
+    who: np.ndarray
+    depth: int | None = None
+
+    def cut(self, survival: np.ndarray, free: np.ndarray | None, block: int | None) -> np.ndarray:
+        """Survivals [samples, R, gamma] of a step that asks so, from those with whole drafts of all, and of prompt
+        lookup alone (None: there is none), which no depth cuts."""
+        if self.depth is not None and self.depth != block:
+            survival = survival.copy()
+            unseen = survival[:, :, self.depth : block]
+            if free is None:
+                unseen[:] = 0.0
+            else:
+                np.minimum(unseen, free[:, :, self.depth : block], out=unseen)
+        if self.who.all():
+            return survival
+        others = self.who[:, None]
+        return survival * others if free is None else np.where(others, survival, free)
+
+
+def above(survival: np.ndarray, margin: float) -> np.ndarray:
+    """[R, gamma] float32, tokens above what verifying them costs, in the mean over samples; survival
+    [samples, R, gamma]."""
+    return np.maximum(survival - np.float32(margin), 0.0).mean(0)
+
+
+def worth_asking(
+    survival: np.ndarray,
+    free: np.ndarray | None,
+    able: np.ndarray,
+    margin: float,
+    costs: np.ndarray,
+    block: int | None,
+) -> tuple[Ask | None, Ask]:
+    """Those whose drafts pay and as deep as they do, None if none does; and all, as deep as is best for them.
+
+    survival, free: see `Ask.cut`. able: [R] bool, who may be asked. margin: tokens that a verified one costs.
+    costs: [depths, R + 1] tokens that drafts for 0 .. R requests cost, of 1 .. block tokens; without `block` of whole
+        drafts.
+    """
+    gain = above(survival, margin)
+    if free is not None:
+        gain -= above(free, margin)
+    gain[~able] = 0.0
+    worth = gain.sum(1)[None] if block is None else gain[:, :block].cumsum(1).T + gain[:, block:].sum(1)
+    order = np.argsort(-worth, axis=1)
+    net = np.take_along_axis(worth, order, 1).cumsum(1) - costs[:, 1:]
+    everyone = Ask(able, _depth(int(net[:, -1].argmax()), block))
+    depth, last = divmod(int(net.argmax()), len(able))
+    if net[depth, last] <= 0:
+        return None, everyone
+    who = np.zeros(len(able), dtype=bool)
+    who[order[depth, : last + 1]] = True
+    return Ask(who & able, _depth(depth, block)), everyone
+
+
+def _depth(index: int, block: int | None) -> int | None:
+    return None if block is None else index + 1
