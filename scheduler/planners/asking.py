@@ -60,14 +60,17 @@ def worth_asking(
         gain -= above(free, margin)
     gain[~able] = 0.0
     worth = gain.sum(1)[None] if block is None else gain[:, :block].cumsum(1).T + gain[:, block:].sum(1)
-    order = np.argsort(-worth, axis=1)
-    net = np.take_along_axis(worth, order, 1).cumsum(1) - costs[:, 1:]
-    everyone = Ask(able, _depth(int(net[:, -1].argmax()), block))
-    depth, last = divmod(int(net.argmax()), len(able))
-    if net[depth, last] <= 0:
+    everyone = Ask(able, _depth(int((worth.sum(1) - costs[:, -1]).argmax()), block))
+    # How deep: as if each request beyond the first cost as much as the others. For whom: exactly.
+    each = (costs[:, -1] - costs[:, 1]) / max(len(able) - 1, 1)
+    depth = int((np.maximum(worth - each[:, None], 0.0).sum(1) + each - costs[:, 1]).argmax())
+    order = np.argsort(-worth[depth])
+    net = worth[depth][order].cumsum() - costs[depth, 1:]
+    count = int(net.argmax()) + 1
+    if net[count - 1] <= 0:
         return None, everyone
     who = np.zeros(len(able), dtype=bool)
-    who[order[depth, : last + 1]] = True
+    who[order[:count]] = True
     return Ask(who & able, _depth(depth, block)), everyone
 
 

@@ -69,7 +69,7 @@ def measure(planner: Planner, requests: int, gamma: int, steps: int, *, levels: 
     rng = np.random.default_rng(seed)
     confidences = [torch.from_numpy(rng.beta(5, 1, (requests, gamma)).astype(np.float32)) for _ in range(16)]
     outcomes = [(torch.rand(c.shape) < c).long().cumprod(1).sum(1).numpy() for c in confidences]
-    draft_lens = torch.full((requests,), gamma)
+    planner.block = gamma
     times = []
     for number, step in enumerate(traffic(rng, requests, gamma, WARM_STEPS + steps, levels)):
         confidence, outcome = confidences[number % 16], outcomes[number % 16]
@@ -77,9 +77,9 @@ def measure(planner: Planner, requests: int, gamma: int, steps: int, *, levels: 
         start = time.perf_counter()
         budget = planner.budget(step)
         planned = time.perf_counter()
-        verify_lens = torch.zeros_like(draft_lens)
+        verify_lens = torch.zeros(requests, dtype=torch.int64)
         if budget.draft:
-            verify_lens = planner.admit(confidence, draft_lens, budget)
+            verify_lens = planner.admit(confidence, torch.full((requests,), budget.depth or gamma), budget)
         admitted = time.perf_counter()
         verified = verify_lens.numpy()
         accept_lens = np.minimum(verified, outcome) + 1
