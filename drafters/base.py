@@ -138,7 +138,7 @@ class Draft:
         tokens[requests], lens[requests], confidence[requests] = self.tokens, self.lens, self.confidence
         probs = None
         if self.probs is not None:
-            probs = self.probs.new_zeros(*shape, self.probs.shape[2])
+            probs = self.probs.new_zeros(len(anchors), *self.probs.shape[1:])
             probs[requests] = self.probs
         return Draft(tokens, lens, confidence, probs, self.vocab, asked=self.asked if asked is None else asked)
 
