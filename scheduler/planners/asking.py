@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+FEW = 64
+"""With fewer requests there is time to look at every depth, and at drafts of all."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
@@ -61,17 +64,22 @@ def worth_asking(
     gain[~able] = 0.0
     worth = gain.sum(1)[None] if block is None else gain[:, :block].cumsum(1).T + gain[:, block:].sum(1)
     everyone = Ask(able, _depth(int((worth.sum(1) - costs[:, -1]).argmax()), block))
-    # How deep: as if each request beyond the first cost as much as the others. For whom: exactly.
-    each = (costs[:, -1] - costs[:, 1]) / max(len(able) - 1, 1)
-    depth = int((np.maximum(worth - each[:, None], 0.0).sum(1) + each - costs[:, 1]).argmax())
-    order = np.argsort(-worth[depth])
-    net = worth[depth][order].cumsum() - costs[depth, 1:]
-    count = int(net.argmax()) + 1
-    if net[count - 1] <= 0:
+    depths = np.arange(len(costs)) if len(able) < FEW else _about(worth, costs)
+    order = np.argsort(-worth[depths], axis=1)
+    net = np.take_along_axis(worth[depths], order, 1).cumsum(1) - costs[depths, 1:]
+    best, last = divmod(int(net.argmax()), len(able))
+    if net[best, last] <= 0:
         return None, everyone
     who = np.zeros(len(able), dtype=bool)
-    who[order[:count]] = True
-    return Ask(who & able, _depth(depth, block)), everyone
+    who[order[best, : last + 1]] = True
+    return Ask(who & able, _depth(int(depths[best]), block)), everyone
+
+
+def _about(worth: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """[1] the best depth if each request beyond the first cost as much as the others."""
+    each = (costs[:, -1] - costs[:, 1]) / (costs.shape[1] - 2)
+    net = np.maximum(worth - each[:, None], 0.0).sum(1) + each - costs[:, 1]
+    return net.argmax(keepdims=True)
 
 
 def _depth(index: int, block: int | None) -> int | None:

@@ -29,7 +29,7 @@ import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import largest
-from outrider.scheduler.planners.asking import Ask, worth_asking
+from outrider.scheduler.planners.asking import FEW, Ask, worth_asking
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
@@ -49,8 +49,6 @@ REFRESH = 8
 """Steps for which predicted times are kept while the number of requests stays: context and drift move slowly."""
 LATE = 64
 """Steps that may be unobserved at a time."""
-FEW = 64
-"""With fewer requests there is time to look at drafts of all as well."""
 STALE = 32
 """Steps after which a request that did not draft while others did is asked again."""
 

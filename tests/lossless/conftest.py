@@ -129,8 +129,8 @@ def _serve(log: Path, *flags: str) -> Iterator[Server]:
 
 def jagged_profile(folder: Path, **drafter: Any) -> Path:
     """A profile for the default drafter, or the one of these settings, whose costs have cliffs at every sixth token up
-    to 24 and at 96, and by which drafting never pays for two requests: not drafting, short and long verification all
-    win at times."""
+    to 24 and at 96, and by which drafting never pays for two requests: not drafting, drafts of few tokens, short and
+    long verification all win at times."""
     model = target.find(None)
     settings = checkpoints.with_drafter_path(Settings(dtype="float32", **drafter), model)
     points = [
@@ -144,7 +144,7 @@ def jagged_profile(folder: Path, **drafter: Any) -> Path:
         for tokens in range(1, 9)
     ]
     points += [
-        Point(requests, 0, requests * 128.0, (0.05 if requests == 2 else 0.0005,), drafted=True)
+        Point(requests, 0, requests * 128.0, (0.05 if requests == 2 else 0.0005 * requests,), drafted=True)
         for requests in (1, 2, 4, 8, 32, 256)
     ]
     profile = Profile(
