@@ -127,17 +127,37 @@ class RoundCost:
         return line
 
 
+@dataclass(slots=True)
+class _Load:
+    """What drafts are worth while about so many blocks are open.
+
+    gain: mean seconds that they saved of late, per round with some to choose from. rounds: it is of, up to LOOKS.
+    deciding: mean seconds in which the host makes and weighs them, in a round that does.
+    """
+
+    gain: float = 0.0
+    rounds: int = 0
+    deciding: float = 0.0
+
+    def observe_gain(self, seconds: float) -> None:
+        self.rounds = min(self.rounds + 1, LOOKS)
+        self.gain += (seconds - self.gain) / self.rounds
+
+    def observe_deciding(self, seconds: float) -> None:
+        if not self.deciding:
+            self.deciding = seconds
+        self.deciding += (min(seconds, 2 * self.deciding) - self.deciding) / LOOKS
+
+
 class StatePlanner:
     """Decides in each round what is drafted for whom, by the chances of the drafts and what rounds take."""
 
     def __init__(self, cost: RoundCost | None = None) -> None:
         self.cost = cost or RoundCost()
-        self.deciding = 0.0
-        """Seconds that the host makes and weighs drafts, in a round that does."""
         self._resting = Resting()
         self._looking = Probing(LOOK_SHARE)
         self._round = 0.0  # seconds of one without drafts
-        self._gain, self._weighed = 0.0, 0  # mean seconds that drafts saved of late, per round with some to choose from
+        self._loads: dict[int, _Load] = {}  # by the power of two that the number of open blocks has reached
         self._steps, self._tokens = 0.0, 0.0  # of late, that steps revealed
 
     @property
@@ -153,9 +173,11 @@ class StatePlanner:
     def looks(self, view: RoundView) -> bool:
         """Once a round, before anything is made: whether drafts are to be made and weighed in it at all."""
         step = view.step_view()
-        if self._resting.on and self._resting.holds(step) and not self._looking.due(self.deciding, self._round, False):
-            self._resting.go_on(step)
-            return False
+        if self._resting.on and self._resting.holds(step):
+            deciding = self._load(len(view.names)).deciding
+            if not self._looking.due(deciding, self._round, False):
+                self._resting.go_on(step)
+                return False
         self._resting.end()
         return True
 
@@ -179,11 +201,9 @@ class StatePlanner:
             self._weigh(found, view)
         return found.counts.tolist()
 
-    def observe_deciding(self, seconds: float) -> None:
+    def observe_deciding(self, seconds: float, open_blocks: int) -> None:
         """The host has made and weighed drafts for so long in a round."""
-        if not self.deciding:
-            self.deciding = seconds
-        self.deciding += (min(seconds, 2 * self.deciding) - self.deciding) / LOOKS
+        self._load(open_blocks).observe_deciding(seconds)
 
     def observe_steps(self, steps: int, tokens: int) -> None:
         """So many steps of open blocks revealed so many tokens."""
@@ -192,10 +212,12 @@ class StatePlanner:
 
     def _weigh(self, found: Admitted, view: RoundView) -> None:
         """How much a round with something to draft saves beside rounds without, and whether to rest therefore."""
-        saved = found.steps / len(view.names) * found.without - found.seconds - self.deciding
-        self._weighed = min(self._weighed + 1, LOOKS)
-        self._gain += (saved - self._gain) / self._weighed
-        if self._gain > 0:
+        load = self._load(len(view.names))
+        load.observe_gain(found.steps / len(view.names) * found.without - found.seconds - load.deciding)
+        if load.gain > 0:
             self._looking.paid()
-        elif self._weighed == LOOKS:
+        elif load.rounds == LOOKS:
             self._resting.begin(view.step_view())
+
+    def _load(self, open_blocks: int) -> _Load:
+        return self._loads.setdefault(open_blocks.bit_length(), _Load())

@@ -43,14 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    concurrencies = harness.check_rounds(args)
-    questions = read_questions(args.prompts)
-    # All of them before the first is measured, so that what is wrong with one is said at once.
+    # Settings of all before the first is measured, so that what is wrong with one is said at once.
     policies = [
         settings_of(args, unmasking=policy, disable_radix_cache=True) for policy in args.unmasking.split(",") if policy
     ]
     if not policies:
         raise UserError("--unmasking names no policy; static,threshold are those there are")
+
+    concurrencies = harness.check_rounds(args)
+    questions = read_questions(args.prompts)
 
     async def measurement(engine: Engine) -> Results:
         return await _measure(engine.tokenizer_manager, questions, concurrencies, args)

@@ -90,20 +90,20 @@ def test_nothing_is_drafted_while_nothing_is_known_of_costs():
 
 def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time():
     planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
-    planner.observe_deciding(0.0005)
+    planner.observe_deciding(0.0005, 1)
     looks = []
     for _ in range(4000):
         looks.append(planner.looks(seven))
         if looks[-1]:
             assert admit(planner, [0.5], name=7) == 0
     assert looks[: LOOKS + 1] == [True] * LOOKS + [False]
-    spent = sum(looks[LOOKS:]) * planner.deciding
+    spent = sum(looks[LOOKS:]) * 0.0005
     assert 0 < spent <= LOOK_SHARE * 4000 * 0.01
 
 
 def test_what_a_look_needs_is_kept_the_round_before():
     planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
-    planner.observe_deciding(0.0005)
+    planner.observe_deciding(0.0005, 1)
     kept = True
     for _ in range(2000):
         if planner.looks(seven):
@@ -114,7 +114,7 @@ def test_what_a_look_needs_is_kept_the_round_before():
 
 def test_a_rest_ends_when_drafts_pay_again_or_others_come():
     planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
-    planner.observe_deciding(0.0005)
+    planner.observe_deciding(0.0005, 1)
     for _ in range(LOOKS):
         assert planner.looks(seven)
         assert admit(planner, [0.5], name=7) == 0
@@ -130,10 +130,32 @@ def test_a_rest_ends_when_drafts_pay_again_or_others_come():
 def test_drafts_that_save_less_than_the_host_takes_to_make_them_do_not_pay():
     for seconds, pays in ((0.004, True), (0.006, False)):
         planner = StatePlanner(cost(0.01, 0.0))  # a draft of chance 0.5 saves 5 ms
-        planner.observe_deciding(seconds)
+        planner.observe_deciding(seconds, 1)
         for _ in range(LOOKS):
             admit(planner, [0.5])
         assert planner.looks(view(0)) is pays
+
+
+def test_what_pays_for_one_request_says_nothing_of_eight():
+    planner = StatePlanner(RoundCost(StepCost([Point(r, n, 0.0, (s,)) for r in (1, 8) for n, s in DEAR_AT_EIGHT[r]])))
+    planner.observe_deciding(0.0005, 1)
+    planner.observe_deciding(0.0005, 8)
+    drafts, sizes = [np.array([0.6])], [np.ones(1)]
+    eight = view(*range(1, 9))
+    for _ in range(LOOKS):
+        planner.looks(eight)
+        assert sum(planner.admit(eight, 8, drafts * 8, sizes * 8)) == 0
+    assert not planner.looks(eight)
+    for _ in range(3 * LOOKS):
+        assert planner.looks(view(0))
+        assert planner.admit(view(0), 1, drafts, sizes) == [1]
+    assert planner.looks(eight)  # others have come
+    assert sum(planner.admit(eight, 8, drafts * 8, sizes * 8)) == 0
+    assert not planner.looks(eight)
+
+
+DEAR_AT_EIGHT = {1: [(1, 0.01), (2, 0.011)], 8: [(8, 0.01), (16, 0.03)]}
+"""Seconds by rows, by requests."""
 
 
 def test_acceptance_is_learnt_where_it_is_seen():
@@ -165,7 +187,7 @@ def test_a_service_level_bounds_rounds_and_keeps_the_planner_awake():
     planner.observe_steps(100000, 200000)
     assert planner.admit(slow, 2, drafts, sizes) == [0, 3]
     planner, asks = StatePlanner(cost(0.0, 0.01)), view(7, levels=[1.0], progress=[np.inf])
-    planner.observe_deciding(0.0005)
+    planner.observe_deciding(0.0005, 1)
     for _ in range(3 * LOOKS):
         assert planner.looks(asks)
         assert planner.admit(asks, 1, [np.array([0.5])], [np.ones(1)]) == [0]

@@ -71,10 +71,10 @@ class Round:
     context: float
     longest: int
 
-    def goes_on(self, number: int) -> bool:
-        """Whether a block follows the open one of a request."""
+    def goes_on(self, number: int, start: int) -> bool:
+        """Whether a block follows the open one of a request, which starts there."""
         block, req = self.rows.tokens.shape[1], self.reqs[number]
-        end = int(self.rows.starts[self.roots[number]]) + block
+        end = start + block
         wanted = len(req.origin_input_ids) + req.sampling_params.max_new_tokens
         return bool(end < wanted and end + block <= self.longest)
 
@@ -180,7 +180,7 @@ class Drafting:
                     limits.append(limit)
             if numbers:
                 known = [one.reqs[number].outrider_known for number in numbers]
-                goes_on = [one.goes_on(number) for number in numbers]
+                goes_on = [one.goes_on(number, own.start) for number, own in zip(numbers, known, strict=True)]
                 own = propose(graph, self.acceptance[drawn], numbers, known, goes_on, limits, self.mask_id)
                 planned = [one.asked[number].planned for number in numbers]
                 counts = [0 if own_planned else n for own_planned, n in zip(planned, own.counts, strict=True)]
@@ -275,12 +275,12 @@ class Drafting:
             states = one.rows.tokens.numpy()[opened]
             self.planner.observe_steps(len(opened), int((states != stepped[opened]).sum()))
 
-    def decided(self) -> float:
+    def decided(self, open_blocks: int) -> float:
         """A round is over: the seconds of it that went to drafts which the planner weighed; 0 where it did not."""
         seconds = self.deciding_time.take()
         if not self._looked:
             return 0.0
-        self.planner.observe_deciding(seconds)
+        self.planner.observe_deciding(seconds, open_blocks)
         return seconds
 
 

@@ -184,7 +184,7 @@ class Spiffy(BlockDiffusion):
         ended = time.perf_counter()
         seconds = ended - (self._ended if began - self._ended < IDLE_SECONDS else began)
         self._ended = ended
-        deciding = self.drafting.decided()
+        deciding = self.drafting.decided(sum(root >= 0 for root in one.roots))
         if min(one.roots) < 0 or not alone:  # somebody is reading a prompt
             return
         requests, cost = len(one.roots), self.drafting.planner.cost

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
 from running import OUTRIDER, environment
+from tiny_diffusion import TinyDiffusion
+
+from outrider.server.bench import diffusion
+from outrider.server.errors import UserError
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
@@ -52,6 +57,39 @@ def test_accept_counts_what_the_engine_accepted(tmp_path: Path) -> None:
     assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
     assert found["tried"][1] == found["kept"][0]  # a draft is observed behind accepted ones only, and all are verified
     assert (tmp_path / "accept.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.server
+def test_diffusion_measures_every_arm_of_every_policy(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive starts an engine for each policy")
+    model, prompts = TinyDiffusion(tied=False).write(tmp_path / "model"), tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one two three"}\n{"prompt": "the sky is"}\n')
+    done = bench(
+        "diffusion", "--model", str(model), "--dtype", "float32", "--max-total-tokens", "2048", "--unmasking",
+        "static,threshold", "--unmasking-threshold", "0.3", "--prompts", str(prompts), "--count", "2",
+        "--new-tokens", "12", "--rounds", "1", "--json", str(tmp_path / "found.json"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert list(found) == ["static 1", "threshold 0.3"]
+    assert done.stdout.count("answers that differ between arms: 0") == 2
+    for policy, arms in ((policy, by_requests["1"]) for policy, by_requests in found.items()):
+        assert f"unmasking {policy}" in done.stdout
+        forwards = {arm: measured[0]["forwards_per_token"] for arm, measured in arms.items()}
+        assert list(forwards) == ["base", "D=0", "D=1", "D=2", "D=3", "planned"]
+        assert forwards["base"] == forwards["D=0"] >= forwards["D=3"]
+        drafted = [arms[f"D={states}"][0]["drafted_per_forward"] for states in range(4)]
+        assert drafted == sorted(drafted)
+        assert drafted[0] == 0 < drafted[1]
+
+
+def test_a_policy_that_there_is_not_is_refused_before_anything_is_measured() -> None:
+    parser = argparse.ArgumentParser()
+    diffusion.add_arguments(parser)
+    for named, says in (("static,best", "--unmasking is one of"), (",", "names no policy")):
+        with pytest.raises(UserError, match=says):
+            diffusion.run(parser.parse_args(["--prompts", "none.jsonl", "--unmasking", named]))
 
 
 @pytest.mark.parametrize(
