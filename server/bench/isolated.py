@@ -44,7 +44,7 @@ def vllm(setup: dict[str, Any], replies: TextIO) -> None:
                 model=setup["model"],
                 dtype=setup["dtype"],
                 enable_prefix_caching=False,
-                # vLLM compiles again for other limits, which takes minutes: so they are the same whatever is asked for.
+                # What vLLM keeps of a compilation goes by its limits: so they are the same whatever is asked for.
                 max_model_len=min(longest, max(CONTEXT, setup["context"])),
                 max_num_seqs=max(REQUESTS, setup["requests"]),
             )

@@ -7,7 +7,7 @@ are the result; the rates themselves hold for this machine at this moment.
 Outrider, SGLang, Transformers and vLLM compute in the type of --dtype; llama.cpp and OpenVINO GenAI compute on a
 GGUF file, which holds the embedded model in 4 bits. All are asked in process, none over HTTP. vLLM and OpenVINO GenAI
 live in environments of their own in the user's cache, which are made when their arms are first named (a package index
-is needed, a few minutes, 2 GB for vLLM). vLLM compiles a model for minutes when it meets it first, and keeps that. An
+is needed, a few minutes, 2 GB for vLLM). vLLM compiles the model at each start: for a minute, ten on busy cores. An
 engine that fails is left out, and the others go on.
 
 examples:
@@ -66,7 +66,7 @@ times would mostly be timed with fewer in flight than were asked for."""
 WARM_TOKENS = 8
 """Of each answer of the warm-up."""
 PATIENCE = 1800.0
-"""Seconds until an engine must be warm. vLLM compiles for minutes, the first time and beside other work for longer."""
+"""Seconds that an engine may take to start or for a turn. vLLM compiles for minutes beside other work."""
 TOLD_EVERY = 15.0
 """Seconds between two lines that say what is waited for."""
 
