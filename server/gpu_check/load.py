@@ -32,8 +32,8 @@ def tuned(commands: Commands) -> Iterator[Measured]:
         table = CalibrationTable.load(found.calibration)
         for case, fitted in zip(CASES, table.by_case, strict=True):
             if any(fitted.samples):
-                first = f"{fitted.ece_after[0]:.1%} after" if len(fitted.ece_after) else ""
-                yield Measured(f"calibration error, first token, {case}", fitted.ece_before[0], f"before, {first}")
+                before, after = (100 * errors[0] for errors in (fitted.ece_before, fitted.ece_after))
+                yield Measured(f"calibration error, first token, {case}", before, f"% before, {after:.3g} after")
     if commands.tiny:  # servers would plan by it
         shutil.rmtree(cache_root() / "profiles" / name)
 
