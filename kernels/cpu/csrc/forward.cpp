@@ -100,15 +100,23 @@ class Decoder : public torch::CustomClassHolder {
     rope.slots = slots.data_ptr<int64_t>();
     rope.rotary_dim = cos_sin_.size(1);
     rope.wide_cache = cos_sin_.scalar_type() == at::kFloat;
-    run_team([&](Member& member) { run(member, residual, plan, rope, captured, kept, buffers); });
+    const std::vector<int32_t> cached = cached_slots(plan.args, kv_lens.numel(), tokens);
+    run_team([&](Member& member) { run(member, residual, plan, rope, captured, kept, cached, buffers); });
     return {buffers.normed, kept};
   }
 
  private:
   void run(Member& member, const Tensor& residual, const AttentionPlan& plan, const RopeArgs& rope_of_step,
-           const std::vector<int64_t>& captured, const Tensor& kept, Buffers& b) const {
+           const std::vector<int64_t>& captured, const Tensor& kept, const std::vector<int32_t>& slots, Buffers& b) const {
     const int64_t tokens = residual.size(0), size = type_ ? 2 : 4;
-    const Stages stages(member, type_, tokens, b.int8);
+    Stages stages(member, type_, tokens, b.int8);
+    CacheLines soon{};
+    const auto fetch_cache = [&](size_t layer) {
+      const bool wanted = !slots.empty() && layer < layers_.size() && layers_[layer].window < 0;
+      if (wanted) soon = cache_lines(layers_[layer], slots, member);
+      stages.meanwhile(wanted ? &soon : nullptr);
+    };
+    fetch_cache(0);
     char *const sum = data<char>(residual), *const normed = data<char>(b.normed), *const qkv = data<char>(b.qkv);
     RopeArgs rope = rope_of_step;
     rope.q = qkv;
@@ -145,6 +153,7 @@ class Decoder : public torch::CustomClassHolder {
       attention.window = layer.window;
       attention.logit_cap = layer.logit_cap;
       stages.attention(attention, plan, partials);
+      fetch_cache(i + 1);
       stages.product(data<char>(b.seen), layer.out, data<char>(b.x), &layer.up);
       stages.norm(data<char>(b.x), sum, layer.norm_between, normed, hidden_, eps_);
       stages.product(normed, layer.up, data<char>(b.up), &layer.down);
@@ -152,6 +161,28 @@ class Decoder : public torch::CustomClassHolder {
       stages.product(data<char>(b.gated), layer.down, data<char>(b.x), i + 1 < layers_.size() ? &layers_[i + 1].qkv : nullptr);
     }
     stages.norm(data<char>(b.x), sum, kept_[2].back().data_ptr(), normed, hidden_, eps_);
+  }
+
+  // The slots that attention reads, those first that it reads first, as far as a shared cache has room for them. None of
+  // few tokens, whose products wait for memory themselves.
+  std::vector<int32_t> cached_slots(const AttentionArgs& a, int64_t requests, int64_t tokens) const {
+    constexpr int64_t LEAST = 16, ROOM = 8 << 20;  // tokens, bytes
+    const int64_t most = tokens < LEAST ? 0 : ROOM / (kv_heads_ * (width_ + value_width_) * (type_ ? 2 : 4));
+    std::vector<int32_t> slots;
+    for (int64_t r = requests - 1; r >= 0 && int64_t(slots.size()) < most; --r) {
+      const int32_t* from = a.page_table + a.rows[r] * a.page_stride;
+      slots.insert(slots.end(), from, from + std::min<int64_t>(a.kv_lens[r], most - slots.size()));
+    }
+    return slots;
+  }
+
+  // A member's share of them in a layer's cache.
+  CacheLines cache_lines(const Layer& layer, const std::vector<int32_t>& slots, const Member& member) const {
+    const int64_t size = type_ ? 2 : 4, count = slots.size();
+    const CacheLines::Pool keys{static_cast<const char*>(layer.k_pool), k_slot_ * size, kv_heads_ * width_ * size};
+    const CacheLines::Pool values{static_cast<const char*>(layer.v_pool), v_slot_ * size, kv_heads_ * value_width_ * size};
+    return {{keys, values}, slots.data() + count * member.index / member.size,
+            slots.data() + count * (member.index + 1) / member.size};
   }
 
   template <typename P>

@@ -44,11 +44,24 @@ struct RopeArgs {
 constexpr int64_t PANEL = 64;  // outputs of a packed panel
 constexpr int64_t ROW_GROUP = 96;  // rows that a product takes through a panel at once
 
+// Keys and values of some slots, whose lines memory is asked for while a product computes.
+struct CacheLines {
+  struct Pool {
+    const char* from;
+    int64_t stride, bytes;  // from a slot to the next; of a slot
+  };
+  Pool pools[2];
+  const int32_t *slot, *end;                    // those to come
+  const char *line = nullptr, *last = nullptr;  // of the one that is asked for now, past its end
+  int64_t turn = 0;                             // the pool that comes next
+};
+
 struct LinearArgs {
   const void *x, *packed;
   const float* bias;  // null, or one per output, padded to whole panels
   void* out;
   int64_t x_stride, rows, row_group, depth, outputs, panels;
+  CacheLines* soon;  // null: memory is asked for weights alone
 };
 
 // How a checkpoint keeps a weight: BLOCK neighbours in depth have codes and perhaps scales of their own; `span` such

@@ -49,25 +49,54 @@ class Panels {
   const Number<T>* panel_ = nullptr;
 };
 
+// What memory is asked for beside the weights: nothing, or a few lines now and then, since more at once would stop the
+// thread. In the innermost loop: a call there would cost more than it gains.
+struct NoLines {
+  void ask(int64_t) const {}
+};
+struct AskedLines {
+  static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines, of one slot
+  CacheLines& lines;
+  __attribute__((always_inline)) void ask(int64_t i) const {
+    if (i % EVERY) return;
+    if (lines.line >= lines.last) {
+      if (lines.slot == lines.end) return;
+      const CacheLines::Pool& pool = lines.pools[lines.turn];
+      lines.line = pool.from + *lines.slot * pool.stride;
+      lines.last = lines.line + pool.bytes;
+      lines.slot += lines.turn;
+      lines.turn ^= 1;
+    }
+    const char *line = lines.line, *const last = lines.last;
+#pragma GCC unroll 8
+    for (int n = 0; n < AT_ONCE && line < last; ++n, line += 64) __builtin_prefetch(line, 0, 2);
+    lines.line = line;
+  }
+};
+
 // A panel for the rows that are first there, and for those after them.
-template <typename Weights>
+template <typename Weights, typename Lines>
 struct First {
   const Weights& weights;
-  void enter(int64_t i, int64_t c) const {
+  Lines lines;
+  __attribute__((always_inline)) void enter(int64_t i, int64_t c) const {
     if constexpr (requires { weights.enter(i, c); }) weights.enter(i, c);
+    lines.ask(i);
   }
   Vec operator()(int64_t i, int64_t c) const { return weights.first(i, c); }
 };
-template <typename Weights>
+template <typename Weights, typename Lines>
 struct Again {
   const Weights& weights;
+  Lines lines;
+  __attribute__((always_inline)) void enter(int64_t i, int64_t) const { lines.ask(i); }
   Vec operator()(int64_t i, int64_t c) const { return weights.again(i, c); }
 };
 
 // Items are pairs of a panel and a group of rows. A thread gets neighbouring ones: it reads on where it stopped.
 // weights.first(i, c) gives the numbers to the rows that are first at a panel, again(i, c) to those after them.
-template <typename T, typename Weights>
-void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
+template <typename T, typename Weights, typename Lines>
+void multiply_items(const LinearArgs& a, Weights weights, Lines lines, int64_t begin, int64_t end) {
   static thread_local std::vector<float> widened;
   static thread_local std::vector<T> edge;
   const int64_t depth = PAIRS<T> ? a.depth / 2 : a.depth, groups = (a.rows + a.row_group - 1) / a.row_group;
@@ -94,8 +123,8 @@ void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t
       out_stride = PANEL;
     }
     const float* bias = a.bias ? a.bias + column : nullptr;
-    const First<Weights> first{weights};
-    const Again<Weights> again{weights};
+    const First<Weights, Lines> first{weights, lines};
+    const Again<Weights, Lines> again{weights, lines};
     const bool fresh = item == begin || row == 0;
     if (fresh) weights.go_to(column / PANEL);
     const int64_t few = fresh ? std::min<int64_t>(ROWS, rows) : 0;
@@ -105,6 +134,12 @@ void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t
     for (int64_t r = 0; narrow && r < rows; ++r)
       std::memcpy(static_cast<T*>(a.out) + (row + r) * a.outputs + column, out + r * PANEL, width * sizeof(T));
   }
+}
+
+template <typename T, typename Weights>
+void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
+  if (a.soon) multiply_items<T>(a, weights, AskedLines{*a.soon}, begin, end);
+  else multiply_items<T>(a, weights, NoLines(), begin, end);
 }
 
 template <typename T>

@@ -78,6 +78,18 @@ void in_ranges(int64_t items, const F& work, int64_t multiplications) {
   });
 }
 
+// Rows that a product takes through a panel at once. Where threads cannot share the panels evenly, they share parts of
+// their rows, of which each has enough to be worth reading the panel again.
+inline int64_t even_row_group(int64_t rows, int64_t panels, int64_t threads) {
+  constexpr int64_t LEAST = 16;
+  if (rows > ROW_GROUP) return ROW_GROUP;
+  const auto most = [&](int64_t parts) { return double((panels * parts + threads - 1) / threads) / double(parts); };
+  int64_t best = 1;
+  for (int64_t parts = 2; parts * LEAST <= rows; ++parts)
+    if (most(parts) < most(best)) best = parts;
+  return std::max<int64_t>(1, (rows + best - 1) / best);
+}
+
 constexpr int64_t GRAIN = 65536;  // numbers a thread should at least get: waking one costs as much as 20,000
 
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }

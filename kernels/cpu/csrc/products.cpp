@@ -31,7 +31,8 @@ Tensor multiply(const Tensor& x, const Tensor& packed, const std::optional<Tenso
   sizes.back() = outputs;
   Tensor out = at::empty(sizes, x.options());
   const LinearArgs a{x.data_ptr(), packed.data_ptr(), bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(),
-                     depth, x.numel() / depth, ROW_GROUP, depth, outputs, panels};
+                     depth, x.numel() / depth, even_row_group(x.numel() / depth, panels, at::get_num_threads()), depth,
+                     outputs, panels};
   in_ranges(panels * ((a.rows + a.row_group - 1) / a.row_group),
             [&](int64_t begin, int64_t end) { function(a, begin, end); }, a.rows * depth * outputs);
   return out;

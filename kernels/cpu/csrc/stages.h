@@ -55,6 +55,9 @@ class Stages {
  public:
   Stages(Member& team, int type, int64_t rows, Int8Input& int8) : team_(team), type_(type), rows_(rows), int8_(int8) {}
 
+  // Products from now on ask memory for these lines beside their weights; null: for none.
+  void meanwhile(CacheLines* soon) { soon_ = soon; }
+
   // out = x times the weight. `next`, the product after this one: a member asks for the start of its share.
   void product(const void* x, const Weight& w, void* out, const Weight* next) const {
     const int64_t work = rows_ * w.depth * w.outputs;
@@ -113,9 +116,10 @@ class Stages {
   }
 
   void float_product(const void* x, const Weight& w, void* out, int64_t work) const {
-    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, ROW_GROUP, w.depth, w.outputs, w.panels()};
+    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, even_row_group(rows_, w.panels(), team_.size), w.depth,
+                       w.outputs, w.panels(), soon_};
     const auto share = [&](int64_t begin, int64_t end) { w.function(a, begin, end); };
-    team_.ranges(PRODUCTS, a.panels * ((rows_ + ROW_GROUP - 1) / ROW_GROUP), share, work);
+    team_.ranges(PRODUCTS, a.panels * ((rows_ + a.row_group - 1) / a.row_group), share, work);
   }
 
   void int8_product(const void* x, const Weight& w, void* out, int64_t work) const {
@@ -134,6 +138,7 @@ class Stages {
   const int type_;
   const int64_t rows_;
   Int8Input& int8_;
+  CacheLines* soon_ = nullptr;
 };
 
 }  // namespace outrider
