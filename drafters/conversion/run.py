@@ -64,7 +64,7 @@ class ConversionRun(TrainingRun[ConvertedModel]):
             accept += kept.sum()
             first += (kept * (pack.labels.place == 0)).sum()
             firsts += (pack.labels.place == 0).sum()
-        return {"loss": kl / total, "kl": kl / total, "accept": accept / total, "first": first / firsts}
+        return {"loss": kl / total, "kl": kl / total, "accept": accept / total, "first": first / firsts.clamp_min(1)}
 
     @torch.no_grad()
     def validate(self, store: FeatureStore, held_out: list[int]) -> float:
