@@ -46,6 +46,8 @@ VARIANTS = {
         None,
         True,
     ),
+    "SDAR's experts": (TinyDiffusion(architecture="SDARMoeForCausalLM"), 0.3, True),
+    "LLaDA2": (TinyDiffusion(architecture="LLaDA2MoeModelLM", block_size=32, tied=False), 0.3, True),
 }  # fmt: skip
 
 

@@ -19,6 +19,15 @@ MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "A2DQwen3LMHeadModel": "a2d-qwen3",
     "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen",
+    "SDARMoeForCausalLM": "sdar_moe",
+    "LLaDA2MoeModelLM": "llada2_moe",
+}
+EXPERTS, CHOSEN, GROUPS, EXPERT_MLP, SCALE = 8, 2, 2, 64, 2.5
+LLADA2_NAMES = {
+    "embed_tokens": "word_embeddings",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm",
 }
 MASK, END = "<|MASK|>", "<|end|>"
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -46,7 +55,15 @@ class TinyDiffusion:
     @property
     def normed(self) -> bool:
         """Queries and keys have norms."""
-        return self.architecture in ("SDARForCausalLM", "A2DQwen3LMHeadModel")
+        return self.architecture in ("SDARForCausalLM", "A2DQwen3LMHeadModel", "SDARMoeForCausalLM", "LLaDA2MoeModelLM")
+
+    @property
+    def llada2(self) -> bool:
+        """Its first layer has no experts, others a shared one; half of each head is rotated."""
+        return self.architecture == "LLaDA2MoeModelLM"
+
+    def has_experts(self, layer: int) -> bool:
+        return self.architecture == "SDARMoeForCausalLM" or (self.llada2 and layer > 0)
 
     @property
     def biased(self) -> bool:
@@ -56,6 +73,14 @@ class TinyDiffusion:
     def config(self, mask_token_id: int) -> dict[str, Any]:
         converted = self.architecture == "LlamaForCausalLM"
         more: dict[str, Any] = {"shift": self.shift, "context_mask": self.context_mask} if converted else {}
+        if any(map(self.has_experts, range(self.layers))):
+            more |= {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_MLP}
+            more |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        if self.llada2:
+            more |= {"num_shared_experts": 1, "n_group": GROUPS, "topk_group": 1, "routed_scaling_factor": SCALE}
+            more |= {"score_function": "sigmoid", "moe_router_enable_expert_bias": True, "router_dtype": "fp32"}
+            more |= {"first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "use_qk_norm": True, "use_bias": False}
+            more |= {"use_qkv_bias": False, "norm_head": False, "embedding_dropout": 0.0, "output_dropout": 0.0}
         return more | {
             "architectures": [self.architecture],
             "model_type": MODEL_TYPES[self.architecture],
@@ -89,10 +114,12 @@ class TinyDiffusion:
                 "self_attn.k_proj": (kv, self.width),
                 "self_attn.v_proj": (kv, self.width),
                 "self_attn.o_proj": (self.width, q),
-                "mlp.gate_proj": (self.mlp, self.width),
-                "mlp.up_proj": (self.mlp, self.width),
-                "mlp.down_proj": (self.width, self.mlp),
             }
+            for name, size in self._mlps(i).items():
+                of_layer |= {f"{name}.{part}_proj": (size, self.width) for part in ("gate", "up")}
+                of_layer[f"{name}.down_proj"] = (self.width, size)
+            if self.has_experts(i):
+                of_layer["mlp.gate"] = (EXPERTS, self.width)
             shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in of_layer.items()}
         found = {name: torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
         found["model.embed_tokens.weight"] *= self.width**0.5
@@ -111,7 +138,29 @@ class TinyDiffusion:
             for name in norms:
                 size = self.head if "self_attn" in name else self.width
                 found[f"model.layers.{i}.{name}.weight"] = 0.5 + torch.rand(size, generator=draw)
+        for i in filter(self.has_experts, range(self.layers if self.llada2 else 0)):
+            found[f"model.layers.{i}.mlp.gate.expert_bias"] = torch.randn(EXPERTS, generator=draw) / 4
         found["model.norm.weight"] = 0.5 + torch.rand(self.width, generator=draw)
+        return found
+
+    def _mlps(self, layer: int) -> dict[str, int]:
+        """Their widths by name."""
+        if not self.has_experts(layer):
+            return {"mlp": self.mlp}
+        shared = {"mlp.shared_experts": EXPERT_MLP} if self.llada2 else {}
+        return shared | {f"mlp.experts.{i}": EXPERT_MLP for i in range(EXPERTS)}
+
+    def stored(self) -> dict[str, torch.Tensor]:
+        """The weights by the names that checkpoints have."""
+        found = self.weights()
+        if not self.llada2:
+            return found
+        for i in range(self.layers):
+            of_layer = f"model.layers.{i}."
+            qkv = [found.pop(f"{of_layer}self_attn.{name}_proj.weight") for name in "qkv"]
+            found[f"{of_layer}attention.query_key_value.weight"] = torch.cat(qkv)
+        for ours, theirs in LLADA2_NAMES.items():
+            found = {name.replace(ours, theirs): weight for name, weight in found.items()}
         return found
 
     def write(self, folder: Path) -> Path:
@@ -132,7 +181,7 @@ class TinyDiffusion:
         saved.save_pretrained(folder)
         config = self.config(saved.convert_tokens_to_ids(MASK)) | {"eos_token_id": saved.convert_tokens_to_ids(END)}
         (folder / "config.json").write_text(json.dumps(config))
-        save_file(self.weights(), folder / "model.safetensors", {"format": "pt"})
+        save_file(self.stored(), folder / "model.safetensors", {"format": "pt"})
         return folder
 
 
@@ -171,14 +220,30 @@ class Reference:
         q, k, v = (y.unflatten(1, (-1, shape.head)) for y in qkv)
         if shape.normed:
             q, k = _norm(q, w["self_attn.q_norm.weight"]), _norm(k, w["self_attn.k_norm.weight"])
-        q, k = _rotate(q, shape.theta), _rotate(k, shape.theta)
+        rotated = shape.head // 2 if shape.llada2 else shape.head
+        q, k = (torch.cat([_rotate(y[..., :rotated], shape.theta), y[..., rotated:]], -1) for y in (q, k))
         k, v = (y.repeat_interleave(shape.heads // shape.kv_heads, 1) for y in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * shape.head**-0.5
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         x = x + torch.einsum("hqk,khd->qhd", weights, v).flatten(1) @ w["self_attn.o_proj.weight"].T
         normed = _norm(x, w["post_attention_layernorm.weight"])
-        gate, up = normed @ w["mlp.gate_proj.weight"].T, normed @ w["mlp.up_proj.weight"].T
-        return x + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
+        if "mlp.gate.weight" not in w:
+            return x + _mlp(normed, w, "mlp")
+        for expert, weight in enumerate(self._chosen(normed @ w["mlp.gate.weight"].T, w).unbind(1)):
+            x = x + weight[:, None] * _mlp(normed, w, f"mlp.experts.{expert}")
+        return x + _mlp(normed, w, "mlp.shared_experts") if shape.llada2 else x
+
+    def _chosen(self, scores: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
+        """[T, E] what each expert's output is multiplied with: 0 for most."""
+        scores = scores.sigmoid() if self.shape.llada2 else scores.softmax(1)
+        choice = scores
+        if self.shape.llada2:
+            choice = scores + w["mlp.gate.expert_bias"]
+            groups = choice.unflatten(1, (GROUPS, -1))
+            best = groups.topk(2, -1).values.sum(-1).argmax(1)  # a group is as good as its best two
+            choice = groups.masked_fill(torch.arange(GROUPS)[:, None] != best[:, None, None], -torch.inf).flatten(1)
+        kept = torch.zeros_like(scores).scatter(1, choice.topk(CHOSEN, 1).indices, 1.0) * scores
+        return kept / kept.sum(1, keepdim=True) * (SCALE if self.shape.llada2 else 1.0)
 
     def answer(self, prompt: Sequence[int], count: int, *, threshold: float | None, per_step: int = 1) -> list[int]:
         """Greedy decoding: per step the most confident tokens, `per_step`, or all above the threshold."""
@@ -198,6 +263,11 @@ class Reference:
                     state[i] = int(best[i])
             tokens += state[len(tokens) - start :]
         return tokens[len(prompt) : len(prompt) + count]
+
+
+def _mlp(x: torch.Tensor, w: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    gate, up = (x @ w[f"{name}.{part}_proj.weight"].T for part in ("gate", "up"))
+    return (torch.nn.functional.silu(gate) * up) @ w[f"{name}.down_proj.weight"].T
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from outrider.server.plugin.diffusion.target import FAMILIES, DiffusionTarget
 
 PROMPT_HOLDS_MASK = "the prompt has the mask token ({name}), which stands for text that is not there yet; leave it out"
@@ -51,12 +53,14 @@ def register(target: DiffusionTarget) -> None:
 
 
 def _register_layers() -> None:
+    from sglang.srt.models.llada2 import LLaDA2MoeSparseMoeBlock
     from sglang.srt.models.registry import ModelRegistry
     from sglang.srt.models.sdar import SDARForCausalLM
     from sglang.srt.models.sdar_moe import SDARMoeForCausalLM
 
     for model in (SDARForCausalLM, SDARMoeForCausalLM):
         model.load_weights = _tied(model.load_weights)
+    LLaDA2MoeSparseMoeBlock._forward_router_experts = _scaled(LLaDA2MoeSparseMoeBlock._forward_router_experts)
 
     for architecture, family in FAMILIES.items():
         if family.layers:
@@ -75,3 +79,13 @@ def _tied(load_weights: Callable[[Any, Any], None]) -> Callable[[Any, Any], None
             model.config.tie_word_embeddings = tied
 
     return load
+
+
+def _scaled(experts: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    """SGLang's experts leave `routed_scaling_factor` out on a CPU."""
+
+    def scaled(block: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        out = experts(block, hidden_states)
+        return out * block.routed_scaling_factor if out.device.type == "cpu" else out
+
+    return scaled
