@@ -110,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
     harness.check_outputs(args)
     if args.device == "cuda":
         raise UserError("bench peers compares engines on a CPU")
+    if args.resume and args.json is None:
+        raise UserError("--resume goes on with the file that --json names")
     if "llama.cpp" in arms:
         baselines.import_xllamacpp()
     cases = make_cases(args, concurrencies, prefills)

@@ -42,8 +42,8 @@ class Record:
         self.results: Results = {case: {arm: [] for arm in arms} for case in cases}
         self.engines: dict[str, Footprint] = {}
         self.flags = {name: str(value) for name, value in sorted(vars(args).items()) if name not in UNASKED}
-        if args.resume:
-            self._take_up()
+        if args.resume and self.path is not None and self.path.exists():
+            self._take_up(self.path)
 
     def done(self, number: int, case: str) -> bool:
         """Whether every arm has its rate of this round, so that they took turns."""
@@ -53,19 +53,15 @@ class Record:
         engines = {name: footprint._asdict() for name, footprint in self.engines.items()}
         harness.write_json(self.path, {"tokens_per_second": self.results, "engines": engines, "flags": self.flags})
 
-    def _take_up(self) -> None:
-        if self.path is None:
-            raise UserError("--resume goes on with the file that --json names")
-        if not self.path.exists():
-            return
+    def _take_up(self, path: Path) -> None:
         try:
-            kept: dict[str, Any] = json.loads(self.path.read_text())
+            kept: dict[str, Any] = json.loads(path.read_text())
             flags, results = kept["flags"], kept["tokens_per_second"]
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"--resume: {self.path} is not what bench peers writes") from None
+            raise UserError(f"--resume: {path} is not what bench peers writes") from None
         for name, value in self.flags.items():
             if flags.get(name) != value:
                 was = f"--{name.replace('_', '-')} {flags.get(name)}"
-                raise UserError(f"--resume: {self.path} was measured with {was}, not {value}; name another file")
+                raise UserError(f"--resume: {path} was measured with {was}, not {value}; name another file")
         for case, rates in self.results.items():
             rates.update({arm: results.get(case, {}).get(arm, []) for arm in rates})

@@ -66,7 +66,7 @@ def said(server_args: Any, config: PluginConfig) -> dict[str, Any]:
     found |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
     found |= {
         "the model": digest(server_args.model_path),
-        "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config.decode),
+        "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config),
         "--drafter": config.drafter,
         "--gamma": config.gamma,
         "--lookup-gamma": config.lookup_gamma,
@@ -75,9 +75,9 @@ def said(server_args: Any, config: PluginConfig) -> dict[str, Any]:
     return found
 
 
-def most_in_graphs(decode: Any) -> int:
-    """Requests for which graphs are captured, at most. decode: SGLang's PhaseConfig."""
-    return 0 if decode.backend == "disabled" else decode.max_bs
+def most_in_graphs(graphs: Any) -> int:
+    """Requests for which graphs are captured, at most. graphs: SGLang's CudaGraphConfig; on a CPU it may be None."""
+    return 0 if graphs is None or graphs.decode.backend == "disabled" else graphs.decode.max_bs
 
 
 def digest(model: str) -> str:
