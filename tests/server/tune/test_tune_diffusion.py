@@ -15,7 +15,7 @@ from tiny_diffusion import TinyDiffusion
 
 from outrider.kernels.cache import cache_root
 
-FLAGS = ("--dtype", "float32", "--max-total-tokens", "4096", "--unmasking", "static")
+FLAGS = ("--dtype", "float32", "--unmasking", "static")
 PAIR = ("--max-requests", "2", "--name", "mine")
 
 
@@ -64,7 +64,7 @@ def test_killed_gone_on_with_and_refined(
 
     server = Server(
         tmp_path / "log", "--model", str(model), "--served-model-name", "tiny", *FLAGS, "--tune",
-        "--max-running-requests", "2",
+        "--max-running-requests", "2", "--max-total-tokens", "4096",
     )  # fmt: skip
     try:
         server.wait_until_ready()
