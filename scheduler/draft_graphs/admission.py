@@ -67,11 +67,12 @@ def admitted(
     drafts = _Drafts(owners, np.concatenate(chances), np.concatenate(sizes))
     # A draft is no better than those before it that it needs, so that each request's come in their order.
     worth = np.concatenate([np.minimum.accumulate(own / size) for own, size in zip(chances, sizes, strict=True)])
-    best = _best(drafts.of(np.argsort(-worth, kind="stable")), requests, seconds, None)
+    most_worth = np.argsort(-worth, kind="stable")
+    best = _best(drafts.of(most_worth), requests, seconds, None)
     if levels is not None:
         others, has_none = ~levels.late[owners], (levels.asked == 0)[owners]
         place = np.empty(len(worth), dtype=np.int64)
-        place[np.argsort(-worth, kind="stable")] = np.arange(len(worth))
+        place[most_worth] = np.arange(len(worth))
         pays = place < best[1].counts.sum()
         orders = np.lexsort((-worth, others, ~pays)), np.lexsort((-worth, has_none, others))
         best = max((_best(drafts.of(order), requests, seconds, levels) for order in orders), key=lambda found: found[0])
