@@ -108,14 +108,14 @@ def block_linear(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
 def group_blocks(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, str]:
     """Blocks of a weight (codes - zeros) * scales, and their kind.
 
-    codes: [outputs, depth], 0 to 15. zeros: [outputs, groups], 0 to 31. scales: [outputs, groups], numbers that float16
-    or bfloat16 can hold, in any type. A block is a group: the scale in float32, the zero point in its five lowest bits,
-    which are then free, and the codes.
+    codes: [outputs, depth], 0 to 15. zeros: [outputs, groups], 0 to 31. scales: [outputs, groups], numbers below 2^100
+    that float16 or bfloat16 can hold, in any type. A block is a group: the scale in float32, the zero point in its five
+    lowest bits, which are then free, and the codes.
 
     Raises
     ------
     ValueError
-        Groups of another size than 32, 64 or 128, or scales of more bits.
+        Groups of another size than 32, 64 or 128, or scales of more bits or from 2^100 on.
     """
     outputs, depth = codes.shape
     groups = scales.shape[1]
@@ -125,6 +125,8 @@ def group_blocks(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor)
     shared = scales.float().contiguous().view(torch.int32)
     if (shared & HIGHEST_ZERO).any():
         raise ValueError("scales must be numbers of float16 or bfloat16")
+    if not (scales.abs() < 2.0**100).all():
+        raise ValueError("scales must be below 2^100")
     shared = shared | zeros.int()
     low, high = codes.to(torch.uint8).reshape(outputs, groups, -1, 2, BLOCK // 2).unbind(-2)
     blocks = [shared.view(torch.uint8).view(outputs, groups, 4), (low | high << 4).flatten(2)]

@@ -37,7 +37,7 @@ OPERATIONS = (
 )  # fmt: skip
 INSTRUCTION_SETS = {
     "scalar": (),
-    "avx2": ("-mavx2", "-mfma"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": _WIDE,
     "avx512bf16": (*_WIDE, "-mavx512bf16", "-mavx512vnni"),
 }

@@ -16,13 +16,16 @@ class OnVectors {
   static constexpr int64_t PAIRS_TOGETHER = 1;
 
   template <int R, bool PAIRS, typename T>
-  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, float* out, int64_t stride) {
-    ISA::scores<R, PAIRS>(queries, depth, keys, from, out, stride);
+  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinesAhead<T>& ahead, float* out,
+              int64_t stride) {
+    if constexpr (NARROW) narrow_scores<R>(queries, depth, keys, from, ahead, out, stride);
+    else ISA::scores<R, PAIRS>(queries, depth, keys, from, out, stride);
   }
   template <int R, bool PAIRS, typename T>
   void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
-                  int64_t width, float* out, int64_t out_stride) {
-    ISA::add_values<R, PAIRS>(weights, stride, values, from, keys, width, out, out_stride);
+                  int64_t width, LinesAhead<T>& ahead, float* out, int64_t out_stride) {
+    if constexpr (NARROW) narrow_values<R>(weights, stride, values, from, keys, width, ahead, out, out_stride);
+    else ISA::add_values<R, PAIRS>(weights, stride, values, from, keys, width, out, out_stride);
   }
   template <bool PAIRS>
   void multiply(int64_t rows, const float* x, int64_t x_stride, const float* right, int64_t right_stride, int64_t depth,
@@ -105,7 +108,7 @@ class TileWorker {
     soon = next;
     if (rows <= ROWS) {
       with_rows(rows, [&](auto r) {
-        if (pairs) few_rows<r, true>(now, start, out);
+        if (HAS_PAIRS && pairs) few_rows<r, HAS_PAIRS>(now, start, out);
         else few_rows<r, false>(now, start, out);
       });
       return;
@@ -185,18 +188,20 @@ class TileWorker {
     const int64_t keys = keys_of(0, R, start, now.count), dim = a.value_dim;
     key_rows.read(a.k_pool, a.k_stride, kv_head * a.head_dim, now.slots, now.count);
     key_rows.then(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
+    LinesAhead<T> keys_ahead = key_rows.ahead(heads * a.head_dim);
     for (int64_t j = 0; j < keys; j += W)
       for (int64_t h = 0; h < heads; ++h)
-        products.template scores<R, PAIRS>(queries + h * R * depth, depth, key_rows.at(j), h * a.head_dim,
+        products.template scores<R, PAIRS>(queries + h * R * depth, depth, key_rows.at(j), h * a.head_dim, keys_ahead,
                                            weights_of(h * R) + j, CHUNK);
     for (int64_t h = 0; h < heads; ++h) soften_all(weights_of(h * R), 0, R, start, keys, out + h * R * state_stride);
     value_rows.read(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
     value_rows.then(a.k_pool, a.k_stride, soon.first_head * a.head_dim, soon.slots, soon.count);
     for (int64_t r = 0; r < heads * R; ++r) std::fill_n(out + r * state_stride, dim, 0.f);
+    LinesAhead<T> values_ahead = value_rows.ahead(heads * dim);
     for (int64_t i = 0; i < keys; i += ROWS_AHEAD)
       for (int64_t h = 0; h < heads; ++h)
         products.template add_values<R, PAIRS>(weights_of(h * R) + i / (1 + PAIRS), CHUNK, value_rows.at(i), h * dim,
-                                               keys - i, dim, out + h * R * state_stride, state_stride);
+                                               keys - i, dim, values_ahead, out + h * R * state_stride, state_stride);
   }
 
   // Rows [first, first + some) of a partial, from packed keys and values; what their last one does not see is left out.
@@ -243,6 +248,10 @@ class TileWorker {
         if (j + i >= soon.count) continue;
         prefetch(key(soon.slots[j + i], soon.first_head), a.head_dim);
         prefetch(value(soon.slots[j + i], soon.first_head), a.value_dim);
+      }
+      if constexpr (NARROW) {
+        for_numbers(from, 0, depth, [] {}, [&](int64_t d, Vec numbers) { store(panel + d * STEP + j - first, numbers); });
+        continue;
       }
       for (int64_t d = 0; d < depth; d += W) {
         Vec block[W];

@@ -148,6 +148,8 @@ void expand_rows(const uint8_t* raw, const int64_t* rows, void* out, int64_t dep
 inline Vec from_halves(const uint8_t* p) {  // finite
 #if defined(__AVX512F__)
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
   const IntVec bits = reinterpret_cast<IntVec>(load(reinterpret_cast<const bf16*>(p)));  // in the upper half of a lane
   const Vec size = reinterpret_cast<Vec>((bits & 0x7fff0000) >> 3) * 0x1p112f;
@@ -226,7 +228,13 @@ struct Scales {
   }
 };
 
-inline Vec rounded_to_bf16(Vec x) {  // finite
+// Finite, and where it takes no integers below 2^111 and not -0, which becomes 0.
+inline Vec rounded_to_bf16(Vec x) {
+#if defined(ONLY_AVX2)
+  // Of x in units of its last place, 2^23 <= x < 2^24, the first product rounds x - x / 2^16 to a whole number (half of
+  // one near 2^23, where it makes no difference), ties to even: x minus that is x / 2^16 rounded to even.
+  return _mm256_fmadd_ps(x, splat(65536.f), _mm256_mul_ps(x, splat(-65535.f)));
+#endif
   const IntVec bits = reinterpret_cast<IntVec>(x);
   return reinterpret_cast<Vec>((bits + 0x7fff + ((bits >> 16) & 1)) & int32_t(0xffff0000));  // to nearest even
 }

@@ -9,7 +9,33 @@
 
 namespace ISA {
 
+constexpr bool NARROW = W < 16;
 constexpr int64_t ROWS_AHEAD = 32;  // positions between one that is read and one that memory is asked for
+
+// Lines of rows one after the other, as they lie in memory, which so gives them faster than head by head.
+template <typename T>
+class LinesAhead {
+ public:
+  LinesAhead(const T* const* rows, const T* const* end, int64_t numbers)
+      : row_(rows), end_(end), bytes_(numbers * sizeof(T)) {}
+
+  void ask() {
+    if (left_ <= 0) {
+      if (row_ == end_) return;
+      line_ = reinterpret_cast<const char*>(*row_++);
+      left_ = bytes_;
+    }
+    __builtin_prefetch(line_);
+    line_ += 64;
+    left_ -= 64;
+  }
+
+ private:
+  const T *const *row_, *const *const end_;
+  const int64_t bytes_;
+  const char* line_ = nullptr;
+  int64_t left_ = 0;
+};
 
 // Where the rows of a pool lie, of the positions of a chunk, and then those of another that is read after it.
 template <typename T>
@@ -26,6 +52,8 @@ class PoolRows {
       rows_[size_ + i] = i < count ? static_cast<const T*>(pool) + slots[i] * stride + first : rows_[0];
   }
   const T* const* at(int64_t i) const { return rows_ + i; }
+  // The first `numbers` of every row, ROWS_AHEAD of the one that is read.
+  LinesAhead<T> ahead(int64_t numbers) const { return {rows_ + ROWS_AHEAD, rows_ + size_ + ROWS_AHEAD, numbers}; }
 
  private:
   const T* rows_[CHUNK + ROWS_AHEAD];
@@ -108,6 +136,74 @@ inline void add_values(const float* weights, int64_t stride, const T* const* val
     add_columns<R, BLOCKS, PAIRS>(weights, stride, values, from + c, count, keys, out + c, out_stride);
   for (; c < width; c += W)
     add_columns<R, 1, PAIRS>(weights, stride, values, from + c, count, keys, out + c, out_stride);
+}
+
+// What follows does the same where vectors are short and there are no pairs (AVX2): numbers of bf16 are transposed two at a
+// time and widened after it, and sums take as many registers as there are.
+
+// f(number, its W keys) for all numbers of W keys, from number `from` of a key on. `step` is called once for every 4 * W bytes
+// of a key.
+template <typename T, typename S, typename F>
+inline void for_numbers(const T* const* keys, int64_t from, int64_t depth, const S& step, const F& f) {
+  constexpr bool HALVES = sizeof(T) == 2;
+  for (int64_t d = 0; d < depth; d += W * (1 + HALVES)) {
+    Vec block[W];
+    load_transposed(keys, from + d, block);
+    step();
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i) {
+      f(d + i * (1 + HALVES), HALVES ? lower_halves(block[i]) : block[i]);
+      if (HALVES) f(d + 2 * i + 1, upper_halves(block[i]));
+    }
+  }
+}
+
+template <int R, typename T>
+inline void narrow_scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinesAhead<T>& ahead,
+                          float* out, int64_t stride) {
+  Vec sums[R] = {};
+  const auto ask = [&] {
+#pragma GCC unroll 4
+    for (int i = 0; i < W * W / 16; ++i) ahead.ask();
+  };
+  for_numbers(keys, from, depth, ask, [&](int64_t d, Vec numbers) {
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) sums[r] += splat_bits(queries[r * depth + d]) * numbers;
+  });
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) store(out + r * stride, sums[r]);
+}
+
+// What narrow_values() does, for B vectors of columns.
+template <int R, int B, typename T>
+inline void narrow_columns(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t count,
+                           LinesAhead<T>& ahead, float* out, int64_t out_stride) {
+  Vec sums[R][B];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) sums[r][b] = load(out + r * out_stride + b * W);
+  const auto value = [=](int64_t i, int64_t column) { return load(values[i] + from + column); };
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t n = 0; n < B * W; n += 64 / sizeof(T)) ahead.ask();
+    add_step(sums, weights, stride, value, i, 0);
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, sums[r][b]);
+}
+
+template <int R, typename T>
+inline void narrow_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
+                          int64_t width, LinesAhead<T>& ahead, float* out, int64_t out_stride) {
+  constexpr int B = R <= 3 ? 4 : 2;
+  const int64_t count = std::min(ROWS_AHEAD, keys);
+  int64_t c = 0;
+  for (; c + B * W <= width; c += B * W)
+    narrow_columns<R, B>(weights, stride, values, from + c, count, ahead, out + c, out_stride);
+  for (; c < width; c += W)
+    narrow_columns<R, 1>(weights, stride, values, from + c, count, ahead, out + c, out_stride);
 }
 
 // f(number) with rows, 1 .. ROWS, as a constant.

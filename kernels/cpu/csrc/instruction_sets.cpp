@@ -33,7 +33,8 @@ const std::vector<InstructionSet>& instruction_sets() {
     const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     const bool narrow = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-    const bool middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("f16c");
     std::vector<InstructionSet> runs;
     if (wide && narrow) runs.push_back({"avx512bf16", avx512bf16::kernels});
     if (wide) runs.push_back({"avx512", avx512::kernels});

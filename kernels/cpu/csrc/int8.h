@@ -5,14 +5,24 @@
 
 namespace ISA {
 
-// c + the four products of a lane's unsigned bytes with its signed ones.
-inline IntVec dot4(IntVec c, IntVec unsigned_bytes, IntVec signed_bytes) {
-#if defined(__AVX512VNNI__)
-  return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(c), reinterpret_cast<__m512i>(unsigned_bytes),
-                                                      reinterpret_cast<__m512i>(signed_bytes)));
+#if defined(ONLY_AVX2)
+constexpr int32_t OFFSET = 0;
 #else
-  for (int shift = 0; shift < 32; shift += 8)
-    c += ((unsigned_bytes >> shift) & 255) * ((signed_bytes << (24 - shift)) >> 24);
+constexpr int32_t OFFSET = 128;  // of a weight's codes: VNNI multiplies unsigned bytes by signed ones
+#endif
+
+// c + the four products of a lane's codes of a weight, which have the offset, with those of a row, which do not.
+inline IntVec dot4(IntVec c, IntVec weights, IntVec row) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(c), reinterpret_cast<__m512i>(weights),
+                                                      reinterpret_cast<__m512i>(row)));
+#elif defined(ONLY_AVX2)
+  const auto w = reinterpret_cast<__m256i>(weights), x = reinterpret_cast<__m256i>(row);
+  // Codes are -127 .. 127: two products fit 16 bits.
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  return c + reinterpret_cast<IntVec>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#else
+  for (int shift = 0; shift < 32; shift += 8) c += ((weights >> shift) & 255) * ((row << (24 - shift)) >> 24);
   return c;
 #endif
 }
@@ -30,7 +40,7 @@ inline float round_group(const T* x, int64_t count, IntVec (&codes)[GROUP / W]) 
   return scale;
 }
 
-// Codes [panel][group][GROUP / 4][PANEL][4], offset by 128; scales [panel][group][PANEL].
+// Codes [panel][group][GROUP / 4][PANEL][4], with OFFSET; scales [panel][group][PANEL].
 template <typename T>
 void pack_int8(const void* weight, uint8_t* codes, float* scales, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
   const int64_t groups = (depth + GROUP - 1) / GROUP;
@@ -41,7 +51,7 @@ void pack_int8(const void* weight, uint8_t* codes, float* scales, int64_t output
       IntVec rounded[GROUP / W];
       scales[block * PANEL + c % PANEL] = round_group(from, c < outputs ? std::min(GROUP, depth - g * GROUP) : 0, rounded);
       for (int64_t i = 0; i < GROUP; ++i)
-        codes[((block * (GROUP / 4) + i / 4) * PANEL + c % PANEL) * 4 + i % 4] = uint8_t(128 + rounded[i / W][i % W]);
+        codes[((block * (GROUP / 4) + i / 4) * PANEL + c % PANEL) * 4 + i % 4] = uint8_t(OFFSET + rounded[i / W][i % W]);
     }
 }
 
@@ -74,20 +84,33 @@ inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t 
   const float* bias = a.bias ? a.bias + panel * PANEL + column : nullptr;
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int b = 0; b < B; ++b) totals[r][b] = bias ? load(bias + b * W) : Vec{};
   for (int64_t g = 0; g < a.groups; ++g) {
     const int64_t block = panel * a.groups + g;
     IntVec sums[R][B];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) sums[r][b] = -128 * a.sums[(row + r) * a.groups + g] - IntVec{};
+#pragma GCC unroll 8
+      for (int b = 0; b < B; ++b) sums[r][b] = -OFFSET * a.sums[(row + r) * a.groups + g] - IntVec{};
     const uint8_t* weights = a.codes + (block * GROUP * PANEL) + column * 4;
     for (int64_t i = 0; i < GROUP / 4; ++i) {
       if (row == 0)
         for (int64_t byte = 0; byte < B * W * 4; byte += 64)
           __builtin_prefetch(std::min(weights + i * PANEL * 4 + byte + AHEAD, last));
+      if constexpr (SIXTEEN) {
+#pragma GCC unroll 8
+        for (int b = 0; b < B; ++b) {
+          const Vec packed = load(reinterpret_cast<const float*>(weights + i * PANEL * 4) + b * W);
+#pragma GCC unroll 6
+          for (int r = 0; r < R; ++r) {
+            int32_t four;
+            std::memcpy(&four, a.x + ((row + r) * a.groups + g) * GROUP + i * 4, 4);
+            sums[r][b] = dot4(sums[r][b], reinterpret_cast<IntVec>(packed), four - IntVec{});
+          }
+        }
+        continue;
+      }
       IntVec packed[B];
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)
@@ -100,7 +123,7 @@ inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t 
         for (int b = 0; b < B; ++b) sums[r][b] = dot4(sums[r][b], packed[b], four - IntVec{});
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int b = 0; b < B; ++b) {
       const Vec scale = load(a.scales + block * PANEL + column + b * W);
 #pragma GCC unroll 6
@@ -124,10 +147,10 @@ void int8_linear(const Int8Args& a, int64_t begin, int64_t end) {
       T* to = static_cast<T*>(a.out) + row * a.outputs + panel * PANEL;
       T* out = width < PANEL ? edge.data() : to;
       const int64_t stride = width < PANEL ? PANEL : a.outputs;
-      for (int64_t c = 0; c < PANEL; c += W * BLOCKS) switch (rows) {
-          case 1: int8_tile<1, BLOCKS>(a, panel, c, row, out + c, stride); break;
-          case 2: int8_tile<2, BLOCKS>(a, panel, c, row, out + c, stride); break;
-          case 3: int8_tile<3, BLOCKS>(a, panel, c, row, out + c, stride); break;
+      for (int64_t c = 0; c < PANEL; c += W * vectors_of(rows)) switch (rows) {
+          case 1: int8_tile<1, vectors_of(1)>(a, panel, c, row, out + c, stride); break;
+          case 2: int8_tile<2, vectors_of(2)>(a, panel, c, row, out + c, stride); break;
+          case 3: int8_tile<3, vectors_of(3)>(a, panel, c, row, out + c, stride); break;
           case 4: int8_tile<4, BLOCKS>(a, panel, c, row, out + c, stride); break;
           case 5: int8_tile<5, BLOCKS>(a, panel, c, row, out + c, stride); break;
           default: int8_tile<ROWS, BLOCKS>(a, panel, c, row, out + c, stride);

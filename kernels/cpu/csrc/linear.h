@@ -35,9 +35,14 @@ class Panels {
         packed_(static_cast<const char*>(a.packed)),
         last_(packed_ + a.panels * size_ - 1) {}
   void go_to(int64_t panel) { panel_ = reinterpret_cast<const Number<T>*>(packed_ + panel * size_); }
+  void enter(int64_t i, int64_t c) const requires(HEARD > 1) {
+    const char* from = reinterpret_cast<const char*>(panel_ + i * PANEL + c) + AHEAD;
+    if (c * sizeof(T) % 64 || from + HEARD * PANEL * sizeof(T) > last_) return;
+    for (int64_t n = 0; n < HEARD; ++n) __builtin_prefetch(from + n * PANEL * sizeof(T));
+  }
   Vec first(int64_t i, int64_t c) const {
     const Number<T>* from = panel_ + i * PANEL + c;
-    if (c * sizeof(*from) % 64 == 0)
+    if (HEARD == 1 && c * sizeof(*from) % 64 == 0)
       __builtin_prefetch(std::min(reinterpret_cast<const char*>(from) + AHEAD, last_));
     return load(from);
   }
@@ -107,9 +112,12 @@ void multiply_items(const LinearArgs& a, Weights weights, Lines lines, int64_t b
     const float* x = reinterpret_cast<const float*>(from);
     int64_t x_stride = PAIRS<T> ? a.x_stride / 2 : a.x_stride;
     if (sizeof(T) == 2 && !PAIRS<T>) {
-      widened.resize(rows * depth);
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < depth; ++i) widened[r * depth + i] = scalar(from[r * a.x_stride + i]);
+      if (item == begin || groups > 1) {  // otherwise those of the panel before
+        widened.resize(rows * depth);
+        float* to = widened.data();
+        for (int64_t r = 0; r < rows; ++r, to += depth)
+          for (int64_t i = 0; i < depth; ++i) to[i] = scalar(from[r * a.x_stride + i]);
+      }
       x = widened.data();
       x_stride = depth;
     }

@@ -8,19 +8,62 @@
 namespace ISA {
 
 constexpr int64_t STEP = W * BLOCKS;  // columns of a register tile
+constexpr bool SIXTEEN = W == 8;      // vector registers, not 32
+constexpr int64_t HEARD = SIXTEEN ? 16 : 1;  // steps of the depth that a right-hand side hears of at once
+
+// Vectors side by side in a tile of so many rows. A sum waits four cycles for the number before: a few rows are taken
+// through more columns, so that eight sums or more are under way.
+constexpr int vectors_of(int64_t rows) { return !SIXTEEN || rows > 3 ? BLOCKS : rows > 1 ? 4 : 8; }
+
+// What a step of the depth adds to the sums of a tile. What there is less of, rows or columns, stays in registers.
+template <int R, int B, typename F>
+inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const F& right, int64_t i, int64_t column) {
+  if constexpr (R < B) {
+    Vec left[R];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) left[r] = splat_bits(x[r * x_stride + i]);
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b) {
+      const Vec packed = right(i, column + b * W);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) sums[r][b] = sums[r][b] + left[r] * packed;
+    }
+  } else {
+    Vec packed[B];
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b) packed[b] = right(i, column + b * W);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const Vec left = splat_bits(x[r * x_stride + i]);
+#pragma GCC unroll 8
+      for (int b = 0; b < B; ++b) sums[r][b] = sums[r][b] + left * packed[b];
+    }
+  }
+}
 
 // out[r][c] = bias[c] + sum_i x[r][i] * right(i, c) for R rows and `width` columns, a multiple of W.
-// PAIRS: x and right hold two bf16 per lane, neighbours in depth. right.enter(), if there is one, hears what comes.
+// PAIRS: x and right hold two bf16 per lane, neighbours in depth. right.enter(), if there is one, hears what comes:
+// of STEP columns HEARD steps of the depth, or those that are left.
 template <int R, int B, bool PAIRS, typename F, typename O>
 inline void tile(const float* x, int64_t x_stride, const F& right, int64_t column, int64_t depth, const float* bias,
                  O* out, int64_t out_stride) {
   Vec sums[R][B];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + column + b * W) : Vec{};
-  for (int64_t i = 0; i < depth; ++i) {
-    if constexpr (requires { right.enter(i, column); }) right.enter(i, column);
+  constexpr bool LISTENS = requires { right.enter(0, column); };
+  if constexpr (SIXTEEN) {
+    // A call inside the innermost loop would have the sums in memory all along.
+    for (int64_t i = 0, end; i < depth; i = end) {
+      end = LISTENS ? std::min(depth, i + HEARD) : depth;
+      if constexpr (LISTENS)
+        for (int64_t c = 0; c < B * W; c += STEP) right.enter(i, column + c);
+      for (int64_t k = i; k < end; ++k) add_step(sums, x, x_stride, right, k, column);
+    }
+  }
+  for (int64_t i = 0; !SIXTEEN && i < depth; ++i) {
+    if constexpr (LISTENS) right.enter(i, column);
     Vec packed[B];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) packed[b] = right(i, column + b * W);
@@ -33,14 +76,17 @@ inline void tile(const float* x, int64_t x_stride, const F& right, int64_t colum
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int b = 0; b < B; ++b) store(out + r * out_stride + column + b * W, sums[r][b]);
 }
 
 template <int R, bool PAIRS, typename F, typename O>
 inline void strip(const float* x, int64_t x_stride, const F& right, int64_t depth, int64_t width, const float* bias,
                   O* out, int64_t out_stride) {
+  constexpr int WIDE = vectors_of(R);
   int64_t c = 0;
+  if constexpr (WIDE > BLOCKS)
+    for (; c + WIDE * W <= width; c += WIDE * W) tile<R, WIDE, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
   for (; c + STEP <= width; c += STEP) tile<R, BLOCKS, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
   for (; c < width; c += W) tile<R, 1, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
 }

@@ -9,13 +9,16 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define ONLY_AVX2
+#endif
 
 namespace ISA {
 
 #if defined(__AVX512F__) || defined(EMULATE_TILES)  // whose panels are those of AVX-512
 constexpr int W = 16, BLOCKS = 4, ROWS = 6;  // lanes of a vector; vectors and rows of a register tile
 #elif defined(__AVX2__)
-constexpr int W = 8, BLOCKS = 2, ROWS = 4;
+constexpr int W = 8, BLOCKS = 2, ROWS = 6;
 #else
 constexpr int W = 4, BLOCKS = 2, ROWS = 4;
 #endif
@@ -51,6 +54,12 @@ inline Vec load(const bf16* p) {
 inline void store(bf16* p, Vec x) {
 #if defined(__AVX512BF16__)
   *reinterpret_cast<Half*>(p) = reinterpret_cast<Half>(_mm512_cvtneps_pbh(x));
+#elif defined(ONLY_AVX2)
+  const IntVec bits = reinterpret_cast<IntVec>(x);
+  const IntVec rounded = bits + 0x7fff + ((bits >> 16) & 1), quiet = bits | 0x400000;
+  const auto chosen = _mm256_srli_epi32(reinterpret_cast<__m256i>(x == x ? rounded : quiet), 16);
+  const auto packed = _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
 #else
   const IntVec bits = reinterpret_cast<IntVec>(x);
   const IntVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest even
@@ -66,8 +75,19 @@ inline float scalar(bf16 x) {
   return y;
 }
 
-inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
-inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
+// Of NaN and another number the second one.
+inline Vec max(Vec a, Vec b) {
+#if defined(ONLY_AVX2)
+  return _mm256_max_ps(a, b);
+#endif
+  return a > b ? a : b;
+}
+inline Vec min(Vec a, Vec b) {
+#if defined(ONLY_AVX2)
+  return _mm256_min_ps(a, b);
+#endif
+  return a < b ? a : b;
+}
 // Lane i of the result is lane i + H of x, round and round.
 template <std::size_t H, std::size_t... I>
 inline Vec turned(Vec x, std::index_sequence<I...>) {
@@ -212,5 +232,33 @@ inline void transpose(Vec (&rows)[W]) {
   transpose_by<W / 2>(rows);
 #endif
 }
+
+// block[i]: the i-th 32 bits of each of W rows, from number `from` of a row on.
+template <typename T>
+inline void load_transposed(const T* const* rows, int64_t from, Vec (&block)[W]) {
+#if defined(ONLY_AVX2)
+  const auto two = [=](int i, int half) {  // four numbers of row i and, above them, of row i + 4
+    const auto at = [=](int row) { return _mm_loadu_ps(reinterpret_cast<const float*>(rows[row] + from) + 4 * half); };
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(at(i)), at(i + 4), 1);
+  };
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const __m256 a = two(0, half), b = two(1, half), c = two(2, half), d = two(3, half);
+    const __m256d low = _mm256_castps_pd(_mm256_unpacklo_ps(a, b)), high = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+    const __m256d lower = _mm256_castps_pd(_mm256_unpacklo_ps(c, d)), higher = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+    block[4 * half] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, lower));
+    block[4 * half + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, lower));
+    block[4 * half + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high, higher));
+    block[4 * half + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high, higher));
+  }
+#else
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) block[i] = load(reinterpret_cast<const float*>(rows[i] + from));
+  transpose(block);
+#endif
+}
+// Of each lane's two bf16 the one in the lower half, or in the upper one.
+inline Vec lower_halves(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) << 16); }
+inline Vec upper_halves(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & int32_t(0xffff0000)); }
 
 }  // namespace ISA

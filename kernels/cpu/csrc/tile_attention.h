@@ -25,7 +25,8 @@ class OnTiles {
   static_assert(ROWS_AHEAD == TOGETHER && CHUNK % TOGETHER == 0);
 
   template <int R, bool PAIRS, typename T>
-  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, float* out, int64_t stride) {
+  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinesAhead<T>&, float* out,
+              int64_t stride) {
     if constexpr (PAIRS) {
       float* panel = panel_.of(depth * W);
       for (int64_t d = 0; d < depth; d += W) {
@@ -40,7 +41,7 @@ class OnTiles {
 
   template <int R, bool PAIRS, typename T>
   void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
-                  int64_t width, float* out, int64_t out_stride) {
+                  int64_t width, LinesAhead<T>&, float* out, int64_t out_stride) {
     if constexpr (PAIRS) {
       float* panel = panel_.of(PAIRS_OF_UNIT * width);
       for (int64_t i = 0; i < PAIRS_OF_UNIT; ++i) {
