@@ -1,8 +1,8 @@
 """The contract between the speculative worker and every drafter.
 
 One decode step calls `propose` once, and `observe` once for whatever the target has just processed
-(prefill chunks included), so a drafter never sees the scheduler. A multi-step diffusion drafter runs its steps
-inside `propose`; a drafter without state leaves `observe` empty.
+(prefill chunks included, of which `prefilled` then tells whose they are), so a drafter never sees the scheduler.
+A multi-step diffusion drafter runs its steps inside `propose`; a drafter without state leaves `observe` empty.
 
 Draft state is indexed by the target's KV slots: a prefix handed on by the radix cache brings its draft state along,
 and a freed slot frees both.
@@ -32,6 +32,21 @@ class Features:
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Prompts of R requests, or chunks of them, that the target has just read.
+
+    page_table, rows: as in `DraftBatch`. seq_lens: [R] int64, tokens in the cache, those of the chunk included.
+    counts: tokens of each chunk. longest: the largest of seq_lens; both as the host knows them.
+    """
+
+    page_table: torch.Tensor
+    rows: torch.Tensor
+    seq_lens: torch.Tensor
+    counts: Sequence[int]
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +180,9 @@ class Drafter(ABC):
     @abstractmethod
     def observe(self, features: Features) -> None:
         """Take in tokens that are now committed, or prefilled: their state goes to `features.slots`."""
+
+    def prefilled(self, chunks: Prefilled) -> None:  # noqa: B027 - most need no more than `observe`
+        """`observe` has shown chunks of prompts, and these they were; may wait for a device."""
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Draft:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .base import Draft, DraftBatch, Drafter, Features
+from .base import Draft, DraftBatch, Drafter, Features, Prefilled
 
 
 class Initialised(Drafter):
@@ -26,6 +26,9 @@ class Initialised(Drafter):
 
     def observe(self, features: Features) -> None:
         self.model.observe(features)
+
+    def prefilled(self, chunks: Prefilled) -> None:
+        self.model.prefilled(chunks)
 
     def propose(self, batch: DraftBatch) -> Draft:
         if not batch.look_up:  # to be measured

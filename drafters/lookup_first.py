@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
 from outrider.drafters.ngram import NgramDrafter
 
 SURE = 1.2
@@ -46,6 +46,9 @@ class LookupFirst(Drafter):
     def observe(self, features: Features) -> None:
         self.lookup.observe(features)
         self.model.observe(features)
+
+    def prefilled(self, chunks: Prefilled) -> None:
+        self.model.prefilled(chunks)
 
     def look_up(self, batch: DraftBatch) -> Draft:
         return self.lookup.propose(batch)

@@ -36,8 +36,9 @@ def choose(
     return column, q
 
 
-def everyone_greedy(batch: DraftBatch) -> bool:
-    return bool((batch.temperatures <= 0).all()) if batch.all_greedy is None else batch.all_greedy
+def everyone_greedy(rules: Rules, known: bool | None) -> bool:
+    """known: whether all are, where the host knows it; else this waits for a device."""
+    return bool((rules.temperatures <= 0).all()) if known is None else known
 
 
 def sample_block(
@@ -58,7 +59,7 @@ def sample_block(
     """
     if cuda.fits(logits):
         return _sample_on_cuda(logits, hidden, batch, vocab, markov, confidence)
-    all_greedy = everyone_greedy(batch)
+    all_greedy = everyone_greedy(batch.rules, batch.all_greedy)
     wants_probs = batch.wants_probs and not all_greedy
     state, previous = markov.start(hidden), batch.anchors
     tokens, probs, embedded, sure = [], [], [], []
@@ -116,18 +117,37 @@ def sample_parallel(
     logits: torch.Tensor, batch: DraftBatch, *, vocab: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """`sample_block` without a sequential head: all positions at once, independently of each other."""
-    requests, gamma, width = logits.shape
-    each = torch.arange(requests, device=logits.device).repeat_interleave(gamma)
-    keys = batch.keys[:, :gamma].flatten()
+    keys = batch.keys[:, : logits.shape[1]]
+    return choose_all(
+        logits, batch.rules, keys, vocab=vocab, wants_probs=batch.wants_probs, all_greedy=batch.all_greedy
+    )
+
+
+def choose_all(
+    logits: torch.Tensor,
+    rules: Rules,
+    keys: torch.Tensor,
+    *,
+    vocab: torch.Tensor | None,
+    wants_probs: bool,
+    all_greedy: bool | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Tokens [R, M], probs [R, M, V'] (None where all are greedy or nobody asks) and the largest of each q [R, M].
+
+    logits: [R, M, V'], drawn from independently of each other. rules: of each request. keys: [R, M] int64.
+    all_greedy: as in `DraftBatch`.
+    """
+    requests, count, width = logits.shape
+    each = torch.arange(requests, device=logits.device).repeat_interleave(count)
+    keys, rules_of_each = keys.flatten(), rules.of(each)
     if cuda.fits(logits):
-        rules = batch.rules.of(each).typed()
-        q = torch.empty((requests * gamma, width), dtype=torch.float32, device=logits.device)
-        given = None, None, *rules, keys, vocab, batch.wants_probs
+        q = torch.empty((requests * count, width), dtype=torch.float32, device=logits.device)
+        given = None, None, *rules_of_each.typed(), keys, vocab, wants_probs
         tokens, sure = torch.ops.outrider_cuda.draft_step(q, logits.reshape(-1, width), *given)
-        probs = q.view(requests, gamma, width) if batch.wants_probs else None
-        return tokens.view(requests, gamma), probs, sure.view(requests, gamma)
-    all_greedy = everyone_greedy(batch)
-    column, q = choose(logits.reshape(-1, width).float(), batch.rules.of(each), keys, vocab, all_greedy)
+        probs = q.view(requests, count, width) if wants_probs else None
+        return tokens.view(requests, count), probs, sure.view(requests, count)
+    all_greedy = everyone_greedy(rules, all_greedy)
+    column, q = choose(logits.reshape(-1, width).float(), rules_of_each, keys, vocab, all_greedy)
     tokens = column if vocab is None else vocab[column]
-    probs = q.view(requests, gamma, width) if batch.wants_probs and not all_greedy else None
-    return tokens.view(requests, gamma), probs, q.amax(-1).view(requests, gamma)
+    probs = q.view(requests, count, width) if wants_probs and not all_greedy else None
+    return tokens.view(requests, count), probs, q.amax(-1).view(requests, count)

@@ -43,7 +43,7 @@ import torch
 
 from outrider.kernels.sampling import Rules, argmax
 
-from ..block.sampling import choose
+from ..block.sampling import choose_all, everyone_greedy
 
 Predict = Callable[[torch.Tensor, torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor | None]]
 """(tokens [R, gamma], revealed [R, gamma] bool, columns) -> logits [R, M, V'] of the M columns asked for, and the
@@ -106,19 +106,21 @@ def denoise(
     *,
     vocab: torch.Tensor | None,
     wants_probs: bool,
+    all_greedy: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Draw gamma tokens for each of R requests.
 
     rules: how each request is sampled. keys: [R, gamma] int64, of the noise of each token.
     vocab: [V'] int64, the target's token of each column of the logits; None: V' is the target's vocabulary.
+    wants_probs, all_greedy: as in `DraftBatch`.
     Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or nobody wants them) and
     confidence [R, gamma], each read before the draws of the step that revealed its token; without a confidence head
     the largest probability of that step.
     """
     requests, gamma = keys.shape
-    all_greedy = bool((rules.temperatures <= 0).all())
+    all_greedy = everyone_greedy(rules, all_greedy)
     wants_probs = wants_probs and not all_greedy
-    tokens, chosen = keys.new_zeros(2, requests, gamma)
+    tokens = torch.zeros_like(keys)
     revealed_at = torch.full_like(tokens, -1)
     confidence = torch.zeros(requests, gamma, device=keys.device)
     probs: torch.Tensor | None = None
@@ -126,26 +128,21 @@ def denoise(
     for step, count in enumerate(schedule.counts):
         columns = slice(done, done + count) if schedule.pick is None else slice(0, gamma)
         logits, chances = predict(tokens, revealed_at >= 0, columns)
-        width = columns.stop - columns.start
-        flat = logits.reshape(requests * width, -1)
         certainty, q = chances, None
         if all_greedy and certainty is not None and schedule.pick is None:
-            drawn = argmax(flat)
+            best = argmax(logits.flatten(0, 1)).view(requests, -1)
+            drawn = best if vocab is None else vocab[best]
         else:
-            each = torch.arange(requests, device=keys.device).repeat_interleave(width)
-            drawn, q = choose(flat.float(), rules.of(each), keys[:, columns].flatten(), vocab)
-            certainty = q.amax(-1).view(requests, width)
-        drawn = drawn.view(requests, width)
+            drawn, q, certainty = choose_all(
+                logits, rules, keys[:, columns], vocab=vocab, wants_probs=wants_probs, all_greedy=all_greedy
+            )
         masked = revealed_at[:, columns] < 0
         picked = masked if schedule.pick is None else schedule.pick(masked, certainty, count)
         revealed_at[:, columns] = revealed_at[:, columns].where(~picked, step)
-        chosen[:, columns] = drawn.where(picked, chosen[:, columns])
-        named = drawn if vocab is None else vocab[drawn]
-        tokens[:, columns] = named.where(picked, tokens[:, columns])
+        tokens[:, columns] = drawn.where(picked, tokens[:, columns])
         sure = certainty if chances is None else chances.float()
         confidence[:, columns] = sure.where(picked, confidence[:, columns])
-        if wants_probs and q is not None:
-            q = q.view(requests, width, -1)
+        if q is not None:
             if len(schedule.counts) == 1:
                 probs = q
             else:
@@ -153,6 +150,7 @@ def denoise(
                 probs[:, columns] = q.where(picked[..., None], probs[:, columns])
         done += count
     if probs is not None and schedule.pick is not None:
+        chosen = tokens if vocab is None else torch.searchsorted(vocab, tokens)
         point = torch.zeros_like(probs).scatter_(2, chosen[..., None], 1.0)
         probs = probs.where(keeps_distribution(revealed_at)[..., None], point)
     return tokens, probs, confidence

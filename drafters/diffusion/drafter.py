@@ -5,17 +5,23 @@ Keys and values stand at the target's KV slots. `observe` only notes tokens; `pr
 encodes what is new of the requests it drafts for, in the same products as their blocks. What a slot holds depends on
 the tokens up to it alone, so a prefix of another request, a prompt read in pieces, a request that comes back and steps
 that did not draft leave nothing to be done but to encode from the first position that is not encoded yet.
+
+On a CPU the host looks how much that is. On a device it does not know: prompts are encoded when they are prefilled, as
+many tokens as the target has just read, and every step that drafts encodes as many for each number of requests, part of
+them padding. All requests take part, asked for or not. What a step can commit always fits, so that those whose text is
+encoded stay so; the others get drafts of length 0 until theirs is.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from outrider.kernels.attention import flat_attention
 
-from ..base import Draft, DraftBatch, Drafter, Features
+from ..base import Draft, DraftBatch, Drafter, Features, Prefilled
 from ..block.checkpoint import check_target, load_as, target_identity
 from ..block.config import CheckpointError
 from ..slot_tokens import SlotTokens
@@ -23,10 +29,14 @@ from ..target import Rows, Target
 from .compiled import Pools, compile_diffusion
 from .denoise import denoise, make_schedule
 from .model import DiffusionModel
-from .spans import Spans, first_missing
+from .spans import Spans, first_missing, shares, torch_first_missing
 
 BACKLOG, BACKLOG_EACH = 256, 16
 """Tokens encoded in a step at most, all requests together: so many, or so many for each request where that is more."""
+ROOM, MOST = 256, 64
+"""Of a step on a device, which computes all of its room: tokens of all requests together, unless what the step can
+commit is more, and of one request at most. Up to a few hundred rows, products take as long as it takes to read their
+weights."""
 
 
 class DiffusionDrafter(Drafter):
@@ -59,6 +69,7 @@ class DiffusionDrafter(Drafter):
         self.gamma = gamma or config.gamma
         self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
         self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
+        self.on_host = model.norm.weight.is_cpu
         self.embedding = embedding
         self.vocab = model.vocab if config.draft_vocab_size else None
         self.head = head[model.vocab.to(head.device)].to(self.dtype)
@@ -97,10 +108,23 @@ class DiffusionDrafter(Drafter):
 
     def observe(self, features: Features) -> None:
         self.tokens.write(features.slots, features.tokens)
-        self.encoded[features.slots] = False
+        self.encoded.index_fill_(0, features.slots, False)
+
+    @torch.inference_mode()
+    def prefilled(self, chunks: Prefilled) -> None:
+        """On a device they are encoded at once; what lies before them and is not, goes first, in their place."""
+        if self.on_host:
+            return
+        room, most = sum(chunks.counts), max(chunks.counts)
+        first, count = self._share(chunks.page_table, chunks.rows, chunks.seq_lens, chunks.longest, room, most)
+        where = chunks.page_table, chunks.rows, first, count
+        # Without a bound of the contexts: torch's attention, where it has to do, would look at each for each.
+        self._encode(Spans.padded(*where, size=room, most=most, longest=None))
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Draft:
+        if not self.on_host:
+            return self._propose_each(batch)
         asked = torch.arange(len(batch.rows), device=self.device) if batch.ask is None else batch.ask.nonzero()[:, 0]
         if len(asked) == 0:
             return self._nothing(0).spread(asked, batch.anchors)
@@ -109,22 +133,45 @@ class DiffusionDrafter(Drafter):
         ready = (first + count == some.seq_lens).nonzero()[:, 0]
         new = self._new(some, first, count)
         if len(ready) == len(asked) == len(batch.rows):
-            return self._draft(some, new)
-        drafted = self._draft(some.select(ready), new) if len(ready) else self._encode(new)
+            return self._draft(some, self._block(some), new)
+        if len(ready):
+            those = some.select(ready)
+            drafted = self._draft(those, self._block(those), new)
+        else:
+            self._encode(new)
+            drafted = self._nothing(0)
         return drafted.spread(asked[ready], batch.anchors, asked=len(asked))
+
+    def _propose_each(self, batch: DraftBatch) -> Draft:
+        """Drafts for all, of length 0 where none was asked for or the text is not encoded: which these are, the host
+        need not know."""
+        requests, where = len(batch.rows), (batch.page_table, batch.rows)
+        longest = int(batch.seq_lens.max()) + 1 if batch.longest is None else batch.longest
+        committed = self.gamma + 1  # tokens of a request that a step can commit
+        most = max(MOST, committed)
+        room = max(min(ROOM, most * requests), committed * requests)
+        first, count = self._share(*where, batch.seq_lens, longest, room, most)
+        new = Spans.padded(*where, first, count, size=room, most=most, longest=longest)
+        made = self._draft(batch, Spans.blocks(*where, batch.seq_lens, self.gamma, longest), new)
+        ready = first + count == batch.seq_lens
+        if batch.ask is not None:
+            ready &= batch.ask
+        return replace(made, lens=made.lens * ready, confidence=made.confidence.masked_fill(~ready[:, None], 0.0))
+
+    def _share(
+        self, page_table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, longest: int, room: int, most: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_next` of texts of these lengths [R] where there is so much room for all, and for one at most; on any device
+        and without waiting for it."""
+        first = torch_first_missing(self.encoded, page_table, rows, lengths, longest)
+        return first, shares(lengths - first, room, most)
 
     def _next(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """[R] where each request is to be encoded from, and how many tokens in this step: short backlogs first."""
         ends = batch.seq_lens
         first = first_missing(self.encoded, batch.page_table, batch.rows, ends)
         backlog, bound = ends - first, max(BACKLOG, BACKLOG_EACH * len(ends))
-        if int(backlog.sum()) <= bound:
-            return first, backlog
-        backlog, order = backlog.sort()
-        room = bound - (backlog.cumsum(0) - backlog)
-        count = torch.empty_like(first)
-        count[order] = torch.minimum(backlog, room.clamp(min=0))
-        return first, count
+        return first, backlog if int(backlog.sum()) <= bound else shares(backlog, bound, bound)
 
     def _new(self, batch: DraftBatch, first: torch.Tensor, count: torch.Tensor) -> Spans | None:
         """What is encoded in this step."""
@@ -134,19 +181,20 @@ class DiffusionDrafter(Drafter):
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self.embedding[ids].to(self.dtype)
 
-    def _encode(self, new: Spans | None) -> Draft:
+    def _encode(self, new: Spans | None) -> None:
         """Encode, and draft for nobody."""
         if new is not None:
             self._pass(self._inputs(new), new, None, slice(0, 0))
-        return self._nothing(0)
 
     def _inputs(self, new: Spans) -> torch.Tensor:
         return self._embed(self.tokens.tokens[new.slots].long())
 
-    def _draft(self, batch: DraftBatch, new: Spans | None) -> Draft:
+    def _block(self, batch: DraftBatch) -> Spans:
+        return Spans.of(batch.page_table, batch.rows, batch.seq_lens, torch.full_like(batch.seq_lens, self.gamma))
+
+    def _draft(self, batch: DraftBatch, block: Spans, new: Spans | None) -> Draft:
         """Blocks for all requests of the batch, whose context is encoded but for what is `new`."""
         requests, size = len(batch.rows), self.gamma
-        block = Spans.of(batch.page_table, batch.rows, batch.seq_lens, torch.full_like(batch.seq_lens, size))
 
         def predict(
             tokens: torch.Tensor, revealed: torch.Tensor, columns: slice
@@ -164,8 +212,9 @@ class DiffusionDrafter(Drafter):
             return logits.view(requests, columns.stop - columns.start, -1), chances
 
         tokens, probs, confidence = denoise(
-            predict, self.schedule, batch.rules, batch.keys[:, :size], vocab=self.vocab, wants_probs=batch.wants_probs
-        )
+            predict, self.schedule, batch.rules, batch.keys[:, :size], vocab=self.vocab, wants_probs=batch.wants_probs,
+            all_greedy=batch.all_greedy,
+        )  # fmt: skip
         return Draft(
             tokens=tokens,
             lens=torch.full((requests,), size, dtype=torch.int64, device=self.device),
@@ -192,7 +241,7 @@ class DiffusionDrafter(Drafter):
         else:
             found = self._plain_pass(x, positions, slots, spans, new, columns)
         if new is not None:
-            self.encoded[new.slots] = True
+            self.encoded.index_fill_(0, new.slots, True)
         return found
 
     def _plain_pass(

@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, type=Path, help="folder of this run; an interrupted run in it is resumed")
     add("--data", type=Path, help="folder of answers and features to share between runs (default: OUT)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    add(
+        "--dtype",
+        choices=["auto", "bfloat16", "float32"],
+        default="auto",
+        help="of the target and of the products, the weights that are trained are float32 anyway; auto: bfloat16, but "
+        "float32 on a processor without bfloat16 products",
+    )
     add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     add("--seed", type=int, default=0)
     add("--minutes", type=float, help="stop after so many, with everything on disk; the same command goes on")

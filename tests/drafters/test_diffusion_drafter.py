@@ -24,11 +24,13 @@ from tiny_drafters import (
 )
 
 from outrider.drafters import networks
-from outrider.drafters.base import Draft, DraftBatch, Features
+from outrider.drafters.base import Draft, DraftBatch, Features, Prefilled
 from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter
 from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.kernels.acceptance import accept
+from outrider.kernels.attention import bounded_attention, torch_attention
+from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
 
 LENGTHS = (9, 30, 1)
@@ -38,6 +40,32 @@ GAMMA = DIFFUSION.gamma
 @pytest.fixture(params=sorted(DIFFUSIONS))
 def shape(request: pytest.FixtureRequest) -> BlockConfig:
     return DIFFUSIONS[request.param]
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, **how: Any) -> torch.Tensor:
+    """As on a device without Triton."""
+    return (torch_attention if flat.longest is None else bounded_attention)(q, k, v, flat, **how)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters work as on a GPU: what is encoded, the host does not know."""
+    made = DiffusionDrafter.__init__
+
+    def make_one(self: DiffusionDrafter, *args: Any, **how: Any) -> None:
+        made(self, *args, **how)
+        self.on_host, self.compiled = False, None
+
+    monkeypatch.setattr(DiffusionDrafter, "__init__", make_one)
+    monkeypatch.setattr(drafter, "flat_attention", attend)
+
+
+@pytest.fixture(params=["host", "device"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Where drafters work."""
+    if request.param == "device":
+        request.getfixturevalue("device")
+    return request.param
 
 
 def make(config: BlockConfig, steps: int = 1, order: str = "left", slots: int = 4096) -> DiffusionDrafter:
@@ -55,7 +83,7 @@ def text(length: int, seed: int) -> torch.Tensor:
 
 
 def page_table(rows: int = 4, context: int = 48, seed: int = 5) -> torch.Tensor:
-    order = torch.randperm(4096, generator=torch.Generator().manual_seed(seed))
+    order = 1 + torch.randperm(4095, generator=torch.Generator().manual_seed(seed))  # slot 0 belongs to nobody
     return order[: rows * context].view(rows, context).to(torch.int32)
 
 
@@ -111,7 +139,7 @@ def from_scratch(
     return model(x, positions, attend)[length:]
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("compiled", "place")
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_drafts_are_those_of_the_whole_text_at_once(shape: BlockConfig, steps: int) -> None:
     model = make_diffusion(shape)
@@ -134,10 +162,12 @@ def test_drafts_are_those_of_the_whole_text_at_once(shape: BlockConfig, steps: i
         assert torch.equal(draft.tokens[row], block[1:])
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConfig, steps: int) -> None:
     """Prompts in chunks, steps with and without drafts, drafts that were not taken, a prefix of another request, slots
-    that others had before, and a request that lost its place and comes back in other slots."""
+    that others had before, and a request that lost its place and comes back in other slots. The fresh one works on the
+    host."""
     used, slots = make(shape, steps), page_table().flatten()
     generator = torch.Generator().manual_seed(0)
 
@@ -153,6 +183,8 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConf
             row = dice(len(lens))
             stop = min(40, lens[row] + 1 + dice(6))
             observe(used, table, row, texts[row], lens[row], stop)
+            if stop > lens[row] and dice(2):
+                used.prefilled(Prefilled(table, torch.tensor([row]), torch.tensor([stop]), [stop - lens[row]], stop))
             lens[row] = stop
             if 3 not in lens and lens[0] > 20:
                 table[3, :20] = table[0, :20]
@@ -161,9 +193,30 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConf
                 asked = [r for r in lens if lens[r]]
                 drafting = batch(table, asked, [lens[r] for r in asked], float(dice(2)))
                 fresh = make(shape, steps)
+                fresh.on_host = True
                 for r in asked:
                     observe(fresh, table, r, texts[r], 0, lens[r])
                 same(used.propose(drafting), fresh.propose(drafting))
+
+
+def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Tensor, length: int) -> None:
+    """Steps in which every request gets a token and nobody drafts."""
+    for step in range(length):
+        slots = table[:, step].long()
+        to.observe(Features(None, texts[:, step], torch.full_like(slots, step), slots))
+
+
+def rows_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each pass from now on has."""
+    rows: list[int] = []
+    run = DiffusionDrafter._pass
+
+    def counted(self: DiffusionDrafter, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        rows.append(len(x))
+        return run(self, x, *rest)
+
+    monkeypatch.setattr(DiffusionDrafter, "_pass", counted)
+    return rows
 
 
 @pytest.mark.parametrize("requests", [1, 24])
@@ -173,17 +226,8 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     made = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     table = torch.randperm(requests * 1100).int().view(requests, 1100)
     texts = torch.stack([text(1100, row) for row in range(requests)])
-    for step in range(1000):
-        slots = table[:, step].long()
-        made.observe(Features(None, texts[:, step], torch.full_like(slots, step), slots))
-    rows: list[int] = []
-    run = DiffusionDrafter._pass
-
-    def counted(self: DiffusionDrafter, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        rows.append(len(x))
-        return run(self, x, *rest)
-
-    monkeypatch.setattr(DiffusionDrafter, "_pass", counted)
+    observe_one_each(made, table, texts, 1000)
+    rows = rows_of_passes(monkeypatch)
     bound = max(drafter.BACKLOG, drafter.BACKLOG_EACH * requests)
     asking = batch(table, list(range(requests)), [1000] * requests)
     drafts = [made.propose(asking) for _ in range(-(-requests * 1000 // bound))]
@@ -210,6 +254,97 @@ def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lens[1:] == [[True, True, True, False], [True] * 4, [True] * 4]
 
 
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("requests", [1, 24, 56])
+def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
+    requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(DIFFUSION, max_positions=512)
+    slots = 1 + requests * 160
+    made, whole = make(config, slots=slots), make(config, slots=slots)
+    whole.on_host = True
+    table = 1 + torch.randperm(slots - 1).int().view(requests, -1)
+    texts = torch.stack([text(160, row) for row in range(requests)])
+    for one in (made, whole):
+        observe_one_each(one, table, texts, 150)
+    rows = rows_of_passes(monkeypatch)
+    asking = batch(table, list(range(requests)), [150] * requests)
+    room = rows_of_a_step(requests)
+    at_most = -(-150 * requests // room) + -(-150 // drafter.MOST)  # the last one's share is not the whole room
+    drafts = [made.propose(asking) for _ in range(at_most + 1)]
+    assert rows == [room + GAMMA * requests] * len(drafts)
+    assert not drafts[0].lens.any()
+    assert drafts[0].asked == requests  # it took its time
+    ready = torch.stack([draft.lens for draft in drafts])
+    assert ready[-1].tolist() == [GAMMA] * requests
+    assert (ready.diff(dim=0) >= 0).all()
+    assert all(not draft.confidence[draft.lens == 0].any() for draft in drafts)
+    monkeypatch.setattr(drafter, "BACKLOG", 150 * requests)
+    same(whole.propose(asking), drafts[-1])
+
+
+def rows_of_a_step(requests: int) -> int:
+    return max(min(drafter.ROOM, drafter.MOST * requests), (GAMMA + 1) * requests)
+
+
+@pytest.mark.usefixtures("device")
+def test_on_a_device_those_that_keep_up_draft_whatever_others_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that commit as much as they can, beside one request that has a long way to go."""
+    monkeypatch.setattr(drafter, "ROOM", 8)  # for no more than is committed
+    monkeypatch.setattr(drafter, "MOST", 8)
+    made, others = make(dataclasses.replace(DIFFUSION, max_positions=512)), 7
+    table = page_table(rows=8, context=200)
+    texts = torch.stack([text(200, row) for row in range(8)])
+    lens = [1] * others + [60]
+    for row, length in enumerate(lens):
+        observe(made, table, row, texts[row], 0, length)
+    for step in range(30):
+        lagging = made.propose(batch(table, list(range(8)), lens)).lens.tolist()
+        assert lagging[:others] == [GAMMA] * others
+        assert (lagging[others] == GAMMA) == (step >= 60 / (GAMMA + 1) - 1)  # its share is what nobody else commits
+        for row in range(others):
+            observe(made, table, row, texts[row], lens[row], lens[row] + GAMMA + 1)
+            lens[row] += GAMMA + 1
+
+
+@pytest.mark.usefixtures("device")
+def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whole, and one behind a prefix that nobody has encoded: its new tokens' share goes to the prefix first."""
+    monkeypatch.setattr(drafter, "BACKLOG", 1000)
+    made, whole, table = make(DIFFUSION), make(DIFFUSION), page_table(context=160)
+    whole.on_host = True
+    texts = [text(150, 0), text(120, 1)]
+    rows, lens = torch.tensor([0, 1]), [150, 120]
+    for one in (made, whole):
+        observe(one, table, 0, texts[0], 0, 150)
+        observe(one, table, 1, texts[1], 0, 120)
+    made.prefilled(Prefilled(table, rows, torch.tensor(lens), [150, 20], 150))
+    assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]  # short ones first
+    assert not made.encoded[table[0, 50:].long()].any()
+    made.prefilled(Prefilled(table, rows[:1], torch.tensor([150]), [100], 150))
+    asking = batch(table, [0, 1], lens, 0.9)
+    drafted = made.propose(asking)
+    assert drafted.lens.tolist() == [GAMMA] * 2
+    same(whole.propose(asking), drafted)
+
+
+@pytest.mark.usefixtures("device")
+def test_on_a_device_padding_goes_to_the_slot_of_nobody() -> None:
+    made, table = observed(DIFFUSION)
+    for keys, values in made.pools:
+        keys.normal_()
+        values.normal_()
+    before = [pool.clone() for pair in made.pools for pool in pair]
+    made.propose(batch(table, [0, 1], [9, 30]))
+    theirs = torch.cat([table[0, : 9 + GAMMA], table[1, : 30 + GAMMA], torch.zeros(1)]).long()
+    others = torch.ones(4096, dtype=torch.bool).index_fill_(0, theirs, False)
+    for pool, old in zip((pool for pair in made.pools for pool in pair), before, strict=True):
+        assert torch.equal(pool[others], old[others])
+        assert not torch.equal(pool[0], old[0])
+    assert int(made.encoded[1:].sum()) == 39
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("order", SCHEDULES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_batch_equals_singles(shape: BlockConfig, temperature: float, order: str) -> None:
@@ -225,6 +360,7 @@ def test_batch_equals_singles(shape: BlockConfig, temperature: float, order: str
             torch.testing.assert_close(together.probs[i], alone.probs[0])
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("order", SCHEDULES)
 def test_draft_honours_the_contract(shape: BlockConfig, order: str) -> None:
     made, table = observed(shape, 2, order)
@@ -242,6 +378,7 @@ def test_draft_honours_the_contract(shape: BlockConfig, order: str) -> None:
     assert made.target_layers == ()
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConfig, steps: int) -> None:
     made, table = observed(shape, steps)
@@ -259,17 +396,23 @@ def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConf
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_tokens_follow_q_exactly(steps: int) -> None:
-    check_tokens_follow_q(*observed(WIDE_DIFFUSION, steps), positions=(0, 1, 3), draws=2000)
+def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter, "MOST", 1)  # all the draws are of one request, which a device encodes once for each
+    made, table = observed(WIDE_DIFFUSION, steps)
+    made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
+    check_tokens_follow_q(made, table, positions=(0, 1, 3), draws=2000 if place == "host" else 1000)
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("steps", "order"), [(2, "left"), (3, "certain")])
-def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str) -> None:
+def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many requests behind one prefix, and a target whose tokens depend on the token before: pairs that come out."""
     n, config = 6_000, dataclasses.replace(WIDE_DIFFUSION, draft_vocab_size=12)
-    made = make(config, steps, order, slots=9 + n * GAMMA)
-    table = torch.cat([torch.arange(9).repeat(n, 1), 9 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()
+    made = make(config, steps, order, slots=10 + n * GAMMA)
+    table = torch.cat([1 + torch.arange(9).repeat(n, 1), 10 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()
     observe(made, table, 0, text(9, 0), 0, 9)
+    monkeypatch.setattr(drafter, "MOST", 1)
+    made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
     each = torch.arange(n)
     draft = made.propose(
         DraftBatch(
@@ -304,19 +447,19 @@ def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str) -> N
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_those_that_are_not_asked_get_no_draft(shape: BlockConfig, temperature: float) -> None:
+def test_those_that_are_not_asked_get_no_draft(shape: BlockConfig, temperature: float, place: str) -> None:
     made, table = observed(shape, 2)
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
     some = made.propose(dataclasses.replace(asking, ask=torch.tensor([True, False, True])))
     everyone = made.propose(asking)
-    assert (everyone.asked, some.asked) == (3, 2)
+    assert (everyone.asked, some.asked) == (3, 2 if place == "host" else 3)  # a device drafts for all, and hides it
     assert some.lens.tolist() == [GAMMA, 0, GAMMA]
     asked = torch.tensor([0, 2])
     assert torch.equal(some.tokens[asked], everyone.tokens[asked])
     torch.testing.assert_close(some.confidence[asked], everyone.confidence[asked])
     assert not some.confidence[1].any()
     nobody = made.propose(dataclasses.replace(asking, ask=torch.zeros(3, dtype=torch.bool)))
-    assert (nobody.asked, nobody.lens.tolist()) == (0, [0, 0, 0])
+    assert (nobody.asked, nobody.lens.tolist()) == (0 if place == "host" else 3, [0, 0, 0])
 
 
 def test_folders_round_trip_and_refuse_what_does_not_fit(tmp_path: Path, shape: BlockConfig) -> None:
