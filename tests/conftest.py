@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
 from running import OVERLAP, EngineWatch, Server
 
 from outrider.kernels.cpu import native
+from outrider.profiles import store
+from outrider.server.engine import checkpoints, profile_lookup, target
+from outrider.server.engine.settings import Settings
 
 STARTING = ("server", "served")
 """Fixtures that start a server; so do those whose name ends with "_server"."""
@@ -20,12 +25,24 @@ NO_SERVERS = "not server"
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server that most tests share. Its KV cache holds 4096 tokens, and so does its context."""
+    folder = tmp_path_factory.mktemp("server")
     flags = ("--max-total-tokens", "4096", "--max-choices", "16", "--log-format", "json", "--log-requests", "summary")
-    started = Server(tmp_path_factory.mktemp("server") / "log", *flags)
+    started = Server(folder / "log", *flags, *planned_by(folder))
     try:
         yield started.wait_until_ready()
     finally:
         started.stop()
+
+
+def planned_by(folder: Path) -> tuple[str, ...]:
+    """Flags by which the default server plans on every processor: with a shipped profile's numbers, where none fits."""
+    model = target.find(None)
+    here = profile_lookup.fingerprint(checkpoints.with_drafter_path(Settings(), model), model)
+    if store.find(here, [store.SHIPPED]) is not None:
+        return ()
+    shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")
+    saved = store.save(replace(shipped, name="served", fingerprint=here), folder, None)
+    return ("--profile", str(saved.folder))
 
 
 @pytest.fixture(scope="session")

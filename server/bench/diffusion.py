@@ -13,14 +13,18 @@ examples:
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from outrider.server.bench import harness
-from outrider.server.engine import client, session
+from outrider.server.engine import client, process, session
 from outrider.server.engine.flags import add_engine_flags, add_unmasking_flags, settings_of
 from outrider.server.engine.questions import read_questions
 from outrider.server.engine.resolve import resolve
+from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.plugin import control
 from outrider.server.plugin.options import RequestOptions
@@ -53,19 +57,29 @@ def run(args: argparse.Namespace) -> int:
     concurrencies = harness.check_rounds(args)
     questions = read_questions(args.prompts)
 
+    results: dict[str, Results] = {}
+    # SGLang starts no second engine in a process.
+    spawned, ends = get_context("spawn"), (os.getpid(),)
+    with ProcessPoolExecutor(1, spawned, process.die_with, ends, max_tasks_per_child=1) as processes:
+        for settings in policies:
+            policy = settings.unmasking_policy
+            found = processes.submit(_of_policy, settings, questions, concurrencies, args).result()
+            print(f"unmasking {policy}")
+            _report(found)
+            results[policy] = found
+    harness.write_json(args.json, results)
+    return 0
+
+
+def _of_policy(settings: Settings, questions: list[str], concurrencies: list[int], args: argparse.Namespace) -> Results:
+    resolved = resolve(settings)
+    if resolved.settings.diffusion is None:
+        raise UserError("the model is no block-diffusion model; outrider bench speed measures others")
+
     async def measurement(engine: Engine) -> Results:
         return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
 
-    results: dict[str, Results] = {}
-    for settings in policies:
-        resolved = resolve(settings)
-        if resolved.settings.diffusion is None:
-            raise UserError("the model is no block-diffusion model; outrider bench speed measures others")
-        results[settings.unmasking_policy] = found = session.run(resolved, measurement)
-        print(f"unmasking {settings.unmasking_policy}")
-        _report(found)
-    harness.write_json(args.json, results)
-    return 0
+    return session.run(resolved, measurement)
 
 
 async def _measure(manager: Any, questions: list[str], concurrencies: list[int], args: argparse.Namespace) -> Results:

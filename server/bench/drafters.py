@@ -25,6 +25,7 @@ from outrider.drafters.training.target import TargetModel, keep_freed_memory
 from outrider.drafters.training.validate import everywhere, walk
 from outrider.server import pictures
 from outrider.server.bench import harness
+from outrider.server.engine import hardware
 from outrider.server.engine.questions import read_questions
 from outrider.server.engine.target import plain_folder
 from outrider.server.errors import UserError
@@ -59,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--answers", type=Path, metavar="FOLDER", help="keeps the target's answers for the next measurement")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
-    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(default: %(default)s)")
+    add(
+        "--dtype",
+        choices=["auto", "bfloat16", "float32"],
+        default="auto",
+        help="auto: bfloat16, but float32 on a processor without bfloat16 products (default: auto)",
+    )
     harness.add_output_flags(
         parser, json="the counts", plot="acceptance by position, all files together, a panel for each temperature"
     )
@@ -90,7 +96,8 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str,
     if args.threads:
         torch.set_num_threads(args.threads)
     wanted = plain_folder(args.target) if Path(args.target).is_file() else args.target
-    target = TargetModel.load(wanted, device=args.device, dtype=getattr(torch, args.dtype))
+    dtype = hardware.faster_dtype(args.device) if args.dtype == "auto" else args.dtype
+    target = TargetModel.load(wanted, device=args.device, dtype=getattr(torch, dtype))
     arms = arms_of(args.drafters, args.denoising_steps, args.denoising_order)
     by_file: dict[str, Acceptance] = {}
     together: dict[str, dict[str, Acceptance]] = {}

@@ -21,7 +21,7 @@ from outrider.drafters.block.config import BLOCK_KINDS
 from outrider.drafters.training import arguments, cli
 from outrider.drafters.training.plot import plot_losses
 from outrider.server import pictures
-from outrider.server.engine import target
+from outrider.server.engine import hardware, target
 from outrider.server.errors import UserError
 
 add_arguments = arguments.add_arguments
@@ -30,6 +30,8 @@ add_arguments = arguments.add_arguments
 def run(args: argparse.Namespace) -> int:
     if Path(args.target).is_file():  # a GGUF file
         args.target = target.plain_folder(args.target)
+    if args.dtype == "auto":
+        args.dtype = hardware.faster_dtype(args.device)
     try:
         cli.run(args)
     except (ValueError, OSError) as error:

@@ -222,7 +222,7 @@ class Settings:
         """On a CPU without bfloat16 instructions, float32 is the faster of the two."""
         if self.dtype != "auto" or self.resolved_device == "cuda":
             return self.dtype
-        return "bfloat16" if hardware.cpu_has_fast_bfloat16() else "float32"
+        return hardware.faster_dtype("cpu")
 
     @property
     def resolved_engines(self) -> int:

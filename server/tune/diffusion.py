@@ -27,10 +27,10 @@ from outrider.server.engine.settings import Settings
 from outrider.server.plugin import control
 from outrider.server.plugin.options import RequestOptions
 from outrider.server.tune import result
-from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
+from outrider.server.tune.effort import MARGIN_STEPS, Effort, Room, Shape
 from outrider.server.tune.events import Progress
 from outrider.server.tune.graph_report import TunedGraphs
-from outrider.server.tune.grid import Run, measure_grid, with_refined
+from outrider.server.tune.grid import Run, measure_grid, room_of, with_refined
 from outrider.server.tune.prompts import built_in_questions, with_temperatures
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ async def tune(
     settings, manager = resolved.settings, engine.tokenizer_manager
     partial = result.begin(resolved)
     rounds = Rounds.of(settings, manager.model_config.vocab_size)
-    room = engine.max_total_tokens // (1 if refined is None else 2)
-    shapes = rounds.shapes(effort, settings.max_running_requests or REQUESTS, room)
+    shapes = rounds.shapes(effort, room_of(engine, settings.max_running_requests or REQUESTS, refined))
     points = await measure_grid(manager, shapes, rounds.measure, effort, partial, progress, run)
     if refined is not None:
         points = with_refined(points, refined.points)
@@ -124,20 +123,19 @@ class Rounds:
         step = settings.plugin_config.step_tokens or min(target.block_size, STEP_TOKENS)
         return cls(target.block_size, target.mask_token_id, step, vocabulary)
 
-    def shapes(self, effort: Effort, most_requests: int, room: int) -> list[Shape]:
-        """What fits a cache of `room` tokens, in the order of the fields; raises RuntimeError where nothing does."""
+    def shapes(self, effort: Effort, room: Room) -> list[Shape]:
+        """What fits the engine, in the order of the fields; raises RuntimeError where nothing does."""
         each = effort.tokens or STATES
+        behind = self._answer(effort.steps) + self.block  # drafts have slots beside the open block, and its positions
         found = [
             Shape(requests, requests * states * self.block, context)
-            for context in effort.contexts
+            for context in room.prompts(effort.contexts, behind)
             for requests in effort.requests
             for states in each
-            if requests <= most_requests
-            and requests * states <= MOST_ROWS
-            and requests * (context + self._answer(effort.steps) + (states + 1) * self.block) <= room
+            if requests * states <= MOST_ROWS and room.holds(requests, context + behind + states * self.block)
         ]
         if not found:
-            raise RuntimeError(f"a KV cache of {room} tokens holds no round to measure")
+            raise room.none("round")
         return found
 
     def _answer(self, steps: int) -> int:

@@ -27,6 +27,36 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine takes. requests: at a time. cache: tokens of all of them. context: of one, all it has."""
+
+    requests: int
+    cache: int
+    context: int
+
+    def prompts(self, lengths: Sequence[int], behind: int) -> list[int]:
+        """Those of `lengths`, ascending, that leave a context room for `behind` tokens.
+
+        The longest prompt that does stands in for those that do not, where it is not so near to another that a slope
+        between the two would be noise.
+        """
+        longest = self.context - behind
+        found = [length for length in lengths if length <= longest]
+        if len(found) < len(lengths) and longest >= max(1, 2 * max(found, default=0)):
+            found.append(longest)
+        return found
+
+    def holds(self, requests: int, each: int) -> bool:
+        """So many requests, each of which takes so many tokens of the cache."""
+        return requests <= self.requests and requests * each <= self.cache
+
+    def none(self, what: str) -> RuntimeError:
+        """It holds nothing of what was wanted."""
+        held = f"a KV cache of {self.cache} tokens and contexts of {self.context}"
+        return RuntimeError(f"{held} hold no {what} to measure")
+
+
+@dataclass(frozen=True, slots=True)
 class Effort:
     """How thoroughly to measure.
 
@@ -44,25 +74,23 @@ class Effort:
     new_tokens: int = 128
     seconds: float | None = None
 
-    def shapes(
-        self, gamma: int, longest: int, max_requests: int, max_total_tokens: int, tiers: Sequence[int] | None = None
-    ) -> list[Shape]:
+    def shapes(self, gamma: int, longest: int, room: Room, tiers: Sequence[int] | None = None) -> list[Shape]:
         """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
 
         gamma: draft tokens of a model. longest: of a draft, whoever made it. tiers: sizes of which a step has one, on a
         GPU; without `tokens` each of them is measured. None: any size.
         """
         each = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
-        room = (longest + 1) * 2 + self.steps + MARGIN_STEPS
+        behind = (longest + 1) * 2 + self.steps + MARGIN_STEPS
         found = [
             Shape(requests, count, context)
-            for context in self.contexts
+            for context in room.prompts(self.contexts, behind)
             for requests in self.requests
-            if requests <= max_requests and requests * (context + room) <= max_total_tokens
+            if room.holds(requests, context + behind)
             for count in self._sizes(requests, [own for own in each if own <= longest + 1], longest, tiers)
         ]
         if not found:
-            raise RuntimeError(f"a KV cache of {max_total_tokens} tokens holds no step to measure")
+            raise room.none("step")
         return found
 
     def _sizes(self, requests: int, each: list[int], longest: int, tiers: Sequence[int] | None) -> list[int]:

@@ -6,23 +6,31 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial as partial_of
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from outrider.profiles.measurement_log import PartialMeasurement
+from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
-from outrider.server.tune.effort import Effort, Shape
+from outrider.server.tune.effort import Effort, Room, Shape
 from outrider.server.tune.events import Progress
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
 
-MAX_REQUESTS = 64
-"""More than any grid measures, for servers without a limit of their own."""
+T = TypeVar("T")
 
 
 class Run(Protocol):
     """Runs a piece of a measurement; see `tune.idle`."""
 
     async def __call__(self, piece: Callable[[], Awaitable[T]]) -> T: ...
+
+
+def room_of(engine: Engine, limit: int | None, refined: Profile | None) -> Room:
+    """limit: of requests at a time; None: as many as the cache holds. refined: None where nobody is served meanwhile;
+    else half of the cache is left to them."""
+    cache = engine.max_total_tokens // (1 if refined is None else 2)
+    return Room(cache if limit is None else limit, cache, engine.context_length)
 
 
 async def measure_grid(

@@ -27,7 +27,7 @@ from outrider.server.tune import diffusion, result
 from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
 from outrider.server.tune.events import Progress
 from outrider.server.tune.graph_report import TunedGraphs
-from outrider.server.tune.grid import MAX_REQUESTS, Run, measure_grid, with_refined
+from outrider.server.tune.grid import Run, measure_grid, room_of, with_refined
 from outrider.server.tune.idle import at_once
 from outrider.server.tune.prompts import built_in_questions, with_temperatures
 from outrider.server.tune.report import Tuned
@@ -160,10 +160,9 @@ async def tune(
         return await diffusion.tune(engine, resolved, effort, questions, how, progress, refined, run)
     asked = list(questions or built_in_questions())[: effort.prompts]
     partial = result.begin(resolved)
-    room = engine.max_total_tokens // (1 if refined is None else 2)
-    longest = settings.plugin_config.longest
+    room = room_of(engine, settings.max_running_requests, refined)
     tiers = (await control.read(manager))["tiers"]
-    shapes = effort.shapes(settings.gamma, longest, settings.max_running_requests or MAX_REQUESTS, room, tiers)
+    shapes = effort.shapes(settings.gamma, settings.plugin_config.longest, room, tiers)
     points = await measure_grid(manager, shapes, measure_shape, effort, partial, progress, run)
     if refined is not None:
         points = with_refined(points, refined.points)

@@ -43,5 +43,7 @@ class TuneRequest:
         """How thoroughly to measure."""
         effort = QUICK if self.quick else THOROUGH
         if (most := self.max_requests) is not None:
-            effort = replace(effort, requests=(*(r for r in effort.requests if r < most), most))
+            known = max(effort.requests)
+            beyond = [known << times for times in range(1, (most // known).bit_length())]
+            effort = replace(effort, requests=(*(r for r in (*effort.requests, *beyond) if r < most), most))
         return effort if self.rounds is None else replace(effort, rounds=self.rounds)

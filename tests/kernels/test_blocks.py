@@ -173,6 +173,22 @@ def test_extreme_scales(instruction_set, kind):
 
 
 @COMPILED
+@EACH_SET
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_every_scale(instruction_set, kind):
+    """Scales of every float16 beside minima of every other: no sum is rounded to bfloat16 otherwise than torch does."""
+    depth = block_depth(kind)
+    scales = torch.arange(-(2**15), 2**15, depth // BLOCK).to(torch.int16).view(torch.float16)
+    scales = scales[scales.isfinite()]
+    others = scales[torch.randperm(len(scales), generator=torch.Generator().manual_seed(1))]
+    blocks = random_blocks(kind, len(scales), depth).view(len(scales), 1, KINDS[kind])
+    with_scales(blocks, kind, torch.stack([scales, others], -1)[:, None])
+    raw = blocks.flatten(1)
+    got = block_linear(torch.eye(depth).bfloat16(), pack_blocks(raw, kind, len(scales), depth))
+    assert torch.equal(got, expand(raw, kind, len(scales), depth).T)
+
+
+@COMPILED
 @EACH_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_does_not_depend_on_its_batch(kind, dtype):
@@ -239,6 +255,8 @@ def test_what_does_not_fit_is_explained():
         group_blocks(torch.zeros(8, 256), torch.zeros(8, 16), torch.zeros(8, 16).half())
     with pytest.raises(ValueError, match="numbers of float16 or bfloat16"):
         group_blocks(torch.zeros(8, 256), torch.zeros(8, 2), torch.full((8, 2), 0.1))
+    with pytest.raises(ValueError, match="below 2"):
+        group_blocks(torch.zeros(8, 256), torch.zeros(8, 2), torch.full((8, 2), 2.0**100))
     with pytest.raises(ValueError, match=r"Q8_0 weight \[8, 64\] has 544 bytes, got 320"):
         pack_blocks(raw, "Q8_0", 8, 64)
     with pytest.raises(ValueError, match=r"expected a bias \[8\]"):

@@ -19,7 +19,8 @@ from outrider.scheduler.cost.step_times import Point
 from outrider.server.engine import checkpoints, profile_lookup, target
 from outrider.server.engine.settings import Settings
 
-EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--chunked-prefill-size", "32")
+EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--context-length", "1024")
+EXACT += ("--chunked-prefill-size", "32")
 """A cache for eight requests of these tests, not for twenty-four; most prompts are prefilled in several chunks."""
 
 ALONE = ("dspark_server", "dflash_server", "deer_server", "specdiff_server")

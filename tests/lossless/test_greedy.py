@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import pytest
 from asking import accepted_tokens, complete, complete_all, tokens
 from metrics_page import MetricsPage, metric
@@ -62,8 +65,6 @@ def test_one_at_a_time(exact_server, prompts, plain, speculate, request):
 
 
 def test_requests_that_speculate_and_others_share_a_batch(exact_server, prompts, plain):
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(
             lambda i: complete(exact_server, prompts[i], speculate=i % 2 == 0, **PLAIN),
@@ -132,6 +133,27 @@ def test_logprobs(exact_server, prompts):
         assert drafted["token_logprobs"] == pytest.approx(without["token_logprobs"], abs=1e-5)
         for a, b in zip(drafted["top_logprobs"], without["top_logprobs"], strict=True):
             assert a == pytest.approx(b, abs=1e-5)
+
+
+@pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
+def test_answers_that_end_with_the_context(served, prompts):
+    """Beside others, whose rows of the page table come next."""
+    (model,) = httpx.get(f"{served.url}/v1/models").json()["data"]
+    context, body = model["max_model_len"], {"temperature": 0, "ignore_eos": True}
+    ids = complete(served, prompts[0], speculate=False, max_tokens=1)["choices"][0]["prompt_token_ids"]
+    text = ids * (context // len(ids) + 1)
+    lengths = [context - 40, 30, context - 20, 50]
+    asked = [(text[:length], min(context - length, 60)) for length in lengths]
+
+    def ask(one, speculate):
+        return tokens(complete(served, one[0], speculate=speculate, max_tokens=one[1], **body))
+
+    alone = [ask(one, False) for one in asked]
+    assert [len(answer) for answer in alone] == [38, 60, 18, 60]
+    before = accepted_tokens(served)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda one: ask(one, True), asked)) == alone
+    assert accepted_tokens(served) > before
 
 
 def test_a_token_is_as_likely_decoded_as_after_a_prefill(exact_server, prompts):

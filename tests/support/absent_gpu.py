@@ -78,6 +78,10 @@ class Copies(TorchDispatchMode):
         name = str(func)
         if len(devices) > 1 and not self._is_asynchronous(name, args, kwargs):
             raise AssertionError(f"{name} waits: it has tensors on {' and '.join(sorted(devices))}")
+        if name.startswith("aten.index_put") and devices == {NAME} and not args[2].dim():
+            raise AssertionError(
+                f"{name} waits: torch copies a number to CUDA before it writes it (index_fill_ does not)"
+            )
         self.operations.append(f"{name} {[tuple(leaf.shape) for leaf in given]} {[tuple(leaf.shape) for leaf in made]}")
         return out
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from metrics_page import MetricsPage
-from running import Server
+from running import Server, overlaps
 from tiny_diffusion import PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
@@ -70,6 +71,8 @@ class Served:
 def serve(
     folder: Path, shape: TinyDiffusion, *flags: str, threshold: float | None, per_step: int = 1
 ) -> Iterator[Served]:
+    if overlaps():
+        pytest.skip("SGLang does not overlap the rounds of block-diffusion models")
     model = shape.write(folder / "model")
     unmasking = ("--unmasking", "static", "--unmasking-tokens", str(per_step))
     if threshold is not None:

@@ -26,6 +26,10 @@ OVERLAP = Path(__file__).parent / "overlap"
 """On the path of Python, where servers overlap scheduling with the forward: `--overlap`."""
 
 
+def overlaps() -> bool:
+    return str(OVERLAP) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
 class Server:
     """A started `outrider serve`."""
 
@@ -48,8 +52,7 @@ class Server:
             if self.process.poll() is not None:
                 pytest.fail(f"the server ended with {self.process.returncode}:\n{self.output()}")
             if self.status("/ready") == 200:
-                overlaps = str(OVERLAP) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-                assert ("this scheduler's steps overlap" in self.output()) == overlaps
+                assert ("this scheduler's steps overlap" in self.output()) == overlaps()
                 return self
             time.sleep(0.2)
         self.kill()

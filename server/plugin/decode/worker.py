@@ -18,7 +18,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.cases import cases_of
@@ -160,6 +160,7 @@ class SpeculativeWorker(BaseSpecWorker):
         positions = extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
         logits_output = result.logits_output
         self._observe(logits_output.hidden_states, input_ids, positions, slots)
+        self._show_prefilled(batch)
         if batch.is_prefill_only:
             tokens = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
         else:
@@ -171,6 +172,19 @@ class SpeculativeWorker(BaseSpecWorker):
         if np.count_nonzero(traced):
             StepTrace.of_first_tokens(traced, self.device).attach(result)
         return self._prefilled(batch, result, tokens, on_publish)
+
+    def _show_prefilled(self, batch: Any) -> None:
+        if self.drafter is None:
+            return
+        self.drafter.prefilled(
+            Prefilled(
+                page_table=self.req_to_token_pool.req_to_token,
+                rows=batch.req_pool_indices.long(),
+                seq_lens=batch.seq_lens.long(),
+                counts=batch.extend_lens,
+                longest=max(map(sum, zip(batch.prefix_lens, batch.extend_lens, strict=True))),
+            )
+        )
 
     def _prefilled(
         self,

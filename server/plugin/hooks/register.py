@@ -27,6 +27,7 @@ def register() -> None:
     agreement.register(older_sglang.meeting())
     older_sglang.bridge()
     _load_one_tokenizer()
+    _widen_page_table()
     _register_gguf_loader()
     _register_diffusion()
     if not torch.cuda.is_available():
@@ -63,6 +64,20 @@ def _load_one_tokenizer() -> None:
     load = Once()
     for module in ("scheduler", "tp_worker"):
         HookRegistry.register(f"sglang.srt.managers.{module}.get_tokenizer", load, HookType.AROUND)
+
+
+def _widen_page_table() -> None:
+    """A decode step reserves slots for two steps behind what its requests have, and SGLang's page table has room for
+    those of one behind the context: at its end they would be written into the next request's row."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def room(original: Callable[..., int], *settings: Any) -> int:  # older versions give it theirs
+        from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+        return max(original(*settings), get_alloc_reserve_per_decode(*settings))
+
+    sizing = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
+    HookRegistry.register(sizing, room, HookType.AROUND)
 
 
 class Once:

@@ -66,9 +66,9 @@ def test_diffusion_measures_every_arm_of_every_policy(tmp_path: Path, request: p
     model, prompts = TinyDiffusion(tied=False).write(tmp_path / "model"), tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one two three"}\n{"prompt": "the sky is"}\n')
     done = bench(
-        "diffusion", "--model", str(model), "--dtype", "float32", "--max-total-tokens", "2048", "--unmasking",
-        "static,threshold", "--unmasking-threshold", "0.3", "--prompts", str(prompts), "--count", "2",
-        "--new-tokens", "12", "--rounds", "1", "--json", str(tmp_path / "found.json"),
+        "diffusion", "--model", str(model), "--dtype", "float32", "--unmasking", "static,threshold",
+        "--unmasking-threshold", "0.3", "--prompts", str(prompts), "--count", "2", "--new-tokens", "12",
+        "--rounds", "1", "--json", str(tmp_path / "found.json"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())

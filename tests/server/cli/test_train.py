@@ -1,7 +1,8 @@
-"""`outrider train` at tiny size: a drafter, and a picture of its losses where matplotlib is installed."""
+"""`outrider train` at tiny size: a drafter, and a picture of its losses where matplotlib is installed; its dtype."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from tiny_drafters import save_target
 
+from outrider.drafters.training import cli
 from outrider.server.cli.main import main
+from outrider.server.engine import hardware
 
 
 def test_losses_are_drawn_where_matplotlib_is_installed(
@@ -31,3 +34,21 @@ def test_losses_are_drawn_where_matplotlib_is_installed(
     assert main(words) == 0
     assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "drafter" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "dtype"),
+    [
+        ({"avx512_bf16"}, [], "bfloat16"),
+        ({"avx2", "avx512f"}, [], "float32"),
+        ({"avx2"}, ["--dtype", "bfloat16"], "bfloat16"),
+    ],
+)
+def test_training_multiplies_in_what_the_processor_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: set[str], given: list[str], dtype: str
+) -> None:
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(cli, "run", seen.append)
+    assert main(["train", "dspark", "--target", "model", "--out", str(tmp_path), "--device", "cpu", *given]) == 0
+    assert [args.dtype for args in seen] == [dtype]

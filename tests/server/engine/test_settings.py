@@ -49,6 +49,8 @@ def test_dtype_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for flags, dtype in (({"avx512_bf16"}, "bfloat16"), ({"amx_bf16"}, "bfloat16"), ({"avx512f"}, "float32")):
         monkeypatch.setattr(hardware, "cpu_flags", lambda flags=flags: frozenset(flags))
         assert Settings(device="cpu").resolved_dtype == dtype
+        assert hardware.faster_dtype("cpu") == dtype
+        assert hardware.faster_dtype("cuda:1") == "bfloat16"
     assert Settings(device="cpu", dtype="bfloat16").resolved_dtype == "bfloat16"
 
 

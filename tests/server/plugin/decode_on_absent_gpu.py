@@ -18,10 +18,12 @@ import numpy as np
 import torch
 from planning import request
 from prometheus_client import CollectorRegistry
-from tiny_drafters import CONFIGS
+from tiny_drafters import CONFIGS, DIFFUSIONS
 
 from outrider.drafters.block import BlockDrafter, BlockModel
 from outrider.drafters.block.graphs import DraftGraphs
+from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
+from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
@@ -56,6 +58,11 @@ CASES = [
     *(("dspark", planner, "greedy") for planner in registry.names()),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash")),
     *(("dspark in graphs", "asynchronous", kind) for kind in ("greedy", "mixed")),
+    *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),
+    *((drafter, "asynchronous", "mixed") for drafter in ("wide diffusion", "without confidence")),
+    *((f"specdiff {order}", "asynchronous", "mixed") for order in SCHEDULES),
+    ("specdiff certain", "asynchronous", "greedy"),
+    ("deer in graphs", "asynchronous", "greedy"),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
 """Drafters, planners and requests."""
@@ -66,6 +73,7 @@ PLANTS = {
     "nonzero": lambda tensor: tensor.nonzero(),
     "mask": lambda tensor: tensor[tensor > 0],
     "upload": lambda tensor: tensor + torch.ones(len(tensor), dtype=torch.int64).to(tensor.device),
+    "number": lambda tensor: tensor.clone().index_put_((tensor,), tensor.new_zeros(())),
     "none": lambda tensor: None,
 }
 """What could be done to a step's anchors; all but the last wait."""
@@ -98,11 +106,17 @@ class TwoRanks(Ranks):
 def make_drafter(name: str, device: torch.device) -> Any:
     if name == "ngram":
         return NgramDrafter(4, device=device)
-    config = CONFIGS[name.removesuffix(IN_GRAPHS)]
+    name, _, order = name.removesuffix(IN_GRAPHS).partition("specdiff ")
+    config = (CONFIGS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
+    drafter: BlockDrafter | DiffusionDrafter
     with device:
-        model = BlockModel(config, None if not config.draft_vocab_size else torch.arange(config.draft_vocab_size))
+        vocab = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None
         rows = torch.zeros(config.vocab_size, config.hidden_size)
-        drafter = BlockDrafter(model, embedding=rows, head=rows)
+        if config.kind == "diffusion":
+            how = {"denoising_steps": 3, "denoising_order": order} if order else {}
+            drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, **how)
+        else:
+            drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
     return LookupFirst(NgramDrafter(6, device=device), drafter, run=1.7)
 
 
@@ -125,8 +139,7 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)
-    if drafter.endswith(IN_GRAPHS):
-        model = worker.drafter.model
+    if drafter.endswith(IN_GRAPHS) and isinstance(model := worker.drafter.model, BlockDrafter):
         model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, lambda run: (run, run()))
     worker.tail = VerifyTail(tiers, worker._observe, device) if drafter.endswith(IN_GRAPHS) else None
     worker._nothing = worker._no_draft(0)
@@ -200,6 +213,12 @@ def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str
     return {"same": short == long, "operations": len(short[1])}
 
 
+def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
+    """As on a CPU, where the host looks what of a text is encoded."""
+    drafter.on_host = True
+    return drafter.propose(batch)
+
+
 def main() -> None:
     device, found = absent_gpu.install(), {}
     for case in CASES:
@@ -208,6 +227,8 @@ def main() -> None:
     for name, plant in PLANTS.items():
         worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]
         found[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
+    DiffusionDrafter._propose_each = propose_on_host
+    found["planted host"] = run("deer", "verify-all", "greedy", device)
     print(json.dumps(found))
 
 

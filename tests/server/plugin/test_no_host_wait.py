@@ -21,7 +21,7 @@ def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):
     assert {case: said for case, said in steps.items() if not said.get("same")} == {}
 
 
-@pytest.mark.parametrize("plant", ["item", "cpu", "nonzero", "mask", "upload"])
+@pytest.mark.parametrize("plant", ["item", "cpu", "nonzero", "mask", "upload", "number", "host"])
 def test_one_that_waited_would_be_found_out(found, plant):
     assert found["planted none"]["same"]
     assert "error" in found[f"planted {plant}"], found

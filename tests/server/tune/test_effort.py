@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from outrider.scheduler.planners.tiers import Tiers
 from outrider.server.errors import UserError
 from outrider.server.tune import cli, events
-from outrider.server.tune.effort import QUICK, THOROUGH, Effort, Shape
+from outrider.server.tune.diffusion import Rounds
+from outrider.server.tune.effort import MARGIN_STEPS, QUICK, THOROUGH, Effort, Room, Shape
 from outrider.server.tune.events import Failed, Finished, Progress
+from outrider.server.tune.grid import room_of
 from outrider.server.tune.request import BadOption, TuneRequest
 
 
@@ -20,7 +24,18 @@ def test_effort_asked_for() -> None:
     assert TuneRequest(quick=True, rounds=5).effort.rounds == 5
     assert TuneRequest(max_requests=6).effort.requests == (1, 2, 4, 6)
     assert TuneRequest(max_requests=64).effort.requests == (1, 2, 4, 8, 16, 32, 64)
+    assert TuneRequest(max_requests=256).effort.requests == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert TuneRequest(max_requests=65).effort.requests == (1, 2, 4, 8, 16, 32, 64, 65)
+    assert TuneRequest(max_requests=33).effort.requests == (1, 2, 4, 8, 16, 32, 33)
     assert TuneRequest(quick=True, max_requests=4).effort.requests == (1, 2, 4)
+
+
+def test_a_server_without_a_limit_measures_as_many_requests_as_are_asked_for() -> None:
+    engine: Any = SimpleNamespace(max_total_tokens=2_000_000, context_length=8192)
+    shapes = TuneRequest(max_requests=256).effort.shapes(7, 7, room_of(engine, None, None))
+    assert {shape.requests for shape in shapes} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
+    shapes = TuneRequest(max_requests=256).effort.shapes(7, 7, room_of(engine, 48, None))
+    assert {shape.requests for shape in shapes} == {1, 2, 4, 8, 16, 32}
 
 
 @pytest.mark.parametrize(("option", "value"), [("max_requests", 0), ("rounds", -1), ("name", "../up"), ("name", "")])
@@ -48,23 +63,44 @@ def test_flags_that_cannot_be(flags: list[str], message: str) -> None:
 
 def test_shapes_fit_the_engine() -> None:
     effort = Effort(requests=(1, 2, 8), tokens=(1, 4, 9), contexts=(10,), steps=4)
-    shapes = effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=10_000)
+    shapes = effort.shapes(7, 7, Room(4, 10_000, 8192))
     assert shapes == [Shape(1, 1, 10), Shape(1, 4, 10), Shape(2, 2, 10), Shape(2, 8, 10)]
-    room = 10 + 2 * (7 + 1) + 4 + 3
-    assert {s.requests for s in effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=2 * room)} == {1, 2}
-    assert {s.requests for s in effort.shapes(gamma=7, longest=7, max_requests=4, max_total_tokens=2 * room - 1)} == {1}
-    tokens = {s.tokens for s in THOROUGH.shapes(gamma=2, longest=5, max_requests=1, max_total_tokens=10_000)}
+    each = 10 + 2 * (7 + 1) + 4 + 3
+    assert {s.requests for s in effort.shapes(7, 7, Room(4, 2 * each, 8192))} == {1, 2}
+    assert {s.requests for s in effort.shapes(7, 7, Room(4, 2 * each - 1, 8192))} == {1}
+    tokens = {s.tokens for s in THOROUGH.shapes(2, 5, Room(1, 10_000, 8192))}
     assert tokens == {1, 2, 3, 6}
+
+
+@pytest.mark.parametrize("context", [32, 100, 200, 300, 1024, 2048])
+def test_what_a_shape_runs_ends_within_the_context(context: int) -> None:
+    """Prompt, answer and what is drafted behind it; of a dLLM the open block."""
+    room, longest, rounds = Room(8, 100_000, context), 7, Rounds(block=4, mask=0, step=1, vocabulary=512)
+    for shape in THOROUGH.shapes(7, longest, room):
+        assert 1 <= shape.context <= context - THOROUGH.steps - MARGIN_STEPS - longest
+    for shape in rounds.shapes(THOROUGH, room):
+        assert 1 <= shape.context <= context - (THOROUGH.steps + MARGIN_STEPS) * rounds.step - rounds.block
+
+
+def test_the_longest_prompt_that_fits_stands_in_for_longer_ones() -> None:
+    """But not beside another that is nearly as long, whose slope would be noise."""
+    assert Room(1, 10_000, 2048).prompts((128, 1024), 45) == [128, 1024]
+    assert Room(1, 10_000, 1069).prompts((128, 1024), 45) == [128, 1024]
+    assert Room(1, 10_000, 1024).prompts((128, 1024), 45) == [128, 979]
+    assert Room(1, 10_000, 301).prompts((128, 1024), 45) == [128, 256]
+    assert Room(1, 10_000, 300).prompts((128, 1024), 45) == [128]
+    assert Room(1, 10_000, 100).prompts((128, 1024), 45) == [55]
+    assert Room(1, 10_000, 45).prompts((128, 1024), 45) == []
 
 
 def test_on_a_gpu_the_tiers_are_what_is_measured() -> None:
     """Each of them, or those that hold so many tokens of every request; all of a shape's tokens are somebody's."""
     tiers = Tiers(8, 8)
-    every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, 8, 10_000, tiers.sizes)
+    every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), tiers.sizes)
     for requests in (1, 3, 8):
         found = [shape.tokens for shape in every if shape.requests == requests]
         assert found == [size for size in tiers.sizes if requests <= size <= 8 * requests]
-    few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, 8, 10_000, tiers.sizes)
+    few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), tiers.sizes)
     assert [shape.tokens for shape in few] == [tiers.hold(3), tiers.hold(9), tiers.hold(24)]
     for shape in every + few:
         drafted = [shape.drafted(index) for index in range(shape.requests)]
@@ -74,8 +110,9 @@ def test_on_a_gpu_the_tiers_are_what_is_measured() -> None:
 
 
 def test_an_engine_too_small_for_any_shape_is_told() -> None:
-    with pytest.raises(RuntimeError, match="a KV cache of 100 tokens"):
-        QUICK.shapes(gamma=7, longest=7, max_requests=64, max_total_tokens=100)
+    for room in (Room(64, 100, 8192), Room(64, 8192, 20)):
+        with pytest.raises(RuntimeError, match=f"of {room.cache} tokens and contexts of {room.context} hold no step"):
+            QUICK.shapes(7, 7, room)
 
 
 @pytest.mark.parametrize(
