@@ -270,7 +270,12 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
 
 
 def test_told_to_stop_it_answers_all_that_it_had_taken(limited_server: Limited) -> None:
-    body = LONG | {"max_tokens": 80}
+    started = time.monotonic()
+    limited_server.ask_all("operator", RUNNING, LONG | {"max_tokens": 8})
+    a_token = (time.monotonic() - started) / 8
+    wait_until(limited_server.idle, 5)
+    # About a second: longer than it takes to be told, and less than the others may be queued.
+    body = LONG | {"max_tokens": max(8, round(1 / a_token))}
     with ThreadPoolExecutor(RUNNING + QUEUED) as pool:
         taken = [pool.submit(limited_server.ask, "operator", body) for _ in range(RUNNING)]
         wait_until(lambda: not limited_server.idle(), 10)
