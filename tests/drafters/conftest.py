@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_drafters import CONFIGS, save_target
 
 from outrider.drafters.block import BlockConfig
+from outrider.drafters.diffusion import DiffusionDrafter, drafter
+from outrider.kernels.attention import bounded_attention, torch_attention
+from outrider.kernels.flat_batch import FlatBatch
 
 
 @pytest.fixture(params=sorted(CONFIGS))
@@ -27,3 +31,29 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target(tmp_path_factory.mktemp("target"))
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, **how: Any) -> torch.Tensor:
+    """As on a device without Triton."""
+    return (torch_attention if flat.longest is None else bounded_attention)(q, k, v, flat, **how)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters work as on a GPU: what is encoded, the host does not know."""
+    made = DiffusionDrafter.__init__
+
+    def make_one(self: DiffusionDrafter, *args: Any, **how: Any) -> None:
+        made(self, *args, **how)
+        self.on_host, self.compiled = False, None
+
+    monkeypatch.setattr(DiffusionDrafter, "__init__", make_one)
+    monkeypatch.setattr(drafter, "flat_attention", _attend)
+
+
+@pytest.fixture(params=["host", "device"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Where drafters work."""
+    if request.param == "device":
+        request.getfixturevalue("device")
+    return request.param

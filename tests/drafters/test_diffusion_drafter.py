@@ -6,14 +6,13 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from chi_square import p_value
+from diffusion_drafting import GAMMA, LENGTHS, batch, make, observe, observed, page_table, same, text
 from tiny_drafters import (
-    DIFFUSION,
     DIFFUSIONS,
     TINY,
     WIDE_DIFFUSION,
@@ -24,102 +23,17 @@ from tiny_drafters import (
 )
 
 from outrider.drafters import networks
-from outrider.drafters.base import Draft, DraftBatch, Features, Prefilled
+from outrider.drafters.base import DraftBatch, Prefilled
 from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter
 from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.kernels.acceptance import accept
-from outrider.kernels.attention import bounded_attention, torch_attention
-from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
-
-LENGTHS = (9, 30, 1)
-GAMMA = DIFFUSION.gamma
 
 
 @pytest.fixture(params=sorted(DIFFUSIONS))
 def shape(request: pytest.FixtureRequest) -> BlockConfig:
     return DIFFUSIONS[request.param]
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, **how: Any) -> torch.Tensor:
-    """As on a device without Triton."""
-    return (torch_attention if flat.longest is None else bounded_attention)(q, k, v, flat, **how)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters work as on a GPU: what is encoded, the host does not know."""
-    made = DiffusionDrafter.__init__
-
-    def make_one(self: DiffusionDrafter, *args: Any, **how: Any) -> None:
-        made(self, *args, **how)
-        self.on_host, self.compiled = False, None
-
-    monkeypatch.setattr(DiffusionDrafter, "__init__", make_one)
-    monkeypatch.setattr(drafter, "flat_attention", attend)
-
-
-@pytest.fixture(params=["host", "device"])
-def place(request: pytest.FixtureRequest) -> str:
-    """Where drafters work."""
-    if request.param == "device":
-        request.getfixturevalue("device")
-    return request.param
-
-
-def make(config: BlockConfig, steps: int = 1, order: str = "left", slots: int = 4096) -> DiffusionDrafter:
-    model = make_diffusion(config)
-    embedding, head = torch.randn(2, config.vocab_size, config.hidden_size)
-    made = DiffusionDrafter(
-        model, embedding=embedding, head=0.5 * head, denoising_steps=steps, denoising_order=order
-    )  # fmt: skip
-    made.allocate(slots)
-    return made
-
-
-def text(length: int, seed: int) -> torch.Tensor:
-    return torch.randint(96, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def page_table(rows: int = 4, context: int = 48, seed: int = 5) -> torch.Tensor:
-    order = 1 + torch.randperm(4095, generator=torch.Generator().manual_seed(seed))  # slot 0 belongs to nobody
-    return order[: rows * context].view(rows, context).to(torch.int32)
-
-
-def observe(to: DiffusionDrafter, table: torch.Tensor, row: int, ids: torch.Tensor, start: int, stop: int) -> None:
-    positions = torch.arange(start, stop)
-    to.observe(Features(None, ids[start:stop], positions, table[row, start:stop].long()))
-
-
-def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
-    generator = torch.Generator().manual_seed(1)
-    return DraftBatch(
-        anchors=torch.tensor([3 + r for r in rows]),
-        seq_lens=torch.tensor(lengths),
-        page_table=table,
-        rows=torch.tensor(rows),
-        temperatures=torch.full((len(rows),), temperature),
-        keys=torch.randint(2**62, (len(table), GAMMA), generator=generator)[rows],
-    )
-
-
-def observed(config: BlockConfig, steps: int = 1, order: str = "left") -> tuple[DiffusionDrafter, torch.Tensor]:
-    made, table = make(config, steps, order), page_table()
-    for row, length in enumerate(LENGTHS):
-        observe(made, table, row, text(length, row), 0, length)
-    return made, table
-
-
-def same(one: Draft, other: Draft) -> None:
-    assert torch.equal(one.lens, other.lens)
-    drafted = one.lens > 0
-    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
-    torch.testing.assert_close(one.confidence, other.confidence)
-    if one.probs is not None or other.probs is not None:
-        assert one.probs is not None
-        assert other.probs is not None
-        torch.testing.assert_close(one.probs, other.probs)
 
 
 def from_scratch(
@@ -197,151 +111,6 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConf
                 for r in asked:
                     observe(fresh, table, r, texts[r], 0, lens[r])
                 same(used.propose(drafting), fresh.propose(drafting))
-
-
-def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Tensor, length: int) -> None:
-    """Steps in which every request gets a token and nobody drafts."""
-    for step in range(length):
-        slots = table[:, step].long()
-        to.observe(Features(None, texts[:, step], torch.full_like(slots, step), slots))
-
-
-def rows_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each pass from now on has."""
-    rows: list[int] = []
-    run = DiffusionDrafter._pass
-
-    def counted(self: DiffusionDrafter, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        rows.append(len(x))
-        return run(self, x, *rest)
-
-    monkeypatch.setattr(DiffusionDrafter, "_pass", counted)
-    return rows
-
-
-@pytest.mark.parametrize("requests", [1, 24])
-def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
-    requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
-    table = torch.randperm(requests * 1100).int().view(requests, 1100)
-    texts = torch.stack([text(1100, row) for row in range(requests)])
-    observe_one_each(made, table, texts, 1000)
-    rows = rows_of_passes(monkeypatch)
-    bound = max(drafter.BACKLOG, drafter.BACKLOG_EACH * requests)
-    asking = batch(table, list(range(requests)), [1000] * requests)
-    drafts = [made.propose(asking) for _ in range(-(-requests * 1000 // bound))]
-    assert max(rows) <= bound + GAMMA * requests
-    assert len(rows) == len(drafts)  # no second pass to catch up
-    assert not drafts[0].lens.any()
-    assert drafts[0].asked == requests  # it took its time
-    assert drafts[-1].lens.tolist() == [GAMMA] * requests
-    whole = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
-    for row in range(requests):
-        observe(whole, table, row, texts[row], 0, 1000)
-    monkeypatch.setattr(drafter, "BACKLOG", 1000 * requests)
-    same(whole.propose(asking), drafts[-1])
-
-
-def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter, "BACKLOG", 32)
-    monkeypatch.setattr(drafter, "BACKLOG_EACH", 1)
-    made, table = observed(DIFFUSION)
-    observe(made, table, 3, text(40, 3), 0, 40)
-    asking = batch(table, [0, 1, 2, 3], [*LENGTHS, 40])
-    lens = [made.propose(asking).lens.ne(0).tolist() for _ in range(4)]
-    assert lens[0] == [True, False, True, False]  # 9, 30, 1 and 40 tokens wait, 32 of them go
-    assert lens[1:] == [[True, True, True, False], [True] * 4, [True] * 4]
-
-
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("requests", [1, 24, 56])
-def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
-    requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = dataclasses.replace(DIFFUSION, max_positions=512)
-    slots = 1 + requests * 160
-    made, whole = make(config, slots=slots), make(config, slots=slots)
-    whole.on_host = True
-    table = 1 + torch.randperm(slots - 1).int().view(requests, -1)
-    texts = torch.stack([text(160, row) for row in range(requests)])
-    for one in (made, whole):
-        observe_one_each(one, table, texts, 150)
-    rows = rows_of_passes(monkeypatch)
-    asking = batch(table, list(range(requests)), [150] * requests)
-    room = rows_of_a_step(requests)
-    at_most = -(-150 * requests // room) + -(-150 // drafter.MOST)  # the last one's share is not the whole room
-    drafts = [made.propose(asking) for _ in range(at_most + 1)]
-    assert rows == [room + GAMMA * requests] * len(drafts)
-    assert not drafts[0].lens.any()
-    assert drafts[0].asked == requests  # it took its time
-    ready = torch.stack([draft.lens for draft in drafts])
-    assert ready[-1].tolist() == [GAMMA] * requests
-    assert (ready.diff(dim=0) >= 0).all()
-    assert all(not draft.confidence[draft.lens == 0].any() for draft in drafts)
-    monkeypatch.setattr(drafter, "BACKLOG", 150 * requests)
-    same(whole.propose(asking), drafts[-1])
-
-
-def rows_of_a_step(requests: int) -> int:
-    return max(min(drafter.ROOM, drafter.MOST * requests), (GAMMA + 1) * requests)
-
-
-@pytest.mark.usefixtures("device")
-def test_on_a_device_those_that_keep_up_draft_whatever_others_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that commit as much as they can, beside one request that has a long way to go."""
-    monkeypatch.setattr(drafter, "ROOM", 8)  # for no more than is committed
-    monkeypatch.setattr(drafter, "MOST", 8)
-    made, others = make(dataclasses.replace(DIFFUSION, max_positions=512)), 7
-    table = page_table(rows=8, context=200)
-    texts = torch.stack([text(200, row) for row in range(8)])
-    lens = [1] * others + [60]
-    for row, length in enumerate(lens):
-        observe(made, table, row, texts[row], 0, length)
-    for step in range(30):
-        lagging = made.propose(batch(table, list(range(8)), lens)).lens.tolist()
-        assert lagging[:others] == [GAMMA] * others
-        assert (lagging[others] == GAMMA) == (step >= 60 / (GAMMA + 1) - 1)  # its share is what nobody else commits
-        for row in range(others):
-            observe(made, table, row, texts[row], lens[row], lens[row] + GAMMA + 1)
-            lens[row] += GAMMA + 1
-
-
-@pytest.mark.usefixtures("device")
-def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whole, and one behind a prefix that nobody has encoded: its new tokens' share goes to the prefix first."""
-    monkeypatch.setattr(drafter, "BACKLOG", 1000)
-    made, whole, table = make(DIFFUSION), make(DIFFUSION), page_table(context=160)
-    whole.on_host = True
-    texts = [text(150, 0), text(120, 1)]
-    rows, lens = torch.tensor([0, 1]), [150, 120]
-    for one in (made, whole):
-        observe(one, table, 0, texts[0], 0, 150)
-        observe(one, table, 1, texts[1], 0, 120)
-    made.prefilled(Prefilled(table, rows, torch.tensor(lens), [150, 20], 150))
-    assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]  # short ones first
-    assert not made.encoded[table[0, 50:].long()].any()
-    made.prefilled(Prefilled(table, rows[:1], torch.tensor([150]), [100], 150))
-    asking = batch(table, [0, 1], lens, 0.9)
-    drafted = made.propose(asking)
-    assert drafted.lens.tolist() == [GAMMA] * 2
-    same(whole.propose(asking), drafted)
-
-
-@pytest.mark.usefixtures("device")
-def test_on_a_device_padding_goes_to_the_slot_of_nobody() -> None:
-    made, table = observed(DIFFUSION)
-    for keys, values in made.pools:
-        keys.normal_()
-        values.normal_()
-    before = [pool.clone() for pair in made.pools for pool in pair]
-    made.propose(batch(table, [0, 1], [9, 30]))
-    theirs = torch.cat([table[0, : 9 + GAMMA], table[1, : 30 + GAMMA], torch.zeros(1)]).long()
-    others = torch.ones(4096, dtype=torch.bool).index_fill_(0, theirs, False)
-    for pool, old in zip((pool for pair in made.pools for pool in pair), before, strict=True):
-        assert torch.equal(pool[others], old[others])
-        assert not torch.equal(pool[0], old[0])
-    assert int(made.encoded[1:].sum()) == 39
 
 
 @pytest.mark.usefixtures("place")

@@ -1,0 +1,67 @@
+"""Small diffusion drafters that have read three texts, and what to ask of them."""
+
+from __future__ import annotations
+
+import torch
+from tiny_drafters import DIFFUSION, make_diffusion
+
+from outrider.drafters.base import Draft, DraftBatch, Features
+from outrider.drafters.block import BlockConfig
+from outrider.drafters.diffusion import DiffusionDrafter
+
+LENGTHS = (9, 30, 1)
+GAMMA = DIFFUSION.gamma
+
+
+def make(config: BlockConfig, steps: int = 1, order: str = "left", slots: int = 4096) -> DiffusionDrafter:
+    model = make_diffusion(config)
+    embedding, head = torch.randn(2, config.vocab_size, config.hidden_size)
+    made = DiffusionDrafter(
+        model, embedding=embedding, head=0.5 * head, denoising_steps=steps, denoising_order=order
+    )  # fmt: skip
+    made.allocate(slots)
+    return made
+
+
+def text(length: int, seed: int) -> torch.Tensor:
+    return torch.randint(96, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def page_table(rows: int = 4, context: int = 48, seed: int = 5) -> torch.Tensor:
+    order = 1 + torch.randperm(4095, generator=torch.Generator().manual_seed(seed))  # slot 0 belongs to nobody
+    return order[: rows * context].view(rows, context).to(torch.int32)
+
+
+def observe(to: DiffusionDrafter, table: torch.Tensor, row: int, ids: torch.Tensor, start: int, stop: int) -> None:
+    positions = torch.arange(start, stop)
+    to.observe(Features(None, ids[start:stop], positions, table[row, start:stop].long()))
+
+
+def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
+    generator = torch.Generator().manual_seed(1)
+    return DraftBatch(
+        anchors=torch.tensor([3 + r for r in rows]),
+        seq_lens=torch.tensor(lengths),
+        page_table=table,
+        rows=torch.tensor(rows),
+        temperatures=torch.full((len(rows),), temperature),
+        keys=torch.randint(2**62, (len(table), GAMMA), generator=generator)[rows],
+    )
+
+
+def observed(config: BlockConfig, steps: int = 1, order: str = "left") -> tuple[DiffusionDrafter, torch.Tensor]:
+    made, table = make(config, steps, order), page_table()
+    for row, length in enumerate(LENGTHS):
+        observe(made, table, row, text(length, row), 0, length)
+    return made, table
+
+
+def same(one: Draft, other: Draft) -> None:
+    assert torch.equal(one.lens, other.lens)
+    drafted = one.lens > 0
+    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
+    torch.testing.assert_close(one.confidence, other.confidence)
+    if one.probs is not None or other.probs is not None:
+        assert one.probs is not None
+        assert other.probs is not None
+        torch.testing.assert_close(one.probs, other.probs)
