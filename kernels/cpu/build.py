@@ -1,8 +1,9 @@
 """Compile the C++ kernels once per machine, into the user's cache directory.
 
-The key of the cache is a hash of the sources, the flags, the compiler and torch's version; a build is a few seconds
-of `g++` and needs nothing but torch's own headers. `python -m outrider.kernels.cpu.build` builds ahead of time, with
---install into the installation itself, which then needs no compiler and no cache (a container image's).
+The key of the cache is a hash of the sources, the flags, the compiler and torch's version; a build needs nothing but
+`g++`, up to four minutes of processor time over all cores, and torch's own headers.
+`python -m outrider.kernels.cpu.build` builds ahead of time, with --install into the installation itself, which then
+needs no compiler and no cache (a container image's).
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _key(compiler: str | None, extra_flags: tuple[str, ...]) -> str:
 
 def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     """Compile every object side by side, link, and move the results into place at once."""
-    logger.warning("compiling the CPU kernels for this machine: half a minute, once")
+    logger.warning("compiling the CPU kernels for this machine: half a minute to two, once")
     torch_root = Path(torch.__file__).parent
     base = [compiler, *COMMON, *extra_flags]
     exact = [*base, *EXACT]

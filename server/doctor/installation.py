@@ -90,7 +90,7 @@ def _version(name: str) -> str | None:
 
 
 def kernels() -> Iterator[Finding]:
-    """Compiler and compiled CPU kernels; compiles them if that was not done yet, half a minute."""
+    """Compiler and compiled CPU kernels; compiles them if that was not done yet, half a minute to two."""
     from outrider.kernels.cpu import build, native
     from outrider.server.engine import hardware
     from outrider.server.errors import UserError

@@ -158,7 +158,7 @@ def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
     cache = {"OUTRIDER_CACHE": str(tmp_path)}
     models = tmp_path / "models"
     if native.available():
-        (tmp_path / "kernels").symlink_to(cache_root() / "kernels")  # compiling them takes half a minute each time
+        (tmp_path / "kernels").symlink_to(cache_root() / "kernels")  # compiling them takes a minute or two each time
     killed = subprocess.Popen([OUTRIDER, "prepare"], env=environment(**cache), stderr=subprocess.DEVNULL)
     while not any(".tmp-" in path.name for path in models.glob("*")):
         assert killed.poll() is None
