@@ -269,7 +269,7 @@ inline void store_halves(float* even, float* odd, Vec first, Vec second) {
   }
 }
 
-// BLOCKS neighbouring strips of block `k`, into rows of PANEL numbers or pairs.
+// BLOCKS neighbouring strips of block `k`, into rows of STEP numbers or pairs.
 template <BlockKind KIND, bool PAIRS>
 __attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to) {
   constexpr BlockFormat F = FORMATS[KIND];
@@ -281,11 +281,11 @@ __attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to)
     };
 #pragma GCC unroll 32
     for (int n = 0; n < int(STREAM); ++n) {
-      if constexpr (PAIRS) store(to + n * PANEL, rounded_pairs(weights(0, n), weights(1, n)));
+      if constexpr (PAIRS) store(to + n * STEP, rounded_pairs(weights(0, n), weights(1, n)));
       else if constexpr (HAS_PAIRS)
-        store_halves(to + 2 * n * PANEL, to + (2 * n + 1) * PANEL, rounded_to_bf16(weights(0, n)),
+        store_halves(to + 2 * n * STEP, to + (2 * n + 1) * STEP, rounded_to_bf16(weights(0, n)),
                      rounded_to_bf16(weights(1, n)));
-      else store(to + n * PANEL, rounded_to_bf16(weights(0, n)));
+      else store(to + n * STEP, rounded_to_bf16(weights(0, n)));
     }
   }
 }
@@ -303,9 +303,10 @@ class BlockPanels {
         size_(PANEL * format.spans(blocks_) * format.bytes()),
         packed_(static_cast<const uint8_t*>(a.packed)),
         end_(packed_ + a.panels * size_),
-        mask_(a.rows > ROWS ? -1 : EACH - 1) {
+        mask_(a.rows > ROWS ? -1 : EACH - 1),
+        kept_(a.rows > ROWS ? blocks_ * EACH : EACH) {
     static thread_local std::vector<float> room;
-    room.resize((a.rows > ROWS ? blocks_ * EACH : EACH) * PANEL + 16);
+    room.resize(kept_ * PANEL + 16);
     buffer_ = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
   }
   void go_to(int64_t panel) { panel_ = packed_ + panel * size_; }
@@ -316,10 +317,10 @@ class BlockPanels {
     const uint8_t* next = span + strips_of(format_, k) + AHEAD;
     if (next + each_ <= end_)  // all of it or nothing: what lies past the end would be slow to ask for
       for (int64_t byte = 0; byte < each_; byte += 64) __builtin_prefetch(next + byte);
-    expand_(span, k, buffer_ + (i & mask_) * PANEL + c);
+    expand_(span, k, buffer_ + in_panel(i & mask_, c, kept_));
   }
-  Vec first(int64_t i, int64_t c) const { return load(buffer_ + (i & mask_) * PANEL + c); }
-  Vec again(int64_t i, int64_t c) const { return load(buffer_ + i * PANEL + c); }
+  Vec first(int64_t i, int64_t c) const { return load(buffer_ + in_panel(i & mask_, c, kept_)); }
+  Vec again(int64_t i, int64_t c) const { return load(buffer_ + in_panel(i, c, kept_)); }
 
  private:
   static constexpr int64_t EACH = PAIRS<T> ? BLOCK / 2 : BLOCK;
@@ -329,6 +330,7 @@ class BlockPanels {
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
   const int64_t mask_;  // which of the depth are kept apart
   float* buffer_;
+  const int64_t kept_;  // how many of the depth
 };
 
 template <typename T>

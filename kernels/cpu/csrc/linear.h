@@ -11,16 +11,24 @@ constexpr bool PAIRS = HAS_PAIRS && sizeof(T) == 2;
 template <typename T>
 using Number = std::conditional_t<PAIRS<T>, float, T>;  // of a panel: pairs are as wide as a float
 
-// Panel p holds outputs p * PANEL ...; [depth][PANEL] numbers, or pairs of bf16 where the processor multiplies those.
+// Where number c of row i of a panel is: the columns of a tile lie together, so that it reads line after line.
+inline int64_t in_panel(int64_t i, int64_t c, int64_t depth) {
+  if constexpr (STEP == PANEL) return i * PANEL + c;
+  else return i * STEP + (c / STEP * depth * STEP + c % STEP);
+}
+
+// Panel p holds outputs p * PANEL ...; [PANEL / STEP][depth][STEP] numbers, or pairs of bf16 where the processor
+// multiplies those.
 template <typename T>
 void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
   const T* from = static_cast<const T*>(weight);
   T* to = static_cast<T*>(panels) + begin * PANEL * depth;
   constexpr int64_t GROUP = PAIRS<T> ? 2 : 1;
   for (int64_t panel = begin; panel < end; ++panel)
-    for (int64_t i = 0; i < depth; i += GROUP)
-      for (int64_t c = panel * PANEL; c < (panel + 1) * PANEL; ++c)
-        for (int64_t g = 0; g < GROUP; ++g) *to++ = c < outputs ? from[c * depth + i + g] : T{};
+    for (int64_t column = panel * PANEL; column < (panel + 1) * PANEL; column += STEP)
+      for (int64_t i = 0; i < depth; i += GROUP)
+        for (int64_t c = column; c < column + STEP; ++c)
+          for (int64_t g = 0; g < GROUP; ++g) *to++ = c < outputs ? from[c * depth + i + g] : T{};
 }
 
 constexpr int64_t AHEAD = 8192;  // bytes between a weight that is read and the one that is asked for
@@ -33,32 +41,27 @@ class Panels {
   explicit Panels(const LinearArgs& a)
       : size_(PANEL * a.depth * sizeof(T)),
         packed_(static_cast<const char*>(a.packed)),
-        last_(packed_ + a.panels * size_ - 1) {}
+        last_(packed_ + a.panels * size_ - 1),
+        depth_(PAIRS<T> ? a.depth / 2 : a.depth) {}
   void go_to(int64_t panel) { panel_ = reinterpret_cast<const Number<T>*>(packed_ + panel * size_); }
-  void enter(int64_t i, int64_t c) const requires(HEARD > 1) {
-    const char* from = reinterpret_cast<const char*>(panel_ + i * PANEL + c) + AHEAD;
-    if (c * sizeof(T) % 64 || from + HEARD * PANEL * sizeof(T) > last_) return;
-    for (int64_t n = 0; n < HEARD; ++n) __builtin_prefetch(from + n * PANEL * sizeof(T));
-  }
   Vec first(int64_t i, int64_t c) const {
-    const Number<T>* from = panel_ + i * PANEL + c;
-    if (HEARD == 1 && c * sizeof(*from) % 64 == 0)
+    const Number<T>* from = panel_ + in_panel(i, c, depth_);
+    if (STEP == PANEL ? c * sizeof(*from) % 64 == 0 : c % STEP == 0)
       __builtin_prefetch(std::min(reinterpret_cast<const char*>(from) + AHEAD, last_));
     return load(from);
   }
-  Vec again(int64_t i, int64_t c) const { return load(panel_ + i * PANEL + c); }
+  Vec again(int64_t i, int64_t c) const { return load(panel_ + in_panel(i, c, depth_)); }
 
  private:
   const int64_t size_;
   const char *const packed_, *const last_;
   const Number<T>* panel_ = nullptr;
+  const int64_t depth_;  // of rows of numbers or pairs
 };
 
 // What memory is asked for beside the weights: nothing, or a few lines now and then, since more at once would stop the
 // thread. In the innermost loop: a call there would cost more than it gains.
-struct NoLines {
-  void ask(int64_t) const {}
-};
+struct NoLines {};
 struct AskedLines {
   static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines, of one slot
   CacheLines& lines;
@@ -79,14 +82,18 @@ struct AskedLines {
   }
 };
 
+template <typename Lines>
+constexpr bool ASKS = requires(const Lines& lines) { lines.ask(0); };
+
 // A panel for the rows that are first there, and for those after them.
 template <typename Weights, typename Lines>
 struct First {
   const Weights& weights;
   Lines lines;
-  __attribute__((always_inline)) void enter(int64_t i, int64_t c) const {
-    if constexpr (requires { weights.enter(i, c); }) weights.enter(i, c);
-    lines.ask(i);
+  static constexpr bool EXPANDS = requires(const Weights& w) { w.enter(0, 0); };
+  __attribute__((always_inline)) void enter(int64_t i, int64_t c) const requires(EXPANDS || ASKS<Lines>) {
+    if constexpr (EXPANDS) weights.enter(i, c);
+    if constexpr (ASKS<Lines>) lines.ask(i);
   }
   Vec operator()(int64_t i, int64_t c) const { return weights.first(i, c); }
 };
@@ -94,7 +101,7 @@ template <typename Weights, typename Lines>
 struct Again {
   const Weights& weights;
   Lines lines;
-  __attribute__((always_inline)) void enter(int64_t i, int64_t) const { lines.ask(i); }
+  __attribute__((always_inline)) void enter(int64_t i, int64_t) const requires ASKS<Lines> { lines.ask(i); }
   Vec operator()(int64_t i, int64_t c) const { return weights.again(i, c); }
 };
 
