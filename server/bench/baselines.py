@@ -76,8 +76,13 @@ async def _serve_jobs(work: Callable[[Job], Awaitable[dict[str, float]]], replie
 
 def _outrider(setup: Setup, replies: TextIO) -> None:
     from outrider.server.engine import client
+    from outrider.server.tune.first import measure_first
+
+    resolved = resolve(setup.settings)
 
     async def measurement(engine: Engine) -> None:
+        await measure_first(engine, resolved, harness.say)
+
         async def generate(prompt: list[int], job: Job) -> int:
             answer = await client.generate(
                 engine.tokenizer_manager,
@@ -89,7 +94,7 @@ def _outrider(setup: Setup, replies: TextIO) -> None:
 
         await _serve_jobs(lambda job: answer_all(job, generate), replies)
 
-    session.run(resolve(setup.settings), measurement)
+    session.run(resolved, measurement)
 
 
 def _sglang(setup: Setup, replies: TextIO) -> None:

@@ -92,6 +92,11 @@ def check_outputs(args: argparse.Namespace) -> None:
         pictures.require("--plot")
 
 
+def say(line: str) -> None:
+    """A line for people, beside the results."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def write_json(path: Path | None, results: Any) -> None:
     """Write the results where --json was given."""
     if path:

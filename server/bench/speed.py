@@ -35,14 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from outrider.server.tune.first import measure_first
+
     concurrencies = harness.check_rounds(args)
     questions = read_questions(args.prompts)
-    settings = settings_of(args, disable_radix_cache=True)
+    resolved = resolve(settings_of(args, disable_radix_cache=True))
 
     async def measurement(engine: Engine) -> Results:
+        await measure_first(engine, resolved, harness.say)
         return await _measure(engine.tokenizer_manager, questions, concurrencies, args)
 
-    results = session.run(resolve(settings), measurement)
+    results = session.run(resolved, measurement)
     _report(results)
     harness.write_json(args.json, results)
     return 0

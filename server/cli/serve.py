@@ -197,8 +197,9 @@ def run(args: argparse.Namespace) -> int:
     engine = engines.start(resolved, settings.resolved_engines)
 
     async def before_first() -> None:
-        if resolved.unmeasured and settings.tune:
-            await _tune(engine, resolved)
+        from outrider.server.tune.first import measure_first
+
+        await measure_first(engine, resolved, _say)
         _announce(resolved.settings, engine)
 
     async def beside(traffic: Traffic) -> None:
@@ -232,21 +233,6 @@ def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
         return exit_code
     finally:
         part.stop(grace)
-
-
-async def _tune(engine: Engine, resolved: Resolved) -> None:
-    """Measure a quick profile; a server that cannot be measured still serves."""
-    from outrider.server.tune import measure
-    from outrider.server.tune.effort import QUICK
-
-    _say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
-    try:
-        tuned = await measure.tune(engine, resolved, QUICK)
-    except (OSError, ValueError, RuntimeError) as error:
-        without = "costs are learnt as it serves" if resolved.settings.diffusion else "every draft is verified"
-        _say(f"Not measured ({error}); {without}")
-    else:
-        _say(f"Profile {tuned.profile.name}: {tuned.summary}")
 
 
 async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:

@@ -109,6 +109,8 @@ def add_flags(flags: Flags) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start an engine, let the arms take turns on it, print and write what was measured."""
+    from outrider.server.tune.first import measure_first
+
     if not args.prompts:
         raise UserError("--prompts FILE… is needed without --url")
     concurrencies = harness.positive_integers("--concurrency", args.concurrency or CONCURRENCY)
@@ -120,13 +122,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--level is a number of tokens per second above 0")
     harness.check_outputs(args)
     questions = read_mixed_questions(args.prompts)
-    settings = settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies))
+    resolved = resolve(settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies)))
 
     async def measurement(engine: Engine) -> Results:
+        await measure_first(engine, resolved, harness.say)
         load = Load(engine.tokenizer_manager, args.temperature or 0.0, new_tokens, args.level)
         return await _measure(load, questions, concurrencies, args)
 
-    results = session.run(resolve(settings), measurement)
+    results = session.run(resolved, measurement)
     print(table(results))
     plain = {c: {arm: [asdict(r) for r in rounds] for arm, rounds in arms.items()} for c, arms in results.items()}
     harness.write_json(args.json, plain)

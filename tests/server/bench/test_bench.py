@@ -11,12 +11,16 @@ import pytest
 from running import OUTRIDER, environment
 from tiny_diffusion import TinyDiffusion
 
+from outrider.kernels.cache import cache_root
+from outrider.profiles import store
 from outrider.server.bench import diffusion
 from outrider.server.errors import UserError
 
 
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([OUTRIDER, "bench", *words], capture_output=True, text=True, env=environment(), check=False)
+def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [OUTRIDER, "bench", *words], capture_output=True, text=True, env=environment(**variables), check=False
+    )
 
 
 @pytest.mark.server
@@ -38,6 +42,20 @@ def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
         assert max(map(float, spent)) <= float(total) + 0.06  # they are medians, which need not add up, and rounded
         assert min(map(float, spent)) > 0
         assert float(around) > 0
+
+
+@pytest.mark.server
+def test_where_no_profile_fits_speed_measures_one_first_as_a_server_does(tmp_path: Path) -> None:
+    for made in ("kernels", "models"):
+        (tmp_path / made).symlink_to(cache_root() / made)
+    prompts = tmp_path / "echo.jsonl"
+    prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n')
+    flags = ("--drafter", "ngram", "--prompts", str(prompts), "--count", "1", "--new-tokens", "8", "--rounds", "1")
+    done = bench("speed", *flags, OUTRIDER_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "profiles").iterdir()
+    assert not store.read(folder).thorough
+    assert f"Profile {folder.name}: " in done.stderr
 
 
 @pytest.mark.server

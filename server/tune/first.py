@@ -1,0 +1,27 @@
+"""The first profile of an engine that none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from outrider.server.tune import measure
+from outrider.server.tune.effort import QUICK
+
+if TYPE_CHECKING:
+    from outrider.server.engine.engine import Engine
+    from outrider.server.engine.resolve import Resolved
+
+
+async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str], None]) -> None:
+    """Where no profile fits, measure a quick one and plan by it; an engine that cannot be measured goes without."""
+    if not (resolved.unmeasured and resolved.settings.tune):
+        return
+    say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
+    try:
+        tuned = await measure.tune(engine, resolved, QUICK)
+    except (OSError, ValueError, RuntimeError) as error:
+        without = "costs are learnt as it serves" if resolved.settings.diffusion else "every draft is verified"
+        say(f"Not measured ({error}); {without}")
+    else:
+        say(f"Profile {tuned.profile.name}: {tuned.summary}")
