@@ -8,7 +8,8 @@ Outrider, SGLang, Transformers and vLLM compute in the type of --dtype; llama.cp
 GGUF file, which holds the embedded model in 4 bits. All are asked in process, none over HTTP. vLLM and OpenVINO GenAI
 live in environments of their own in the user's cache, which are made when their arms are first named (a package index
 is needed, a few minutes, 2 GB for vLLM). vLLM compiles the model at each start: for a minute, ten on busy cores. An
-engine that fails is left out, and the others go on.
+engine that fails is left out, and the others go on. Where no profile fits, Outrider measures a quick one before it is
+ready, as a server does.
 
 examples:
   outrider bench peers --prompts mixed.jsonl --arms outrider,vllm,openvino --concurrency 1,8 --plot peers.png

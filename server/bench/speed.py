@@ -1,7 +1,8 @@
 """Tokens per second with speculation over without, on the same engine and the same prompts.
 
 The two arms take turns, round by round, so that what else the machine does meets both. The ratio and its spread are
-the result; the rates themselves hold for this machine at this moment.
+the result; the rates themselves hold for this machine at this moment. Where no profile fits, a quick one is measured
+first, as a server does.
 
 example:
   outrider bench speed --prompts humaneval.jsonl --concurrency 1,8

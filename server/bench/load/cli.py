@@ -15,6 +15,7 @@ where more come than can be served. Each load is one row; docs/loadtest.md expla
 Without them, an engine is started here and the arms take turns on it, round by round: "off" (no drafts), "verify all",
 "planned". Prompts of several files are mixed. With --level a third of the requests asks for a service level, "level
 kept" is the share that got it, and an arm "no levels" plans without being asked. Times are medians over the rounds.
+Where no profile fits, a quick one is measured first, as a server does.
 
 examples:
   outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50
