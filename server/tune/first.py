@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from outrider.server.tune import measure
-from outrider.server.tune.effort import QUICK
-
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
     from outrider.server.engine.resolve import Resolved
@@ -17,6 +14,9 @@ async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str],
     """Where no profile fits, measure a quick one and plan by it; an engine that cannot be measured goes without."""
     if not (resolved.unmeasured and resolved.settings.tune):
         return
+    from outrider.server.tune import measure  # not read by an engine that is planned already
+    from outrider.server.tune.effort import QUICK
+
     say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
     try:
         tuned = await measure.tune(engine, resolved, QUICK)
