@@ -1,6 +1,6 @@
 """Imports point downward only, those inside functions included.
 
-server → profiles → scheduler, server → drafters → kernels; in server: cli → http → {tune, bench} → engine → plugin.
+server → profiles → scheduler, server → drafters → kernels; in server: cli → http → bench → tune → engine → plugin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAY_IMPORT_IN_SERVER = {
     "plugin": set(),
     "engine": {"plugin"},
     "tune": {"engine", "plugin"},
-    "bench": {"engine", "plugin"},
+    "bench": {"tune", "engine", "plugin"},
     "http": {"tune", "bench", "engine", "plugin"},
     "doctor": {"http", "engine", "plugin"},
     "gpu_check": {"tune", "bench", "engine", "plugin"},
