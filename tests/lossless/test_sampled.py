@@ -72,7 +72,7 @@ def filtered(probs: np.ndarray, top_k: int | None, top_p: float) -> np.ndarray:
     [
         ("exact_server", PROMPT, 1.0, {}, 0.05),
         ("exact_server", PROMPT, 0.8, {"top_k": 20, "top_p": 0.9}, 0.05),
-        ("planned_server", PROMPT, 1.0, {}, 0.025),  # drafts less on a busy machine
+        ("planned_server", PROMPT, 1.0, {}, 0.05),
         ("dspark_server", LETTERS, 1.0, {}, 0.05),
         ("denoising_server", LETTERS, 1.0, {}, 0.025),  # of random weights
         ("dflash_server", LETTERS, 1.0, {}, 0.05),
