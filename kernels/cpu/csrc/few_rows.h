@@ -186,7 +186,7 @@ inline void narrow_columns(const float* weights, int64_t stride, const T* const*
   const auto value = [=](int64_t i, int64_t column) { return load(values[i] + from + column); };
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t n = 0; n < B * W; n += 64 / sizeof(T)) ahead.ask();
-    add_step(sums, weights, stride, value, i, 0);
+    add_step<false>(sums, weights, stride, value, i, 0);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)

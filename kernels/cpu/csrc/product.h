@@ -16,9 +16,9 @@ constexpr int64_t HEARD = SIXTEEN ? 16 : 1;  // steps of the depth that a right-
 constexpr int vectors_of(int64_t rows) { return !SIXTEEN || rows > 3 ? BLOCKS : rows > 1 ? 4 : 8; }
 
 // What a step of the depth adds to the sums of a tile. What there is less of, rows or columns, stays in registers.
-template <int R, int B, typename F>
+template <bool PAIRS, int R, int B, typename F>
 inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const F& right, int64_t i, int64_t column) {
-  if constexpr (R < B) {
+  if constexpr (SIXTEEN && R < B) {
     Vec left[R];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) left[r] = splat_bits(x[r * x_stride + i]);
@@ -26,7 +26,7 @@ inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const 
     for (int b = 0; b < B; ++b) {
       const Vec packed = right(i, column + b * W);
 #pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) sums[r][b] = sums[r][b] + left[r] * packed;
+      for (int r = 0; r < R; ++r) sums[r][b] = dot<PAIRS>(sums[r][b], left[r], packed);
     }
   } else {
     Vec packed[B];
@@ -36,7 +36,7 @@ inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const 
     for (int r = 0; r < R; ++r) {
       const Vec left = splat_bits(x[r * x_stride + i]);
 #pragma GCC unroll 8
-      for (int b = 0; b < B; ++b) sums[r][b] = sums[r][b] + left * packed[b];
+      for (int b = 0; b < B; ++b) sums[r][b] = dot<PAIRS>(sums[r][b], left, packed[b]);
     }
   }
 }
@@ -59,20 +59,12 @@ inline void tile(const float* x, int64_t x_stride, const F& right, int64_t colum
       end = LISTENS ? std::min(depth, i + HEARD) : depth;
       if constexpr (LISTENS)
         for (int64_t c = 0; c < B * W; c += STEP) right.enter(i, column + c);
-      for (int64_t k = i; k < end; ++k) add_step(sums, x, x_stride, right, k, column);
+      for (int64_t k = i; k < end; ++k) add_step<PAIRS>(sums, x, x_stride, right, k, column);
     }
   }
   for (int64_t i = 0; !SIXTEEN && i < depth; ++i) {
     if constexpr (LISTENS) right.enter(i, column);
-    Vec packed[B];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) packed[b] = right(i, column + b * W);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const Vec left = splat_bits(x[r * x_stride + i]);
-#pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) sums[r][b] = dot<PAIRS>(sums[r][b], left, packed[b]);
-    }
+    add_step<PAIRS>(sums, x, x_stride, right, i, column);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
