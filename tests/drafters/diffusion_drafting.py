@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tiny_drafters import DIFFUSION, make_diffusion
 
-from outrider.drafters.base import Draft, DraftBatch, Features
+from outrider.drafters.base import Draft, Features
 from outrider.drafters.block import BlockConfig
 from outrider.drafters.diffusion import DiffusionDrafter
 
@@ -35,18 +35,6 @@ def page_table(rows: int = 4, context: int = 48, seed: int = 5) -> torch.Tensor:
 def observe(to: DiffusionDrafter, table: torch.Tensor, row: int, ids: torch.Tensor, start: int, stop: int) -> None:
     positions = torch.arange(start, stop)
     to.observe(Features(None, ids[start:stop], positions, table[row, start:stop].long()))
-
-
-def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
-    generator = torch.Generator().manual_seed(1)
-    return DraftBatch(
-        anchors=torch.tensor([3 + r for r in rows]),
-        seq_lens=torch.tensor(lengths),
-        page_table=table,
-        rows=torch.tensor(rows),
-        temperatures=torch.full((len(rows),), temperature),
-        keys=torch.randint(2**62, (len(table), GAMMA), generator=generator)[rows],
-    )
 
 
 def observed(config: BlockConfig, steps: int = 1, order: str = "left") -> tuple[DiffusionDrafter, torch.Tensor]:

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from tiny_drafters import CONFIGS, TINY, check_tokens_follow_q, make_drafter, make_model
+from tiny_drafters import CONFIGS, TINY, batch, check_tokens_follow_q, make_drafter, make_model
 
-from outrider.drafters.base import DraftBatch, Features
+from outrider.drafters.base import Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import Frozen, hidden_states
@@ -32,18 +32,6 @@ def observe(drafter: BlockDrafter, table: torch.Tensor, row: int, hidden: torch.
     positions = torch.arange(start, stop)
     slots = table[row, start:stop].long()
     drafter.observe(Features(hidden[start:stop], torch.zeros_like(positions), positions, slots))
-
-
-def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
-    generator = torch.Generator().manual_seed(1)
-    return DraftBatch(
-        anchors=torch.tensor([3 + r for r in rows]),
-        seq_lens=torch.tensor(lengths),
-        page_table=table,
-        rows=torch.tensor(rows),
-        temperatures=torch.full((len(rows),), temperature),
-        keys=torch.randint(2**62, (4, 4), generator=generator)[rows],
-    )
 
 
 def prepared(config: BlockConfig) -> tuple[BlockDrafter, torch.Tensor]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusion_drafting import GAMMA, LENGTHS, batch, make, observe, observed, page_table, same, text
-from tiny_drafters import DIFFUSION
+from diffusion_drafting import GAMMA, LENGTHS, make, observe, observed, page_table, same, text
+from tiny_drafters import DIFFUSION, batch
 
 from outrider.drafters.base import Features, Prefilled
 from outrider.drafters.diffusion import DiffusionDrafter, drafter

@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from chi_square import p_value
-from diffusion_drafting import GAMMA, LENGTHS, batch, make, observe, observed, page_table, same, text
+from diffusion_drafting import GAMMA, LENGTHS, make, observe, observed, page_table, same, text
 from tiny_drafters import (
     DIFFUSIONS,
     TINY,
     WIDE_DIFFUSION,
+    batch,
     check_tokens_follow_q,
     make_diffusion,
     make_model,
