@@ -3,6 +3,7 @@
 import pytest
 import torch
 from batches import ragged_attention
+from instruction_sets import TILE_SETS
 
 from outrider.kernels.blocks import pack_blocks
 from outrider.kernels.cpu import native
@@ -14,7 +15,6 @@ from outrider.kernels.linear import pack
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, MLP, LAYERS = 96, 6, 2, 32, 160, 3
-SHAPES = [((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN), (HIDDEN, HEADS * WIDTH), (2 * MLP, HIDDEN), (HIDDEN, MLP)]
 BATCHES = {  # queries and cached positions of each request
     "decode": ([1], [60]),
     "a long cache, in chunks": ([1], [1100]),
@@ -37,11 +37,12 @@ def mixed(weight: torch.Tensor):
     return (blocks if weight.shape[0] == HIDDEN else pack)(weight)
 
 
-def make_layers(prepare, dtype: torch.dtype) -> list[DecoderLayer]:
+def make_layers(prepare, dtype: torch.dtype, mlp: int = MLP) -> list[DecoderLayer]:
     generator = torch.Generator().manual_seed(0)
+    shapes = [((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN), (HIDDEN, HEADS * WIDTH), (2 * mlp, HIDDEN), (HIDDEN, mlp)]
     layers = []
     for number in range(LAYERS):
-        weights = [prepare((torch.randn(shape, generator=generator) / 8).to(dtype)) for shape in SHAPES]
+        weights = [prepare((torch.randn(shape, generator=generator) / 8).to(dtype)) for shape in shapes]
         norms = [torch.rand(HIDDEN, generator=generator).to(dtype) for _ in range(2)]
         window, cap = (40, 0.0) if number % 2 else (-1, 20.0)
         layers.append(DecoderLayer(weights, norms, eps=1e-5, scale=WIDTH**-0.5, window=window, logit_cap=cap))
@@ -56,12 +57,9 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("prepare", [pack, pack_int8, blocks, mixed], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_same_bits_as_layer_after_layer(prepare, dtype, threads):
-    layers = make_layers(prepare, dtype)
+def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: dict[str, tuple]) -> None:
     norm, cos_sin = torch.linspace(0.5, 2, HIDDEN).to(dtype), torch.randn(1200, WIDTH)
-    for name, (q_lens, kv_lens) in BATCHES.items():
+    for name, (q_lens, kv_lens) in batches.items():
         _, k_pool, v_pool, batch = ragged_attention(q_lens, kv_lens, heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
         slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
         x = torch.randn(batch.tokens, HIDDEN).to(dtype)
@@ -79,6 +77,19 @@ def test_same_bits_as_layer_after_layer(prepare, dtype, threads):
                 assert got.dtype == dtype
                 same = (got == expected) | (got.isnan() & expected.isnan())  # slots nobody owns hold NaN
                 assert same.all(), f"{name}, captured {captured}, causal {causal}"
+
+
+@pytest.mark.parametrize("prepare", [pack, pack_int8, blocks, mixed], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_same_bits_as_layer_after_layer(prepare, dtype, threads):
+    assert_same_bits(make_layers(prepare, dtype), dtype, BATCHES)
+
+
+@TILE_SETS
+@pytest.mark.parametrize("mlp", [MLP, 4096], ids=["all rows of a thread at once", "128 of them"])
+def test_same_bits_where_each_thread_takes_rows_of_its_own(instruction_set, mlp, threads):
+    layers = make_layers(mixed, torch.bfloat16, mlp)
+    assert_same_bits(layers, torch.bfloat16, {"prefill": ([250, 170], [260, 300])})
 
 
 def test_the_same_call_again_gives_the_same(threads):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import alone, ragged_attention
 from instruction_sets import TILE_SETS, before_a_guard
 
 from outrider.kernels.attention import flat_attention
@@ -96,6 +97,16 @@ def test_arithmetic_of_attention(instruction_set, queries):
     expected = torch.einsum("hk,khd->hd", weights, v.double()).repeat_interleave(3, 0)
     got = attend_all(queries, q, k, v, scale)
     torch.testing.assert_close(got.double(), expected.expand(queries, -1, -1), rtol=2e-2, atol=2e-2)
+
+
+@TILE_SETS
+def test_attention_of_a_long_prompt_does_not_depend_on_its_pieces(instruction_set):
+    """Many rows share the packing of their keys, more than of a short one."""
+    q, k, v, batch = ragged_attention([520], [700], dtype=torch.bfloat16)
+    together = flat_attention(q, k, v, batch, scale=0.125)
+    for token in range(0, 520, 13):
+        one = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125)
+        assert same_bits(one[0], together[token]), f"token {token}"
 
 
 @TILE_SETS

@@ -14,6 +14,8 @@ class OnVectors {
   static constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
   static constexpr int64_t TOGETHER = W;      // positions; where fewer are left, the others are weighted 0
   static constexpr int64_t PAIRS_TOGETHER = 1;
+  static constexpr int64_t WEIGHTS = CHUNK;  // from a row of scores to the next
+  static constexpr int SOFTENED = 1;  // rows whose scores become weights together
 
   template <int R, bool PAIRS, typename T>
   void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinesAhead<T>& ahead, float* out,
@@ -68,7 +70,7 @@ struct Positions {
 // weights. Weights are powers of 2, and the largest score is in that unit.
 template <typename T, typename Products>
 class TileWorker {
-  static constexpr int64_t STRIP = Products::STRIP;
+  static constexpr int64_t STRIP = Products::STRIP, WEIGHTS = Products::WEIGHTS;
 
  public:
   TileWorker(const AttentionArgs& args, Scratch& scratch)
@@ -77,7 +79,7 @@ class TileWorker {
         depth(pairs ? args.head_dim / 2 : args.head_dim),
         unit(1.44269504f * (args.logit_cap > 0 ? 1.f : args.scale)),
         key_panels(scratch.keys.of(CHUNK * depth)), packed_values(scratch.values.of(CHUNK * args.value_dim)),
-        weights(scratch.weights.of(std::max(STRIP, args.kv_heads * ROWS) * CHUNK)) {}
+        weights(scratch.weights.of(std::max(STRIP, args.kv_heads * ROWS) * WEIGHTS)) {}
 
   // How many of the heads of an item are worked on together.
   int64_t heads_at_once(const Tile& tile) const { return tile.queries * group <= ROWS ? a.heads_of_item : 1; }
@@ -170,17 +172,16 @@ class TileWorker {
     return a.causal ? std::max<int64_t>(0, std::min(count, last)) : count;
   }
 
-  // Scores become weights, [some][CHUNK]; into out the largest score and the sum.
+  // Scores become weights, [some][WEIGHTS]; into out the largest score and the sum.
   void soften_all(float* x, int64_t first, int64_t some, int64_t start, int64_t keys, float* out) const {
-    for (int64_t r = 0; r < some; ++r) {
-      const int64_t position = t->first_position + (first + r) / group;
-      const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
-      const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
-      soften(x + r * CHUNK, low, high, whole(keys, Products::TOGETHER), out + r * state_stride + a.value_dim);
-    }
+    const int64_t width = whole(keys, Products::TOGETHER);
+    int64_t r = 0;
+    for (; r + Products::SOFTENED <= some; r += Products::SOFTENED)
+      soften<Products::SOFTENED>(x + r * WEIGHTS, first + r, start, keys, width, out + r * state_stride + a.value_dim);
+    for (; r < some; ++r) soften<1>(x + r * WEIGHTS, first + r, start, keys, width, out + r * state_stride + a.value_dim);
   }
 
-  float* weights_of(int64_t row) const { return weights + row * CHUNK; }
+  float* weights_of(int64_t row) const { return weights + row * WEIGHTS; }
 
   // The partial of all rows of all heads, where they are few.
   template <int R, bool PAIRS>
@@ -192,7 +193,7 @@ class TileWorker {
     for (int64_t j = 0; j < keys; j += W)
       for (int64_t h = 0; h < heads; ++h)
         products.template scores<R, PAIRS>(queries + h * R * depth, depth, key_rows.at(j), h * a.head_dim, keys_ahead,
-                                           weights_of(h * R) + j, CHUNK);
+                                           weights_of(h * R) + j, WEIGHTS);
     for (int64_t h = 0; h < heads; ++h) soften_all(weights_of(h * R), 0, R, start, keys, out + h * R * state_stride);
     value_rows.read(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
     value_rows.then(a.k_pool, a.k_stride, soon.first_head * a.head_dim, soon.slots, soon.count);
@@ -200,7 +201,7 @@ class TileWorker {
     LinesAhead<T> values_ahead = value_rows.ahead(heads * dim);
     for (int64_t i = 0; i < keys; i += ROWS_AHEAD)
       for (int64_t h = 0; h < heads; ++h)
-        products.template add_values<R, PAIRS>(weights_of(h * R) + i / (1 + PAIRS), CHUNK, value_rows.at(i), h * dim,
+        products.template add_values<R, PAIRS>(weights_of(h * R) + i / (1 + PAIRS), WEIGHTS, value_rows.at(i), h * dim,
                                                keys - i, dim, values_ahead, out + h * R * state_stride, state_stride);
   }
 
@@ -212,10 +213,10 @@ class TileWorker {
     for (int64_t j = 0; j < width; j += STEP) {
       float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for the strips to come
       if (j >= packed_keys) pack_keys(panel, now, j);
-      multiply(some, queries + first * depth, depth, panel, STEP, depth, std::min(STEP, width - j), weights + j, CHUNK);
+      multiply(some, queries + first * depth, depth, panel, STEP, depth, std::min(STEP, width - j), weights + j, WEIGHTS);
     }
     soften_all(weights, first, some, start, keys, out);
-    multiply(some, weights, CHUNK, packed_values, dim, pairs ? (keys + 1) / 2 : keys, dim, out, state_stride);
+    multiply(some, weights, WEIGHTS, packed_values, dim, pairs ? (keys + 1) / 2 : keys, dim, out, state_stride);
   }
 
   void multiply(int64_t some, const float* x, int64_t x_stride, const float* right, int64_t right_stride, int64_t deep,
@@ -265,28 +266,53 @@ class TileWorker {
     }
   }
 
-  // Scores of one row to weights; positions outside [low, high) get 0. Writes the largest score and the sum.
-  __attribute__((noinline)) void soften(float* x, int64_t low, int64_t high, int64_t width, float* peak_and_mass) const {
+  // Scores of N rows, from `first` on, to weights; those of positions that a row does not see get 0. Writes the largest
+  // score and the sum of each.
+  template <int N>
+  __attribute__((noinline)) void soften(float* x, int64_t first, int64_t start, int64_t keys, int64_t width,
+                                        float* peak_and_mass) const {
     if (a.logit_cap > 0)
-      for (int64_t j = 0; j < width; j += W) store(x + j, a.logit_cap * tanh(load(x + j) * a.scale / a.logit_cap));
+      for (int n = 0; n < N; ++n)
+        for (float* row = x + n * WEIGHTS; row < x + n * WEIGHTS + width; row += W)
+          store(row, a.logit_cap * tanh(load(row) * a.scale / a.logit_cap));
     const IntVec lanes = iota();
-    for (int64_t j = 0; j < width; j += W) {
-      if (low <= j && j + W <= high) continue;
-      const IntVec seen = (lanes + int32_t(j) >= int32_t(low)) & (lanes + int32_t(j) < int32_t(high));
-      store(x + j, seen ? load(x + j) : splat(MASKED));
+    for (int n = 0; n < N; ++n) {
+      const int64_t position = t->first_position + (first + n) / group;
+      const int64_t low = a.window < 0 ? 0 : std::max<int64_t>(0, position - a.window - start);
+      const int64_t high = std::min(keys, (a.causal ? position + 1 : t->end) - start);
+      float* row = x + n * WEIGHTS;
+      for (int64_t j = 0; j < width; j += W) {
+        if (low <= j && j + W <= high) continue;
+        const IntVec seen = (lanes + int32_t(j) >= int32_t(low)) & (lanes + int32_t(j) < int32_t(high));
+        store(row + j, seen ? load(row + j) : splat(MASKED));
+      }
     }
-    Vec top = splat(MASKED), mass{};
-    for (int64_t j = 0; j < width; j += W) top = max(top, load(x + j));
-    const float peak = highest(top);
-    const float shift = peak > MASKED ? peak * unit : 0.f;  // where nothing is seen, MASKED stays far below
-    for (int64_t j = 0; j < width; j += W) {
-      const Vec weight = exp2(load(x + j) * unit - shift);
-      mass += weight;
-      if (pairs) store(reinterpret_cast<bf16*>(x) + j, weight);  // never ahead of what is still to be read
-      else store(x + j, weight);
+    Vec top[N], mass[N];
+    float peak[N], shift[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) top[n] = splat(MASKED), mass[n] = Vec{};
+    for (int64_t j = 0; j < width; j += W)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) top[n] = max(top[n], load(x + n * WEIGHTS + j));
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      peak[n] = highest(top[n]);
+      shift[n] = peak[n] > MASKED ? peak[n] * unit : 0.f;  // where nothing is seen, MASKED stays far below
     }
-    peak_and_mass[0] = peak > MASKED ? shift : MASKED;
-    peak_and_mass[1] = sum(mass);
+    for (int64_t j = 0; j < width; j += W)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        float* row = x + n * WEIGHTS;
+        const Vec weight = exp2(load(row + j) * unit - shift[n]);
+        mass[n] += weight;
+        if (pairs) store(reinterpret_cast<bf16*>(row) + j, weight);  // never ahead of what is still to be read
+        else store(row + j, weight);
+      }
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      peak_and_mass[n * state_stride] = peak[n] > MASKED ? shift[n] : MASKED;
+      peak_and_mass[n * state_stride + 1] = sum(mass[n]);
+    }
   }
 
   const AttentionArgs& a;

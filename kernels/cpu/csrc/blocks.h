@@ -269,25 +269,32 @@ inline void store_halves(float* even, float* odd, Vec first, Vec second) {
   }
 }
 
-// BLOCKS neighbouring strips of block `k`, into rows of STEP numbers or pairs.
-template <BlockKind KIND, bool PAIRS>
-__attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to) {
+// COUNT neighbouring strips of block `k` from number `first` on, into rows of COUNT * W numbers or pairs.
+template <BlockKind KIND, bool PAIRS, int COUNT>
+__attribute__((always_inline)) inline void expand_strips(const uint8_t* span, int64_t k, int64_t first, float* to) {
   constexpr BlockFormat F = FORMATS[KIND];
-  const uint8_t* strip = span + strips_of(F, k);
-  for (int b = 0; b < BLOCKS; ++b, strip += W * F.block(), to += W) {
-    const Scales<KIND> scales(span + b * W * F.shared, strip + W * F.bits * BLOCK / 8);
+  constexpr int ROW = COUNT * W;
+  const uint8_t* strip = span + strips_of(F, k) + first * W * F.block();
+  for (int b = 0; b < COUNT; ++b, strip += W * F.block(), to += W) {
+    const Scales<KIND> scales(span + (first + b) * W * F.shared, strip + W * F.bits * BLOCK / 8);
     const auto weights = [&](int64_t stream, int64_t n) {
       return scales.weight(codes_at<KIND>(strip, stream, n), n, stream);
     };
 #pragma GCC unroll 32
     for (int n = 0; n < int(STREAM); ++n) {
-      if constexpr (PAIRS) store(to + n * STEP, rounded_pairs(weights(0, n), weights(1, n)));
+      if constexpr (PAIRS) store(to + n * ROW, rounded_pairs(weights(0, n), weights(1, n)));
       else if constexpr (HAS_PAIRS)
-        store_halves(to + 2 * n * STEP, to + (2 * n + 1) * STEP, rounded_to_bf16(weights(0, n)),
+        store_halves(to + 2 * n * ROW, to + (2 * n + 1) * ROW, rounded_to_bf16(weights(0, n)),
                      rounded_to_bf16(weights(1, n)));
-      else store(to + n * STEP, rounded_to_bf16(weights(0, n)));
+      else store(to + n * ROW, rounded_to_bf16(weights(0, n)));
     }
   }
+}
+
+// BLOCKS neighbouring strips of block `k`, into rows of STEP numbers or pairs.
+template <BlockKind KIND, bool PAIRS>
+__attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to) {
+  expand_strips<KIND, PAIRS, BLOCKS>(span, k, 0, to);
 }
 
 // A panel of pack_blocks(). Its first rows expand block after block; where others follow, everything is kept for them.

@@ -128,7 +128,7 @@ int main() {
   }
   bool fine = true;
   for (int64_t rows : {1, 5, 16, 17, 33, 100})
-    for (auto [depth, outputs] : {std::pair<int64_t, int64_t>{256, 192}, {70, 100}, {2, 1}})
+    for (auto [depth, outputs] : {std::pair<int64_t, int64_t>{256, 192}, {768, 80}, {70, 100}, {2, 1}})
       fine = check(rows, depth, outputs) && fine;
   for (auto [queries, length] : {std::pair<int64_t, int64_t>{1, 1}, {1, 300}, {3, 70}, {10, 270}, {100, 340}})
     fine = check_attention(queries, length) && fine;

@@ -116,7 +116,6 @@ class Decoder : public torch::CustomClassHolder {
       if (wanted) soon = cache_lines(layers_[layer], slots, member);
       stages.meanwhile(wanted ? &soon : nullptr);
     };
-    fetch_cache(0);
     char *const sum = data<char>(residual), *const normed = data<char>(b.normed), *const qkv = data<char>(b.qkv);
     RopeArgs rope = rope_of_step;
     rope.q = qkv;
@@ -136,31 +135,70 @@ class Decoder : public torch::CustomClassHolder {
     attention.k_stride = k_slot_;
     attention.v_stride = v_slot_;
     float* const partials = b.partials.defined() ? b.partials.data_ptr<float>() : nullptr;
+    const RopeArgs rope_of_all = rope;
+    const auto [own, at_once] = shares(tokens, member.size);
+    const int64_t begin = own ? tokens * member.index / member.size : 0;
+    const int64_t end = own ? tokens * (member.index + 1) / member.size : tokens;
+    const auto of_member = [&](const Tensor& rows) {
+      return data<char>(rows) + (own ? member.index * at_once * rows.size(1) * size : 0);
+    };
+    char *const x = of_member(b.x), *const up = of_member(b.up), *const gated = of_member(b.gated);
     size_t next_kept = 0;
-    for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t i = 0; i <= layers_.size(); ++i) {
+      fetch_cache(i);
+      const bool last = i == layers_.size(), keep = next_kept < captured.size() && captured[next_kept] == int64_t(i);
+      if (own) member.apart();
+      for (int64_t first = begin; first < end; first += at_once) {
+        stages.take(std::min(at_once, end - first));
+        const bool more = first + at_once < end;
+        const auto of_rows = [&](char* rows, int64_t width) { return rows + first * width * size; };
+        char *const sum_of = of_rows(sum, hidden_), *const normed_of = of_rows(normed, hidden_);
+        if (i) {
+          const Layer& layer = layers_[i - 1];
+          stages.product(of_rows(data<char>(b.seen), heads_ * value_width_), layer.out, x, &layer.up);
+          stages.norm(x, sum_of, layer.norm_between, normed_of, hidden_, eps_);
+          stages.product(normed_of, layer.up, up, &layer.down);
+          stages.silu_mul(up, gated, mlp_);
+          stages.product(gated, layer.down, x, last ? nullptr : &layers_[i].qkv);
+        }
+        const void* norm = last ? kept_[2].back().data_ptr() : layers_[i].norm_before;
+        char* const copy = keep ? of_rows(data<char>(kept), captured.size() * hidden_) + next_kept * hidden_ * size : nullptr;
+        if (i) stages.norm(x, sum_of, norm, normed_of, hidden_, eps_, copy, captured.size() * hidden_);
+        else stages.norm(sum_of, nullptr, norm, normed_of, hidden_, eps_);
+        if (last) continue;
+        const Layer& layer = layers_[i];
+        stages.product(normed_of, layer.qkv, of_rows(qkv, b.qkv.size(1)), more && i ? &layers_[i - 1].out : &layer.out);
+        rope.q = of_rows(static_cast<char*>(rope_of_all.q), rope.q_stride);
+        rope.k = of_rows(static_cast<char*>(rope_of_all.k), rope.k_stride);
+        rope.v = static_cast<const char*>(rope_of_all.v) + first * rope.v_stride * size;
+        rope.positions = rope_of_all.positions + first;
+        rope.slots = rope_of_all.slots + first;
+        rope.k_pool = layer.k_pool;
+        rope.v_pool = layer.v_pool;
+        stages.rope(rope);
+      }
+      member.together();
+      if (last) break;
+      next_kept += keep;
       const Layer& layer = layers_[i];
-      const bool keep = next_kept < captured.size() && captured[next_kept] == int64_t(i);
-      char* const copy = keep ? data<char>(kept) + next_kept++ * hidden_ * size : nullptr;
-      if (i == 0) stages.norm(sum, nullptr, layer.norm_before, normed, hidden_, eps_);
-      else stages.norm(data<char>(b.x), sum, layer.norm_before, normed, hidden_, eps_, copy, captured.size() * hidden_);
-      stages.product(normed, layer.qkv, qkv, &layer.out);
-      rope.k_pool = layer.k_pool;
-      rope.v_pool = layer.v_pool;
-      stages.rope(rope);
       attention.k_pool = layer.k_pool;
       attention.v_pool = layer.v_pool;
       attention.scale = layer.scale;
       attention.window = layer.window;
       attention.logit_cap = layer.logit_cap;
       stages.attention(attention, plan, partials);
-      fetch_cache(i + 1);
-      stages.product(data<char>(b.seen), layer.out, data<char>(b.x), &layer.up);
-      stages.norm(data<char>(b.x), sum, layer.norm_between, normed, hidden_, eps_);
-      stages.product(normed, layer.up, data<char>(b.up), &layer.down);
-      stages.silu_mul(data<char>(b.up), data<char>(b.gated), mlp_);
-      stages.product(data<char>(b.gated), layer.down, data<char>(b.x), i + 1 < layers_.size() ? &layers_[i + 1].qkv : nullptr);
     }
-    stages.norm(data<char>(b.x), sum, kept_[2].back().data_ptr(), normed, hidden_, eps_);
+  }
+
+  // Whether every member takes rows of its own through all but attention, and how many at once: where rows are many and
+  // products fast, the way from one core's caches to another's takes longer than expanding all weights on each. Otherwise
+  // members share the products of all rows.
+  std::pair<bool, int64_t> shares(int64_t tokens, int64_t threads) const {
+    constexpr int64_t LEAST = 128;
+    const int64_t room = kernels().room_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)), each = (tokens + threads - 1) / threads;
+    if (each < LEAST || layers_[0].qkv.scales || !room) return {false, tokens};
+    const int64_t parts = (each + std::max(LEAST, room) - 1) / std::max(LEAST, room);
+    return {true, (each + parts - 1) / parts};
   }
 
   // The slots that attention reads, those first that it reads first, as far as a shared cache has room for them. None of
@@ -191,9 +229,11 @@ class Decoder : public torch::CustomClassHolder {
   }
 
   Buffers buffers_for(int64_t tokens, const Tensor& like, const AttentionPlan& plan) const {
-    const auto room = [&](int64_t width) { return at::empty({tokens, width}, like.options()); };
-    Buffers b{room(hidden_), room(layers_[0].qkv.outputs), room(heads_ * value_width_), room(hidden_), room(2 * mlp_),
-              room(mlp_), {}, {}};
+    const auto room = [&](int64_t rows, int64_t width) { return at::empty({rows, width}, like.options()); };
+    const auto [own, at_once] = shares(tokens, at::get_num_threads());
+    const int64_t some = own ? at_once * at::get_num_threads() : at_once;
+    Buffers b{room(tokens, hidden_), room(tokens, layers_[0].qkv.outputs), room(tokens, heads_ * value_width_),
+              room(some, hidden_), room(some, 2 * mlp_), room(some, mlp_), {}, {}};
     if (plan.split(at::get_num_threads())) b.partials = at::empty({plan.room()}, like.options().dtype(at::kFloat));
     if (layers_[0].qkv.scales)
       for (const Weight* w : {&layers_[0].qkv, &layers_[0].out, &layers_[0].down}) b.int8.reserve(tokens, w->depth);

@@ -31,6 +31,8 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       gumbel_argmax,
       draw_final,
       {choose<float>, choose<bf16>},
+      TILE_ROWS,
+      {0, 0},
   };
 }
 extern const Kernels kernels = table(std::make_index_sequence<BLOCK_KINDS>());

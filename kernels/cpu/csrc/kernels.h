@@ -28,7 +28,7 @@ struct AttentionArgs {
 };
 
 constexpr int64_t CHUNK = 256;  // positions of one partial softmax; fixed, since the order of the sums depends on it
-constexpr int64_t TILE_ROWS = 96;  // queries x heads of a group, where a group is not larger by itself
+constexpr int64_t TILE_ROWS = 96;  // queries x heads of a group, at least, where a group is not larger by itself
 inline int64_t chunks_of(const Tile& tile) { return (tile.end + CHUNK - 1) / CHUNK; }
 
 struct RopeArgs {
@@ -167,6 +167,9 @@ struct Kernels {
   Function<const float*, const int64_t*, const int64_t*, int64_t*, int64_t, int64_t, int64_t> gumbel_argmax;
   Function<const FinalArgs&, std::atomic<int64_t>&> draw_final;
   Function<const ChooseArgs&, std::atomic<int64_t>&> choose[2];
+  int64_t tile_rows;  // of attention, at most: a multiple of TILE_ROWS
+  // Bytes between two products of a decoder that stay in a core's caches, where its threads take rows of their own; else 0.
+  int64_t room_for_rows[2];
 };
 
 // What a set does that multiplies bf16 by tiles; the rest of its table is another set's.

@@ -45,6 +45,18 @@ int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_
   return page_table.data_ptr<int32_t>() + row * page_table.stride(0) + first;
 }
 
+namespace {
+
+// Rows of a tile share the packing of their keys and values: many, as long as all threads have tiles. `rows` of a KV head.
+int64_t rows_of_tile(int64_t rows, int64_t kv_heads) {
+  constexpr int64_t ENOUGH = 4;  // tiles of a thread
+  int64_t most = TILE_ROWS;
+  while (2 * most <= kernels().tile_rows && rows / (2 * most) * kv_heads >= ENOUGH * at::get_num_threads()) most *= 2;
+  return most;
+}
+
+}  // namespace
+
 AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
                              const Tensor& qo_indptr, const Tensor& kv_lens, const Tensor& rows,
                              const Tensor& page_table, bool causal) {
@@ -68,7 +80,8 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
   a.head_dim = head_dim;
   a.value_dim = value_dim;
   a.causal = causal;
-  const int64_t group = q_heads / kv_heads, tile_queries = std::max<int64_t>(1, TILE_ROWS / group);
+  const int64_t group = q_heads / kv_heads;
+  const int64_t tile_queries = std::max<int64_t>(1, rows_of_tile(tokens * group, kv_heads) / group);
   a.tile_rows = tile_queries * group;
   const int32_t* indptr = qo_indptr.data_ptr<int32_t>();
   TORCH_CHECK(indptr[0] == 0 && indptr[requests] == tokens, "qo_indptr must run from 0 to the rows of q");

@@ -55,6 +55,9 @@ class Stages {
  public:
   Stages(Member& team, int type, int64_t rows, Int8Input& int8) : team_(team), type_(type), rows_(rows), int8_(int8) {}
 
+  // What follows is for so many rows.
+  void take(int64_t rows) { rows_ = rows; }
+
   // Products from now on ask memory for these lines beside their weights; null: for none.
   void meanwhile(CacheLines* soon) { soon_ = soon; }
 
@@ -110,13 +113,13 @@ class Stages {
 
   void fetch(const Weight& w) const {
     const int64_t panels = w.panels();
-    const char* from = w.packed + panels * team_.index / team_.size * w.bytes;
+    const char* from = w.packed + panels * team_.place() / team_.sharing() * w.bytes;
     const char* end = std::min(from + FETCHED, w.packed + panels * w.bytes);
     for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
   }
 
   void float_product(const void* x, const Weight& w, void* out, int64_t work) const {
-    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, even_row_group(rows_, w.panels(), team_.size), w.depth,
+    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, even_row_group(rows_, w.panels(), team_.sharing()), w.depth,
                        w.outputs, w.panels(), soon_};
     const auto share = [&](int64_t begin, int64_t end) { w.function(a, begin, end); };
     team_.ranges(PRODUCTS, a.panels * ((rows_ + a.row_group - 1) / a.row_group), share, work);
@@ -136,7 +139,7 @@ class Stages {
 
   Member& team_;
   const int type_;
-  const int64_t rows_;
+  int64_t rows_;
   Int8Input& int8_;
   CacheLines* soon_ = nullptr;
 };

@@ -58,9 +58,20 @@ class Member {
   Member(Team& team, int64_t index, int64_t size) : index(index), size(size), team_(team) {}
   const int64_t index, size;
 
+  // From the end of the stage before on, every member does stages of its own, all of their work; until together().
+  void apart() {
+    begin(SMALL);
+    apart_ = true;
+  }
+  void together() { apart_ = false; }
+  // This member and how many share a stage.
+  int64_t place() const { return apart_ ? 0 : index; }
+  int64_t sharing() const { return apart_ ? 1 : size; }
+
   // One member runs work(), whichever comes last; the others wait for it.
   template <typename F>
   void alone(Part part, const F& work) {
+    if (apart_) return note(part), work();
     team_.barrier.wait(size, [&] {
       team_.clock.add_to(team_.part);
       work();
@@ -96,12 +107,17 @@ class Member {
 
  private:
   int64_t threads_worth(int64_t items, int64_t multiplications) const {
-    return std::min({items, size, std::max<int64_t>(1, multiplications / WORTH_A_MEMBER)});
+    return std::min({items, sharing(), std::max<int64_t>(1, multiplications / WORTH_A_MEMBER)});
   }
 
   void begin(Part part) {
     if (open_) team_.barrier.wait(size, [] {});
     open_ = true;
+    note(part);
+  }
+
+  // Time counts for this part from now on.
+  void note(Part part) {
     if (index) return;
     team_.clock.add_to(team_.part);
     team_.part = part;
@@ -109,6 +125,7 @@ class Member {
 
   Team& team_;
   int64_t stage_ = 0;  // of those that count
+  bool apart_ = false;
   bool open_ = false;  // since the last barrier there was work that others may not have finished
 };
 

@@ -22,6 +22,8 @@ class OnTiles {
  public:
   static constexpr int64_t STRIP = 2 * unit::HEIGHT;
   static constexpr int64_t TOGETHER = 2 * PAIRS_OF_UNIT, PAIRS_TOGETHER = PAIRS_OF_UNIT;
+  static constexpr int SOFTENED = 4;
+  static constexpr int64_t WEIGHTS = CHUNK + W;  // rows a power of 2 apart would share a few places of the first cache
   static_assert(ROWS_AHEAD == TOGETHER && CHUNK % TOGETHER == 0);
 
   template <int R, bool PAIRS, typename T>

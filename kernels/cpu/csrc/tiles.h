@@ -1,4 +1,4 @@
-// y = x W^T + bias by the tile unit, on the panels of pack() and pack_blocks() for pairs of bf16. A row's sums never
+// y = x W^T + bias by the tile unit, on the panels of pack_halves() and pack_blocks() for pairs of bf16. A row's sums never
 // mix with another's, and go through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
 #pragma once
 #include "blocks.h"
@@ -8,18 +8,22 @@ namespace ISA {
 
 static_assert(W == unit::HEIGHT && STEP == PANEL && HAS_PAIRS, "a K-block of a panel is four right sides of the unit");
 
-constexpr int64_t PAIRS_OF_BLOCK = BLOCK / 2 * PANEL, BLOCK_STRIDE = PANEL * sizeof(float);
-constexpr int64_t BLOCKS_AHEAD = 10;  // between expanding codes and asking for them
+constexpr int64_t HALVES = 2, HALF = PANEL / HALVES;  // of a panel: what two tiles have
+constexpr int64_t PAIRS_OF_HALF = BLOCK / 2 * HALF, HALF_STRIDE = HALF * sizeof(float);
+constexpr int64_t BLOCKS_AHEAD = 16;  // between expanding codes and asking for them
+constexpr int64_t CHUNK_BLOCKS = 10;  // half a panel of them and as many of two tiles of rows fit the first cache
+constexpr int64_t ROOM_FOR_ROWS = 5 << 18;  // bytes of x that stay in the second cache
 
 inline float* aligned(std::vector<float>& room, int64_t numbers) {
   room.resize(numbers + 16);
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
 }
 
-// All of it or nothing: what lies past the end is not asked for, which would be slow.
+// All of it or nothing: what lies past the end is not asked for, which would be slow. Into the second cache: of lines for the
+// first one an Intel core awaits 16 at most.
 inline void fetch(const uint8_t* from, int64_t bytes, const uint8_t* end) {
   if (end - from < bytes) return;
-  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte);
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
 // Rows of x on 64 bytes, the depth filled up with zeros to whole K-blocks.
@@ -45,33 +49,53 @@ class Rows {
   int64_t stride_;
 };
 
-// Where the K-blocks of a panel of pack() are. The first rows at a panel ask for the weights ahead.
+// Panel p holds outputs p * PANEL ..., [HALVES][depth / 2][HALF] pairs.
+inline void pack_halves(const void* weight, void* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
+  const bf16* from = static_cast<const bf16*>(weight);
+  bf16* to = static_cast<bf16*>(panels) + begin * PANEL * depth;
+  for (int64_t column = begin * PANEL; column < end * PANEL; column += HALF)
+    for (int64_t i = 0; i < depth; i += 2)
+      for (int64_t c = column; c < column + HALF; ++c)
+        for (int64_t g = 0; g < 2; ++g) *to++ = c < outputs ? from[c * depth + i + g] : bf16{};
+}
+
+// BLOCKS / HALVES strips of block `k`, into rows of HALF pairs.
+template <BlockKind KIND>
+__attribute__((noinline)) void expand_half(const uint8_t* span, int64_t k, int64_t half, float* to) {
+  expand_strips<KIND, true, BLOCKS / HALVES>(span, k, half * (BLOCKS / HALVES), to);
+}
+
+// Where the K-blocks of a panel of pack_halves() are.
 class PanelBlocks {
  public:
   explicit PanelBlocks(const LinearArgs& a)
-      : size_(PANEL * a.depth * sizeof(bf16)),
+      : size_(HALF * a.depth * sizeof(bf16)),
         whole_(a.depth / BLOCK),
         packed_(static_cast<const uint8_t*>(a.packed)),
-        end_(packed_ + a.panels * size_) {}
+        end_(packed_ + a.panels * HALVES * size_) {}
   void go_to(int64_t panel) {
-    panel_ = packed_ + panel * size_;
-    std::memcpy(last_, panel_ + whole_ * BYTES, size_ - whole_ * BYTES);
+    panel_ = packed_ + panel * HALVES * size_;
+    for (int64_t half = 0; half < HALVES; ++half)
+      std::memcpy(last_[half], panel_ + half * size_ + whole_ * BYTES, size_ - whole_ * BYTES);
   }
-  const uint8_t* first(int64_t k) const {
-    fetch(panel_ + k * BYTES + AHEAD, BYTES, end_);
-    return again(k);
+  template <int64_t COUNT>
+  void begin(int64_t, int64_t, int64_t, bool) {}
+  template <int64_t COUNT>
+  void enter(int64_t k, int64_t half) const {
+    for (int64_t h = half; h < half + COUNT; ++h) fetch(panel_ + h * size_ + k * BYTES + AHEAD, BYTES, end_);
   }
-  const uint8_t* again(int64_t k) const { return k < whole_ ? panel_ + k * BYTES : last_; }
+  const uint8_t* at(int64_t k, int64_t half) const {
+    return k < whole_ ? panel_ + half * size_ + k * BYTES : last_[half];
+  }
 
  private:
-  static constexpr int64_t BYTES = PAIRS_OF_BLOCK * sizeof(float);
-  const int64_t size_, whole_;
+  static constexpr int64_t BYTES = PAIRS_OF_HALF * sizeof(float);
+  const int64_t size_, whole_;  // size_: of half a panel
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
-  alignas(64) uint8_t last_[BYTES] = {};  // what 32 does not divide, then zeros
+  alignas(64) uint8_t last_[HALVES][BYTES] = {};  // what 32 does not divide, then zeros
 };
 
 // The same of pack_blocks(), expanded one K-block ahead: the vectors work on it while the unit has the one before.
-// Where one pass of rows is not all, everything is kept for the others.
 template <BlockKind KIND>
 class ExpandedBlocks {
  public:
@@ -79,31 +103,40 @@ class ExpandedBlocks {
       : blocks_(a.depth / BLOCK),
         size_(PANEL * (blocks_ / F.span) * F.bytes()),
         packed_(static_cast<const uint8_t*>(a.packed)),
-        end_(packed_ + a.panels * size_),
-        mask_(a.rows > unit::HEIGHT ? -1 : 1) {
+        end_(packed_ + a.panels * size_) {
     static thread_local std::vector<float> room;
-    buffer_ = aligned(room, (mask_ < 0 ? blocks_ : 2) * PAIRS_OF_BLOCK);
+    buffer_ = aligned(room, HALVES * CHUNK_BLOCKS * PAIRS_OF_HALF);
   }
-  void go_to(int64_t panel) {
-    panel_ = packed_ + panel * size_;
-    expand_block(0);
+  void go_to(int64_t panel) { panel_ = packed_ + panel * size_; }
+  // What is used next: K-blocks [from, until) of COUNT halves. kept: all of them, by other rows too.
+  template <int64_t COUNT>
+  void begin(int64_t half, int64_t from, int64_t until, bool kept) {
+    from_ = from;
+    until_ = until;
+    first_half_ = half;
+    mask_ = kept ? -1 : 1;
+    for (int64_t h = half; h < half + COUNT; ++h) expand_block(from, h);
   }
-  const float* first(int64_t k) const {
+  // The first rows come to K-block k.
+  template <int64_t COUNT>
+  void enter(int64_t k, int64_t half) const {
     constexpr int64_t BYTES = PANEL * F.bytes() / F.span;  // of a K-block
-    fetch(span(k) + strips_of(F, k) + BLOCKS_AHEAD * BYTES, BYTES, end_);
-    if (k + 1 < blocks_) expand_block(k + 1);
-    return again(k);
+    if (half == 0) fetch(span(k) + strips_of(F, k) + BLOCKS_AHEAD * BYTES, BYTES, end_);
+    if (k + 1 == until_) return;
+    for (int64_t h = half; h < half + COUNT; ++h) expand_block(k + 1, h);
   }
-  const float* again(int64_t k) const { return buffer_ + (k & mask_) * PAIRS_OF_BLOCK; }
+  float* at(int64_t k, int64_t half) const {
+    return buffer_ + ((half - first_half_) * CHUNK_BLOCKS + ((k - from_) & mask_)) * PAIRS_OF_HALF;
+  }
 
  private:
   static constexpr BlockFormat F = FORMATS[KIND];
   // Strips of a K-block lie together.
   const uint8_t* span(int64_t k) const { return panel_ + span_of(F, 0, k, blocks_); }
-  void expand_block(int64_t k) const { expand<KIND, true>(span(k), k, buffer_ + (k & mask_) * PAIRS_OF_BLOCK); }
+  void expand_block(int64_t k, int64_t half) const { expand_half<KIND>(span(k), k, half, at(k, half)); }
   const int64_t blocks_, size_;
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
-  const int64_t mask_;  // which K-blocks are kept apart
+  int64_t from_ = 0, until_ = 0, first_half_ = 0, mask_ = 1;  // mask_: which K-blocks are kept apart
   float* buffer_;
 };
 
@@ -113,109 +146,140 @@ inline void begin_sums(const float* bias) {
   else unit::zero<SUMS>();
 }
 
-// Sums of 16 columns, of which `width` are wanted, rounded to bf16.
-inline void finish(const float* sums, bf16* out, int64_t stride, int64_t rows, int64_t width) {
-  for (int64_t r = 0; r < rows && width > 0; ++r) {
-    bf16 row[W];
-    store(row, load(sums + r * W));
-    std::memcpy(out + r * stride, row, std::min<int64_t>(width, W) * sizeof(bf16));
-  }
-}
-
-// What the tiles of an item have in common: `rows` rows each, times the panel of outputs from `column` on.
+// What the tiles of some rows have in common: `height` rows each, times the panel of outputs from `column` on.
 template <typename Weights>
 struct PanelProduct {
   const LinearArgs& a;
   const Rows& x;
-  const Weights& weights;
-  int64_t rows, column;
+  Weights& weights;
+  int64_t height, column;
 
   const float* bias(int64_t c) const { return a.bias ? a.bias + column + c : nullptr; }
-  bf16* out(int64_t row, int64_t c) const { return static_cast<bf16*>(a.out) + row * a.outputs + column + c; }
-  const char* block(int64_t k, bool first) const {
-    return reinterpret_cast<const char*>(first ? weights.first(k) : weights.again(k));
-  }
-  void finish_all(int64_t row, int64_t c, const float* sums) const {
-    finish(sums, out(row, c), a.outputs, rows, a.outputs - column - c);
+  int64_t blocks() const { return (a.depth + BLOCK - 1) / BLOCK; }
+
+  // Sums of half a panel for the rows of a tile, rounded to bf16.
+  void finish(int64_t row, int64_t half, const float* sums) const {
+    const int64_t c = column + half * HALF, width = std::min(HALF, a.outputs - c);
+    bf16* out = static_cast<bf16*>(a.out) + row * a.outputs + c;
+    for (int64_t r = 0; r < height && width > 0; ++r, out += a.outputs, sums += HALF) {
+      bf16 edge[HALF], *to = width == HALF ? out : edge;
+      store(to, load(sums));
+      store(to + W, load(sums + W));
+      if (width < HALF) std::memcpy(out, edge, width * sizeof(bf16));
+    }
   }
 
   // One tile of rows by the panel.
-  void one_by_four(int64_t row, bool first) const {
+  void one_by_four(int64_t row) const {
     begin_sums<0>(bias(0));
     begin_sums<1>(bias(W));
-    begin_sums<2>(bias(2 * W));
-    begin_sums<3>(bias(3 * W));
-    for (int64_t k = 0; k * BLOCK < a.depth; ++k) {
-      const char* right = block(k, first);
+    begin_sums<2>(bias(HALF));
+    begin_sums<3>(bias(HALF + W));
+    weights.template begin<HALVES>(0, 0, blocks(), false);
+    for (int64_t k = 0; k < blocks(); ++k) {
+      weights.template enter<HALVES>(k, 0);
+      const char *left = right_of(k, 0), *right = right_of(k, 1);
       unit::load<4>(x.at(row, k), x.bytes());
-      unit::load<6>(right, BLOCK_STRIDE);
+      unit::load<6>(left, HALF_STRIDE);
       unit::add_products<0, 4, 6>();
-      unit::load<7>(right + 64, BLOCK_STRIDE);
+      unit::load<7>(left + 64, HALF_STRIDE);
       unit::add_products<1, 4, 7>();
-      unit::load<6>(right + 128, BLOCK_STRIDE);
+      unit::load<6>(right, HALF_STRIDE);
       unit::add_products<2, 4, 6>();
-      unit::load<7>(right + 192, BLOCK_STRIDE);
+      unit::load<7>(right + 64, HALF_STRIDE);
       unit::add_products<3, 4, 7>();
     }
-    alignas(64) float sums[4][unit::HEIGHT * W];
-    store_sums(sums);
-    for (int64_t t = 0; t < 4; ++t) finish_all(row, t * W, sums[t]);
+    alignas(64) float sums[2][unit::HEIGHT * HALF];
+    unit::store<0>(sums[0], HALF_STRIDE);
+    unit::store<1>(sums[0] + W, HALF_STRIDE);
+    unit::store<2>(sums[1], HALF_STRIDE);
+    unit::store<3>(sums[1] + W, HALF_STRIDE);
+    finish(row, 0, sums[0]);
+    finish(row, 1, sums[1]);
   }
 
-  // Two tiles of rows by one half of the panel, then the other.
-  void two_by_two(int64_t row, int64_t other, bool first) const {
-    for (int64_t c = 0; c < PANEL; c += 2 * W) {
-      begin_sums<0>(bias(c));
-      begin_sums<1>(bias(c + W));
-      begin_sums<2>(bias(c));
-      begin_sums<3>(bias(c + W));
-      for (int64_t k = 0; k * BLOCK < a.depth; ++k) {
-        const char* right = block(k, first && c == 0) + c * sizeof(float);
-        unit::load<4>(x.at(row, k), x.bytes());
-        unit::load<6>(right, BLOCK_STRIDE);
-        unit::add_products<0, 4, 6>();
-        unit::load<7>(right + 64, BLOCK_STRIDE);
-        unit::add_products<1, 4, 7>();
-        unit::load<5>(x.at(other, k), x.bytes());
-        unit::add_products<2, 5, 6>();
-        unit::add_products<3, 5, 7>();
+  // K-blocks [from, until) of two tiles of rows by half of the panel; sums of more of the depth go on from `sums`.
+  template <bool FIRST>
+  void two_by_two(int64_t row, int64_t other, int64_t half, int64_t from, int64_t until, float* sums) const {
+    float* others = sums + unit::HEIGHT * HALF;
+    if (from == 0) {
+      begin_sums<0>(bias(half * HALF));
+      begin_sums<1>(bias(half * HALF + W));
+      begin_sums<2>(bias(half * HALF));
+      begin_sums<3>(bias(half * HALF + W));
+    } else {
+      unit::load<0>(sums, HALF_STRIDE);
+      unit::load<1>(sums + W, HALF_STRIDE);
+      unit::load<2>(others, HALF_STRIDE);
+      unit::load<3>(others + W, HALF_STRIDE);
+    }
+    for (int64_t k = from; k < until; ++k) {
+      if (FIRST) weights.template enter<1>(k, half);
+      const char* right = right_of(k, half);
+      unit::load<4>(x.at(row, k), x.bytes());
+      unit::load<6>(right, HALF_STRIDE);
+      unit::add_products<0, 4, 6>();
+      unit::load<7>(right + 64, HALF_STRIDE);
+      unit::add_products<1, 4, 7>();
+      unit::load<5>(x.at(other, k), x.bytes());
+      unit::add_products<2, 5, 6>();
+      unit::add_products<3, 5, 7>();
+    }
+    unit::store<0>(sums, HALF_STRIDE);
+    unit::store<1>(sums + W, HALF_STRIDE);
+    unit::store<2>(others, HALF_STRIDE);
+    unit::store<3>(others + W, HALF_STRIDE);
+    if (until < blocks()) return;
+    finish(row, half, sums);
+    finish(other, half, others);
+  }
+
+  // Rows [row, row + rows), more than one tile has. A half-panel is gone through in parts of the depth, each by all rows:
+  // it stays in the first cache meanwhile, and so do its expanded codes.
+  void many_rows(int64_t row, int64_t rows) const {
+    static thread_local std::vector<float> room;
+    const int64_t pairs = (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT);
+    constexpr int64_t OF_PAIR = 2 * unit::HEIGHT * HALF;
+    float* const sums = aligned(room, HALVES * pairs * OF_PAIR);
+    const auto place = [&](int64_t tile) { return row + std::min(tile * height, rows - height); };
+    for (int64_t from = 0; from < blocks(); from += CHUNK_BLOCKS) {
+      const int64_t until = std::min(from + CHUNK_BLOCKS, blocks());
+      for (int64_t half = 0; half < HALVES && column + half * HALF < a.outputs; ++half) {
+        float* const of_half = sums + half * pairs * OF_PAIR;
+        weights.template begin<1>(half, from, until, pairs > 1);
+        two_by_two<true>(place(0), place(1), half, from, until, of_half);
+        for (int64_t pair = 1; pair < pairs; ++pair)
+          two_by_two<false>(place(2 * pair), place(2 * pair + 1), half, from, until, of_half + pair * OF_PAIR);
       }
-      alignas(64) float sums[4][unit::HEIGHT * W];
-      store_sums(sums);
-      for (int64_t t = 0; t < 4; ++t) finish_all(t < 2 ? row : other, c + t % 2 * W, sums[t]);
     }
   }
 
-  static void store_sums(float (*sums)[unit::HEIGHT * W]) {
-    unit::store<0>(sums[0], ROW_STRIDE);
-    unit::store<1>(sums[1], ROW_STRIDE);
-    unit::store<2>(sums[2], ROW_STRIDE);
-    unit::store<3>(sums[3], ROW_STRIDE);
-  }
-  static constexpr int64_t ROW_STRIDE = W * sizeof(float);
+ private:
+  const char* right_of(int64_t k, int64_t half) const { return reinterpret_cast<const char*>(weights.at(k, half)); }
 };
 
-// Items as in multiply_items(). Time follows the rows of a tile, so rows are spread evenly over the tiles of an item;
-// the last tile overlaps the one before it.
+// Items as in multiply_items(); those of a panel are done together, as far as the second cache has room for their rows.
 template <typename Weights>
 void multiply_tiles(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
   const Rows x(a);
   const int64_t groups = (a.rows + a.row_group - 1) / a.row_group;
+  const int64_t most = std::max<int64_t>(2 * unit::HEIGHT, ROOM_FOR_ROWS / x.bytes());
   unit::Session session;
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t row = item % groups * a.row_group, rows = std::min(a.row_group, a.rows - row);
-    const int64_t tiles = (rows + unit::HEIGHT - 1) / unit::HEIGHT, height = (rows + tiles - 1) / tiles;
-    const bool fresh = item == begin || row == 0;
-    if (fresh) weights.go_to(item / groups);
-    session.shape(int(height));
-    const PanelProduct<Weights> product{a, x, weights, height, item / groups * PANEL};
-    const auto place = [&](int64_t tile) { return row + std::min(tile * height, rows - height); };
-    for (int64_t tile = 0; tile < tiles; tile += 2) {
-      const bool first = fresh && tile == 0;
-      if (tile + 1 < tiles) product.two_by_two(place(tile), place(tile + 1), first);
-      else product.one_by_four(place(tile), first);
+  for (int64_t first = 0; first < a.rows; first += most)
+    for (int64_t item = begin, next; item < end; item = next) {
+      const int64_t panel = item / groups;
+      next = std::min(end, (panel + 1) * groups);
+      const int64_t row = std::max(first, (item - panel * groups) * a.row_group);
+      const int64_t rows = std::min({first + most, a.rows, (next - panel * groups) * a.row_group}) - row;
+      if (rows <= 0) continue;
+      const int64_t tiles = rows <= unit::HEIGHT ? 1 : (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT) * 2;
+      const int64_t height = (rows + tiles - 1) / tiles;
+      session.shape(int(height));
+      weights.go_to(panel);
+      const PanelProduct<Weights> product{a, x, weights, height, panel * PANEL};
+      if (tiles == 1) product.one_by_four(row);
+      else product.many_rows(row, rows);
     }
-  }
 }
 
 inline void tile_linear(const LinearArgs& a, int64_t begin, int64_t end) {
