@@ -17,17 +17,17 @@ inline int64_t in_panel(int64_t i, int64_t c, int64_t depth) {
   else return i * STEP + (c / STEP * depth * STEP + c % STEP);
 }
 
-// Panel p holds outputs p * PANEL ...; [PANEL / STEP][depth][STEP] numbers, or pairs of bf16 where the processor
+// Panel p holds outputs p * PANEL ...; [PANEL / COLUMNS][depth][COLUMNS] numbers, or pairs of bf16 where the processor
 // multiplies those.
-template <typename T>
+template <typename T, int64_t COLUMNS = STEP>
 void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
   const T* from = static_cast<const T*>(weight);
   T* to = static_cast<T*>(panels) + begin * PANEL * depth;
   constexpr int64_t GROUP = PAIRS<T> ? 2 : 1;
   for (int64_t panel = begin; panel < end; ++panel)
-    for (int64_t column = panel * PANEL; column < (panel + 1) * PANEL; column += STEP)
+    for (int64_t column = panel * PANEL; column < (panel + 1) * PANEL; column += COLUMNS)
       for (int64_t i = 0; i < depth; i += GROUP)
-        for (int64_t c = column; c < column + STEP; ++c)
+        for (int64_t c = column; c < column + COLUMNS; ++c)
           for (int64_t g = 0; g < GROUP; ++g) *to++ = c < outputs ? from[c * depth + i + g] : T{};
 }
 

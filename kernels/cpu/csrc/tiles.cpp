@@ -8,7 +8,7 @@ template <std::size_t... KIND>
 constexpr TileKernels all_kinds(std::index_sequence<KIND...>) {
   return {attention<bf16, OnTiles>,
           merge<bf16, OnTiles>,
-          pack_halves,
+          pack<bf16, HALF>,
           tile_linear,
           {pack_blocks<BlockKind(KIND)>...},
           {{block_linear<float, BlockKind(KIND)>...}, {tile_block_linear<BlockKind(KIND)>...}}};

@@ -1,4 +1,4 @@
-// y = x W^T + bias by the tile unit, on the panels of pack_halves() and pack_blocks() for pairs of bf16. A row's sums never
+// y = x W^T + bias by the tile unit, on the panels of pack<bf16, HALF>() and pack_blocks(). A row's sums never
 // mix with another's, and go through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
 #pragma once
 #include "blocks.h"
@@ -49,23 +49,13 @@ class Rows {
   int64_t stride_;
 };
 
-// Panel p holds outputs p * PANEL ..., [HALVES][depth / 2][HALF] pairs.
-inline void pack_halves(const void* weight, void* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
-  const bf16* from = static_cast<const bf16*>(weight);
-  bf16* to = static_cast<bf16*>(panels) + begin * PANEL * depth;
-  for (int64_t column = begin * PANEL; column < end * PANEL; column += HALF)
-    for (int64_t i = 0; i < depth; i += 2)
-      for (int64_t c = column; c < column + HALF; ++c)
-        for (int64_t g = 0; g < 2; ++g) *to++ = c < outputs ? from[c * depth + i + g] : bf16{};
-}
-
 // BLOCKS / HALVES strips of block `k`, into rows of HALF pairs.
 template <BlockKind KIND>
 __attribute__((noinline)) void expand_half(const uint8_t* span, int64_t k, int64_t half, float* to) {
   expand_strips<KIND, true, BLOCKS / HALVES>(span, k, half * (BLOCKS / HALVES), to);
 }
 
-// Where the K-blocks of a panel of pack_halves() are.
+// Where the K-blocks of a panel of pack<bf16, HALF>() are.
 class PanelBlocks {
  public:
   explicit PanelBlocks(const LinearArgs& a)
