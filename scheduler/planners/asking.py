@@ -44,35 +44,49 @@ def above(survival: np.ndarray, margin: float) -> np.ndarray:
     return np.maximum(survival - np.float32(margin), 0.0).mean(0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Takes:
+    """What becomes of asking each of R requests: the model drafts only where prompt lookup is not sure, and its draft is
+    taken only where lookup's promises less.
+
+    taken: [R] chance that the model's draft is taken. drafted: [R] chance that it drafts at all.
+    """
+
+    taken: np.ndarray
+    drafted: np.ndarray
+
+
 def worth_asking(
-    survival: np.ndarray,
-    free: np.ndarray | None,
-    able: np.ndarray,
-    margin: float,
-    costs: np.ndarray,
-    block: int | None,
+    drafts: np.ndarray, takes: Takes, able: np.ndarray, margin: float, costs: np.ndarray, block: int | None
 ) -> tuple[Ask | None, Ask]:
     """Those whose drafts pay and as deep as they do, None if none does; and all, as deep as is best for them.
 
-    survival, free: see `Ask.cut`. able: [R] bool, who may be asked. margin: tokens that a verified one costs.
-    costs: [depths, R + 1] tokens that drafts for 0 .. R requests cost, of 1 .. block tokens; without `block` of whole
-        drafts.
+    drafts: [samples, R, gamma] survivals of whole drafts of the model that were taken. able: [R] bool, who may be
+        asked. margin: tokens that a verified one costs.
+    costs: [depths, R + 1] tokens that 0 .. R drafts cost, of 1 .. block tokens; without `block` of whole drafts.
     """
-    gain = above(survival, margin)
-    if free is not None:
-        gain -= above(free, margin)
-    gain[~able] = 0.0
-    worth = gain.sum(1)[None] if block is None else gain[:, :block].cumsum(1).T + gain[:, block:].sum(1)
-    everyone = Ask(able, _depth(int((worth.sum(1) - costs[:, -1]).argmax()), block))
+    gain = above(drafts, margin) * (takes.taken * able)[:, None]
+    worth = gain.sum(1)[None] if block is None else gain[:, :block].cumsum(1).T
+    needed = takes.drafted * able
+    everyone = Ask(able, _depth(int((worth.sum(1) - cost_of(costs, needed.sum())).argmax()), block))
     depths = np.arange(len(costs)) if len(able) < FEW else _about(worth, costs)
     order = np.argsort(-worth[depths], axis=1)
-    net = np.take_along_axis(worth[depths], order, 1).cumsum(1) - costs[depths, 1:]
+    net = np.take_along_axis(worth[depths], order, 1).cumsum(1)
+    for row, each, counts in zip(net, costs[depths], needed[order].cumsum(1), strict=True):
+        row -= cost_of(each, counts)
     best, last = divmod(int(net.argmax()), len(able))
     if net[best, last] <= 0:
         return None, everyone
     who = np.zeros(len(able), dtype=bool)
     who[order[best, : last + 1]] = True
     return Ask(who & able, _depth(int(depths[best]), block)), everyone
+
+
+def cost_of(costs: np.ndarray, drafts: np.ndarray | float) -> np.ndarray:
+    """[..., n] what `drafts` [n], so many in the mean, cost; costs: [..., R + 1] of 0 .. R."""
+    below = np.minimum(np.asarray(drafts, dtype=np.int64), costs.shape[-1] - 2)
+    low, high = costs[..., below], costs[..., below + 1]
+    return low + (high - low) * (drafts - below)
 
 
 def _about(worth: np.ndarray, costs: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import largest
-from outrider.scheduler.planners.asking import FEW, Ask, worth_asking
+from outrider.scheduler.planners.asking import FEW, Ask, Takes, cost_of, worth_asking
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
@@ -49,6 +49,11 @@ REFRESH = 8
 """Steps for which predicted times are kept while the number of requests stays: context and drift move slowly."""
 LATE = 64
 """Steps that may be unobserved at a time."""
+ASKING = 0.8
+"""Of what a draft costs, the share that it has to be expected to bring: who is not asked is not seen either, and what
+was seen of a text says little of what comes (`scheduler/MEASURED.md`)."""
+TAKEN_RATE = 0.02
+"""Of a step, in what is known of all drafts: how many of them are taken."""
 STALE = 32
 """Steps after which a request that did not draft while others did is asked again."""
 
@@ -81,20 +86,26 @@ class _Finished:
     accept_lens: np.ndarray
     asked: np.ndarray
     looked_up: np.ndarray | None
+    drafted: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """Who drafts (None: nobody), and what that would bring: kept, the service levels; at best, where on the curve."""
+    """Who drafts (None: nobody), and what that would bring: kept, the service levels; at best, where on the curve.
+
+    uncounted: seconds that do not count when candidates are compared, see `ASKING`.
+    """
 
     ask: Ask | None
     curve: Curve
     best: int
     kept: int
+    uncounted: float
 
     @property
     def worth(self) -> tuple[int, float]:
-        return self.kept, float(self.curve.throughput[self.best])
+        throughput, seconds = float(self.curve.throughput[self.best]), float(self.curve.seconds[self.best])
+        return self.kept, throughput * seconds / (seconds - self.uncounted)
 
 
 class Asynchronous(Planner):
@@ -104,19 +115,26 @@ class Asynchronous(Planner):
     smoothing: with fewer requests than this, several past steps of each are looked at, so that one unlucky draft of a
         lone request does not decide; 1: the step of two ago alone.
     held: steps for which a plan holds at most; 1: every step is planned anew.
+    asking: drafts are asked for that bring this share of what they cost, or more.
     """
 
-    def __init__(self, cost: StepCost, gamma: int, *, smoothing: int = 64, held: int = HELD):
+    def __init__(
+        self, cost: StepCost, gamma: int, *, smoothing: int = 64, held: int = HELD, asking: float = ASKING
+    ):
         if min(gamma, smoothing, held) < 1:
             raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
         self.cost = cost
         self.gamma = gamma
         self.smoothing = smoothing
         self.held = held
+        self.asking = asking
         self.history = SurvivalHistory(gamma)  # of those that were asked
+        self.drafts = SurvivalHistory(gamma)  # of these, what the model drafted
+        self.taken = SurvivalHistory(1, prior=1.0)  # of these, whether it was taken
         self.lookups: SurvivalHistory | None = None  # what lookup alone found; None: nothing was looked up yet
         self.correction = Correction()
         self._probing = Probing()  # whether the model should draft
+        self._taken = 1.0  # of the drafts that the model made
         self._looking = Probing(LOOK_SHARE)  # whether something should be looked up
         self._cannot_look_up = False
         self._resting = Resting()
@@ -184,8 +202,9 @@ class Asynchronous(Planner):
         asked: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
+        drafted: int | None = None,
     ) -> None:
-        issued, drafting = self._take(step), int(np.count_nonzero(asked))
+        issued, drafting = self._take(step), int(np.count_nonzero(asked)) if drafted is None else drafted
         if seconds is not None:
             requests, context = len(step.rows), float(np.add.reduce(step.contexts))
             self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafting, seconds)
@@ -194,7 +213,7 @@ class Asynchronous(Planner):
         if drafting:
             self._resting.end()  # there is something new to be looked at
         if drafting or looked_up is not None:
-            self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up))
+            self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up, drafting))
 
     def curve(self) -> PlannedCurve | None:
         if self._considered is None:
@@ -224,10 +243,11 @@ class Asynchronous(Planner):
         if free is not None:
             nobody = self._candidate(step, None, free, seconds + deciding)
             found.append(nobody)
-        asks, everyone = self._asks(step, survival, free, able, seconds, nobody.worth[1])
+        takes = self._takes(step, samples)
+        asks, everyone = self._asks(step, samples, room, takes, able, seconds, nobody.worth[1])
         for ask in asks:
-            theirs = ask.cut(survival, free, self.block)
-            found.append(self._candidate(step, ask, theirs, seconds + (deciding + self._drafting(ask))))
+            theirs, drafting = ask.cut(survival, free, self.block), self._drafting(ask, takes)
+            found.append(self._candidate(step, ask, theirs, seconds + (deciding + drafting), (1 - self.asking) * drafting))
         best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
         curve = best.curve
         self._considered = requests, found, best
@@ -236,10 +256,10 @@ class Asynchronous(Planner):
         if best.ask is not None:
             self._probing.paid()
             self._looking.paid()
-            seconds = seconds + (deciding + self._drafting(best.ask))
+            seconds = seconds + (deciding + self._drafting(best.ask, takes))
             threshold = curve.threshold(best.best)
             return Budget(True, self._most(issued, best), best.ask.who, threshold, first, seconds, depth=best.ask.depth)
-        drafting = deciding + self._drafting(everyone)
+        drafting = deciding + self._drafting(everyone, takes)
         seen = self._number > self._last_probe + LAG
         news, new_texts = (seen and bool((~those & able).any()) for those in (known, found_for))
         if self._probing.due(drafting, float(seconds[0]), news):
@@ -278,7 +298,7 @@ class Asynchronous(Planner):
         return most if self.tiers is None else self.tiers.fill(len(issued.view.rows), most, issued.room)
 
     def _candidate(
-        self, step: StepView, ask: Ask | None, survival: np.ndarray | None, seconds: np.ndarray
+        self, step: StepView, ask: Ask | None, survival: np.ndarray | None, seconds: np.ndarray, uncounted: float = 0.0
     ) -> _Candidate:
         """The best of the curve of `survival` [samples, R, gamma], None standing for zeros."""
         requests = len(step.rows)
@@ -291,7 +311,7 @@ class Asynchronous(Planner):
         else:
             curve = pooled_curve(requests, survival, seconds)
         if not np.count_nonzero(step.levels):
-            return _Candidate(ask, curve, int(curve.throughput.argmax()), 0)
+            return _Candidate(ask, curve, int(curve.throughput.argmax()), 0, uncounted)
         brought = 1.0 if survival is None else 1.0 + survival.sum(2).mean(0)
         asked = step.levels > 0
         kept = levels_kept(step.levels[asked], np.broadcast_to(brought, asked.shape)[asked], curve.seconds)
@@ -299,22 +319,17 @@ class Asynchronous(Planner):
         kept[0] = levels_kept(step.levels[asked], np.ones(int(asked.sum())), curve.seconds[:1])[0]
         most = int(kept.max())
         best = int(np.where(kept == most, curve.throughput, 0.0).argmax())
-        return _Candidate(ask, curve, best, most)
+        return _Candidate(ask, curve, best, most, uncounted)
 
     def _asks(
-        self,
-        step: StepView,
-        survival: np.ndarray,
-        free: np.ndarray | None,
-        able: np.ndarray,
-        seconds: np.ndarray,
-        least: float,
+        self, step: StepView, samples: int, room: int, takes: Takes, able: np.ndarray, seconds: np.ndarray, least: float
     ) -> tuple[list[Ask], Ask]:
         """Whom to compare: those whose drafts pay at the price of the last plan, or `least`; and where requests are
         few, all, who come second in any case."""
-        price = max(self._price, least)
+        drafts, _ = self._read(self.drafts, step, room, samples)
+        price = self.asking * max(self._price, least)
         margin, costs = price * self._marginal(seconds), price * self._draft_curves
-        paying, everyone = worth_asking(survival, free, able, margin, costs, self.block)
+        paying, everyone = worth_asking(drafts, takes, able, margin, costs, self.block)
         if paying is not None and not paying.who.all() and self._number % REFRESH == 0:
             stale = able & (self.history.ages(step.rows, step.generations, self._number) > STALE)
             paying = Ask(paying.who | stale, paying.depth)
@@ -323,9 +338,15 @@ class Asynchronous(Planner):
             return ([everyone] if few else []), everyone
         return ([paying, everyone] if few else [paying]), everyone
 
-    def _drafting(self, ask: Ask) -> float:
-        """Seconds of these drafts."""
-        return float(self._draft_curves[-1 if ask.depth is None else ask.depth - 1, int(np.count_nonzero(ask.who))])
+    def _takes(self, step: StepView, samples: int) -> Takes:
+        """What became of asking in the last steps."""
+        taken = self.taken.read(step.rows, step.generations, samples)[0].mean(0)[:, 0]
+        return Takes(taken, np.minimum(taken / self._taken, 1.0))
+
+    def _drafting(self, ask: Ask, takes: Takes) -> float:
+        """Seconds of these drafts, in the mean."""
+        costs = self._draft_curves[-1 if ask.depth is None else ask.depth - 1]
+        return float(cost_of(costs, takes.drafted[ask.who].sum()))
 
     def _marginal(self, seconds: np.ndarray) -> float:
         """Seconds that a further token adds to a step, in the mean as far as the last plan went, or a block."""
@@ -382,8 +403,12 @@ class Asynchronous(Planner):
             if np.count_nonzero(asked) < len(asked):
                 rows, generations, survival = rows[asked], generations[asked], survival[asked]
             survival = self.correction.apply(survival, asked=True)
+            taken = np.ones(len(survival), dtype=bool) if past.looked_up is None else ~past.looked_up[asked]
             if (depth := issued.depth) is not None and self.block is not None and depth < self.block:
-                drafted = slice(None) if past.looked_up is None else ~past.looked_up[asked]
-                survival[drafted] = self.history.prolonged(survival[drafted], depth, self.block)
+                survival[taken] = self.drafts.prolonged(survival[taken], depth, self.block)
+            if past.drafted:
+                self._taken += TAKEN_RATE * (min(np.count_nonzero(taken) / past.drafted, 1.0) - self._taken)
             for _ in range(weight):
                 self.history.write(rows, generations, survival, issued.number)
+                self.drafts.write(rows[taken], generations[taken], survival[taken], issued.number)
+                self.taken.write(rows, generations, taken[:, None], issued.number)

@@ -163,6 +163,7 @@ class Planner(ABC):
         asked: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
+        drafted: int | None = None,
     ) -> None:
         """Take in a finished step; steps come in order, perhaps several before a `budget` that looks back.
 
@@ -170,7 +171,8 @@ class Planner(ABC):
         survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read where neither is.
         verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
         asked: [R] bool, requests for which the model could draft. looked_up: [R] bool, drafts of prompt lookup, also
-        of requests that were asked; None: there is no lookup.
+        of requests that were asked; None: there is no lookup. drafted: requests for which the model did draft; None:
+        those that were asked.
         seconds: wall time of the step; None when it is not known or had other work in it.
         The arrays are kept: do not write to them afterwards.
         """

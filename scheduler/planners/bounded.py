@@ -40,6 +40,7 @@ class Bounded(Planner):
         asked: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
+        drafted: int | None = None,
     ) -> None:
         while self._issued:
             issued, tokens = self._issued.popleft()

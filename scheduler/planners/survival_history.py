@@ -16,10 +16,16 @@ ENOUGH = 64
 """Requests per step that are enough for averages: of steps with n times as many, every n-th is looked at."""
 DEPTH = 16
 """Survivals that are kept of each request; a power of two."""
+POOL = 64
+"""Survivals that are kept of all requests together."""
+POOLED = 0.5
+"""Of those, so many for each of a request's own, see `SurvivalHistory.read`."""
+STRIDE = 5
+"""From one that is taken to the next: those of one step stand side by side, and are alike."""
 
 
 class SurvivalHistory:
-    """The last DEPTH survivals [gamma] of every row, forgotten when the row's generation changes.
+    """The last DEPTH survivals [gamma] of every row, forgotten when the row's generation changes, and the last of all rows.
 
     profile: [gamma], running mean of survivals, which stands in for requests without history.
     prior: confidence that is assumed before anything was written.
@@ -30,6 +36,8 @@ class SurvivalHistory:
         self._profile_weight = 0.0
         self._turn = 0
         self._survival = np.zeros((rows * DEPTH, gamma), dtype=np.float32)  # row by row
+        self._pool = np.tile(self.profile, (POOL, 1))
+        self._pool_place = 0
         self._generations = np.zeros(rows, dtype=np.int64)
         self._counts = np.zeros(rows, dtype=np.int64)  # 0: nothing known of this row
         self._written = np.zeros(rows, dtype=np.int64)  # step of the last one
@@ -55,6 +63,9 @@ class SurvivalHistory:
         if self._turn * ENOUGH < len(rows):
             return
         self._turn = 0
+        new = (self._pool_place + np.arange(min(len(rows), POOL))) % POOL
+        self._pool[new] = survival[:POOL]
+        self._pool_place += len(new)
         # Before the window is full, an ordinary mean.
         self._profile_weight = min(self._profile_weight + len(rows), max(PROFILE_REQUESTS, len(rows)))
         mean = np.ones(len(rows), dtype=np.float32) @ survival / len(rows)  # numpy's mean over rows is slower
@@ -63,7 +74,9 @@ class SurvivalHistory:
     def read(self, rows: np.ndarray, generations: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [R] bool: who has any.
 
-        At most DEPTH samples. A request with fewer repeats those it has; one without gets the profile.
+        At most DEPTH samples of its own. A request with fewer repeats those it has; one without gets the profile.
+        Several are followed by half as many of all requests: the next passage of a text is nearer to the mean of all
+        than its last few were, and without them a plan rests after every hard passage.
         """
         counts = self._count(rows, generations)
         known = counts > 0
@@ -78,6 +91,9 @@ class SurvivalHistory:
             found = found[None]
         if np.count_nonzero(known) < len(known):
             found[:, np.flatnonzero(counts == 0)] = self.profile
+        if samples > 1:
+            more = np.arange(int(POOLED * len(found)) * len(rows)).reshape(-1, len(rows))
+            found = np.concatenate([found, self._pool[(self._pool_place + STRIDE * more) % POOL]])
         return found, known
 
     def prolonged(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:

@@ -54,6 +54,7 @@ class Synchronous(Bounded):
         asked: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
+        drafted: int | None = None,
     ) -> None:
         super().observe(step, survival, verify_lens, accept_lens, asked, seconds, looked_up)
         if seconds is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -178,6 +180,7 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     found, known = planner.history.read(np.array([0]), np.array([2]), 4)
+    found = found[:4]  # its own; others' follow
     assert known.all()
     assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
 
@@ -322,7 +325,7 @@ def test_the_curve_to_look_at_is_the_one_that_was_searched(smoothing):
     tokens, throughput = curve.chosen
     assert throughput == curve.throughput.max()
     assert curve.throughput[np.searchsorted(curve.tokens, tokens)] == throughput
-    assert tokens == budgets[-1]
+    assert math.ceil(tokens) == budgets[-1]  # in the mean over samples, and the most of any
 
 
 def test_where_nobody_is_to_draft_the_curve_shows_what_drafting_would_bring():

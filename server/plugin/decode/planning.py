@@ -221,7 +221,8 @@ class Planning:
         # Without drafts it is not read, and the confidences, all 0, stand for it.
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
-        self.planner.observe(step.view, survival, verify_lens, accept_lens, step.asks, None, looked_up)
+        drafting = admission.drafting
+        self.planner.observe(step.view, survival, verify_lens, accept_lens, step.asks, None, looked_up, drafting)
         self.requests.take(step.view, tokens)
         planner_seconds = admission.planner_seconds + time.perf_counter() - began
         cases = admission.cases.numpy()
