@@ -38,42 +38,35 @@ class Ask:
         return survival * others if free is None else np.where(others, survival, free)
 
 
-def above(survival: np.ndarray, margin: float) -> np.ndarray:
-    """[R, gamma] float32, tokens above what verifying them costs, in the mean over samples; survival
-    [samples, R, gamma]."""
-    return np.maximum(survival - np.float32(margin), 0.0).mean(0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Takes:
-    """What becomes of asking each of R requests: the model drafts only where prompt lookup is not sure, and its draft is
-    taken only where lookup's promises less.
-
-    taken: [R] chance that the model's draft is taken. drafted: [R] chance that it drafts at all.
-    """
-
-    taken: np.ndarray
-    drafted: np.ndarray
-
-
 def worth_asking(
-    drafts: np.ndarray, takes: Takes, able: np.ndarray, margin: float, costs: np.ndarray, block: int | None
+    survival: np.ndarray,
+    taken: np.ndarray,
+    drafted: np.ndarray,
+    able: np.ndarray,
+    margin: float,
+    costs: np.ndarray,
+    block: int | None,
 ) -> tuple[Ask | None, Ask]:
     """Those whose drafts pay and as deep as they do, None if none does; and all, as deep as is best for them.
 
-    drafts: [samples, R, gamma] survivals of whole drafts of the model that were taken. able: [R] bool, who may be
-        asked. margin: tokens that a verified one costs.
-    costs: [depths, R + 1] tokens that 0 .. R drafts cost, of 1 .. block tokens; without `block` of whole drafts.
+    survival: [samples, R, gamma] of steps in which they were asked, with whole drafts. taken: [samples, R] 1 where that
+        was the model's draft, 0 where it was found by prompt lookup, which not asking finds as well.
+    drafted: [R] how likely it is that the model has to draft for each that is asked. able: [R] bool, who may be asked.
+    margin: tokens that a verified one costs. costs: [depths, R + 1] tokens that 0 .. R drafts cost, of 1 .. block
+        tokens; without `block` of whole drafts.
     """
-    gain = above(drafts, margin) * (takes.taken * able)[:, None]
+    gain = np.maximum(survival - np.float32(margin), 0.0)
+    gain *= (taken * able)[:, :, None]
+    gain = gain[0] if len(gain) == 1 else gain.mean(0)
     worth = gain.sum(1)[None] if block is None else gain[:, :block].cumsum(1).T
-    needed = takes.drafted * able
+    needed = drafted * able
     everyone = Ask(able, _depth(int((worth.sum(1) - cost_of(costs, needed.sum())).argmax()), block))
     depths = np.arange(len(costs)) if len(able) < FEW else _about(worth, costs)
     order = np.argsort(-worth[depths], axis=1)
-    net = np.take_along_axis(worth[depths], order, 1).cumsum(1)
-    for row, each, counts in zip(net, costs[depths], needed[order].cumsum(1), strict=True):
-        row -= cost_of(each, counts)
+    net = worth[depths[:, None], order].cumsum(1)
+    counts = np.arange(costs.shape[1])
+    for row, each, drafts in zip(net, costs[depths], needed[order].cumsum(1), strict=True):
+        row -= np.interp(drafts, counts, each)
     best, last = divmod(int(net.argmax()), len(able))
     if net[best, last] <= 0:
         return None, everyone
@@ -82,11 +75,11 @@ def worth_asking(
     return Ask(who & able, _depth(int(depths[best]), block)), everyone
 
 
-def cost_of(costs: np.ndarray, drafts: np.ndarray | float) -> np.ndarray:
-    """[..., n] what `drafts` [n], so many in the mean, cost; costs: [..., R + 1] of 0 .. R."""
-    below = np.minimum(np.asarray(drafts, dtype=np.int64), costs.shape[-1] - 2)
-    low, high = costs[..., below], costs[..., below + 1]
-    return low + (high - low) * (drafts - below)
+def cost_of(costs: np.ndarray, drafts: float) -> np.ndarray:
+    """[...] costs [..., R + 1] of 0 .. R drafts, where there are `drafts` in the mean."""
+    below = min(int(drafts), costs.shape[-1] - 2)
+    low = costs[..., below]
+    return low + (costs[..., below + 1] - low) * (drafts - below)
 
 
 def _about(worth: np.ndarray, costs: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ nobody, for some requests, for all. With survivals of two steps ago, sorted, the
     Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft) + T_decide).
 
 Requests that do not draft have what prompt lookup finds, which takes no more than T_decide, the host's time to look up
-and admit. A further candidate is to rest: nothing is looked up, planned or admitted, which saves T_decide, until a
+and admit. Where lookup is sure the model is not asked on a CPU, so T_draft is that of the drafts made in the mean. A further candidate is to rest: nothing is looked up, planned or admitted, which saves T_decide, until a
 probe is due or others have come (`resting.py`). Who the `some` are, and how many tokens the model drafts: `asking.py`.
 
 Few requests (R < `smoothing`) are looked at over several past steps of each. One number of tokens for all of these
@@ -29,13 +29,13 @@ import torch
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import largest
-from outrider.scheduler.planners.asking import FEW, Ask, Takes, cost_of, worth_asking
+from outrider.scheduler.planners.asking import FEW, Ask, cost_of, worth_asking
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
 from outrider.scheduler.planners.resting import Resting, same_requests
 from outrider.scheduler.planners.sorting import RESOLUTION
-from outrider.scheduler.planners.survival_history import Correction, SurvivalHistory
+from outrider.scheduler.planners.survival_history import Correction, Falling, SurvivalHistory
 from outrider.scheduler.service_levels import behind, levels_kept
 
 LAG = 2
@@ -49,7 +49,7 @@ REFRESH = 8
 """Steps for which predicted times are kept while the number of requests stays: context and drift move slowly."""
 LATE = 64
 """Steps that may be unobserved at a time."""
-ASKING = 0.8
+ASKING = 0.7
 """Of what a draft costs, the share that it has to be expected to bring: who is not asked is not seen either, and what
 was seen of a text says little of what comes (`scheduler/MEASURED.md`)."""
 TAKEN_RATE = 0.02
@@ -118,9 +118,7 @@ class Asynchronous(Planner):
     asking: drafts are asked for that bring this share of what they cost, or more.
     """
 
-    def __init__(
-        self, cost: StepCost, gamma: int, *, smoothing: int = 64, held: int = HELD, asking: float = ASKING
-    ):
+    def __init__(self, cost: StepCost, gamma: int, *, smoothing: int = 64, held: int = HELD, asking: float = ASKING):
         if min(gamma, smoothing, held) < 1:
             raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
         self.cost = cost
@@ -129,9 +127,8 @@ class Asynchronous(Planner):
         self.held = held
         self.asking = asking
         self.history = SurvivalHistory(gamma)  # of those that were asked
-        self.drafts = SurvivalHistory(gamma)  # of these, what the model drafted
-        self.taken = SurvivalHistory(1, prior=1.0)  # of these, whether it was taken
         self.lookups: SurvivalHistory | None = None  # what lookup alone found; None: nothing was looked up yet
+        self.falling = Falling(gamma)
         self.correction = Correction()
         self._probing = Probing()  # whether the model should draft
         self._taken = 1.0  # of the drafts that the model made
@@ -232,10 +229,10 @@ class Asynchronous(Planner):
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
         samples, deciding = -(-self.smoothing // requests), self.cost.deciding
-        survival, known = self._read(self.history, step, room, samples)
+        survival, taken, known = self._read(self.history, step, room, samples)
         free, found_for = None, known
         if self.lookups is not None:
-            free, found_for = self._read(self.lookups, step, room, samples)
+            free, _, found_for = self._read(self.lookups, step, room, samples)
         able = step.limits > 0
 
         rest = nobody = self._candidate(step, None, None, seconds)
@@ -243,11 +240,13 @@ class Asynchronous(Planner):
         if free is not None:
             nobody = self._candidate(step, None, free, seconds + deciding)
             found.append(nobody)
-        takes = self._takes(step, samples)
-        asks, everyone = self._asks(step, samples, room, takes, able, seconds, nobody.worth[1])
+        drafted = np.minimum(taken.mean(0) / self._taken, 1.0)
+        asks, everyone = self._asks(step, survival, taken, drafted, able, seconds, nobody.worth[1])
         for ask in asks:
-            theirs, drafting = ask.cut(survival, free, self.block), self._drafting(ask, takes)
-            found.append(self._candidate(step, ask, theirs, seconds + (deciding + drafting), (1 - self.asking) * drafting))
+            theirs, drafting = ask.cut(survival, free, self.block), self._drafting(ask, drafted)
+            found.append(
+                self._candidate(step, ask, theirs, seconds + (deciding + drafting), (1 - self.asking) * drafting)
+            )
         best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
         curve = best.curve
         self._considered = requests, found, best
@@ -256,10 +255,10 @@ class Asynchronous(Planner):
         if best.ask is not None:
             self._probing.paid()
             self._looking.paid()
-            seconds = seconds + (deciding + self._drafting(best.ask, takes))
+            seconds = seconds + (deciding + self._drafting(best.ask, drafted))
             threshold = curve.threshold(best.best)
             return Budget(True, self._most(issued, best), best.ask.who, threshold, first, seconds, depth=best.ask.depth)
-        drafting = deciding + self._drafting(everyone, takes)
+        drafting = deciding + self._drafting(everyone, drafted)
         seen = self._number > self._last_probe + LAG
         news, new_texts = (seen and bool((~those & able).any()) for those in (known, found_for))
         if self._probing.due(drafting, float(seconds[0]), news):
@@ -322,14 +321,20 @@ class Asynchronous(Planner):
         return _Candidate(ask, curve, best, most, uncounted)
 
     def _asks(
-        self, step: StepView, samples: int, room: int, takes: Takes, able: np.ndarray, seconds: np.ndarray, least: float
+        self,
+        step: StepView,
+        survival: np.ndarray,
+        taken: np.ndarray,
+        drafted: np.ndarray,
+        able: np.ndarray,
+        seconds: np.ndarray,
+        least: float,
     ) -> tuple[list[Ask], Ask]:
         """Whom to compare: those whose drafts pay at the price of the last plan, or `least`; and where requests are
         few, all, who come second in any case."""
-        drafts, _ = self._read(self.drafts, step, room, samples)
         price = self.asking * max(self._price, least)
         margin, costs = price * self._marginal(seconds), price * self._draft_curves
-        paying, everyone = worth_asking(drafts, takes, able, margin, costs, self.block)
+        paying, everyone = worth_asking(survival, taken, drafted, able, margin, costs, self.block)
         if paying is not None and not paying.who.all() and self._number % REFRESH == 0:
             stale = able & (self.history.ages(step.rows, step.generations, self._number) > STALE)
             paying = Ask(paying.who | stale, paying.depth)
@@ -338,27 +343,24 @@ class Asynchronous(Planner):
             return ([everyone] if few else []), everyone
         return ([paying, everyone] if few else [paying]), everyone
 
-    def _takes(self, step: StepView, samples: int) -> Takes:
-        """What became of asking in the last steps."""
-        taken = self.taken.read(step.rows, step.generations, samples)[0].mean(0)[:, 0]
-        return Takes(taken, np.minimum(taken / self._taken, 1.0))
-
-    def _drafting(self, ask: Ask, takes: Takes) -> float:
+    def _drafting(self, ask: Ask, drafted: np.ndarray) -> float:
         """Seconds of these drafts, in the mean."""
         costs = self._draft_curves[-1 if ask.depth is None else ask.depth - 1]
-        return float(cost_of(costs, takes.drafted[ask.who].sum()))
+        return float(cost_of(costs, drafted[ask.who].sum()))
 
     def _marginal(self, seconds: np.ndarray) -> float:
         """Seconds that a further token adds to a step, in the mean as far as the last plan went, or a block."""
         reach = min(max(int(self._verified), self.gamma), len(seconds) - 1)
         return max(float(seconds[reach] - seconds[0]) / reach, 0.0)
 
-    def _read(self, history: SurvivalHistory, step: StepView, room: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """Corrected survivals [samples, R, gamma] of two steps ago and before, and [R] bool who has any."""
-        survival, known = history.read(step.rows, step.generations, samples)
+    def _read(
+        self, history: SurvivalHistory, step: StepView, room: int, samples: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What `SurvivalHistory.read` finds of two steps ago and before, corrected, within the limits."""
+        survival, drafted, known = history.read(step.rows, step.generations, samples)
         if room < self.gamma * len(step.rows):
             survival *= self._positions < step.limits[:, None]
-        return survival, known
+        return survival, drafted, known
 
     def _seconds(self, step: StepView, room: int) -> np.ndarray:
         """[room+1] seconds with 0..room admitted tokens, without drafting; not to be written to."""
@@ -405,10 +407,9 @@ class Asynchronous(Planner):
             survival = self.correction.apply(survival, asked=True)
             taken = np.ones(len(survival), dtype=bool) if past.looked_up is None else ~past.looked_up[asked]
             if (depth := issued.depth) is not None and self.block is not None and depth < self.block:
-                survival[taken] = self.drafts.prolonged(survival[taken], depth, self.block)
+                survival[taken] = self.falling.prolonged(survival[taken], depth, self.block)
+            self.falling.write(survival[taken])
             if past.drafted:
                 self._taken += TAKEN_RATE * (min(np.count_nonzero(taken) / past.drafted, 1.0) - self._taken)
             for _ in range(weight):
-                self.history.write(rows, generations, survival, issued.number)
-                self.drafts.write(rows[taken], generations[taken], survival[taken], issued.number)
-                self.taken.write(rows, generations, taken[:, None], issued.number)
+                self.history.write(rows, generations, survival, issued.number, taken)

@@ -138,12 +138,12 @@ def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
     likely = np.full((2, GAMMA), 0.8, dtype=np.float32)
     seen(planner, likely)
     rows, generations = np.arange(2), np.ones(2, dtype=np.int64)
-    whole, _ = planner.history.read(rows, generations, 1)
+    whole, _, _ = planner.history.read(rows, generations, 1)
     shallow = whole[0].copy()
     shallow[:, 1:] = 0.0
-    assert planner.history.prolonged(shallow, 1, GAMMA) == pytest.approx(whole[0], rel=0.01)
-    looked_up = np.array([[0.9, 0.0, 0.0], [0.9, 0.8, 0.7]], dtype=np.float32)
-    assert planner.history.prolonged(looked_up, 1, GAMMA)[1].tolist() == looked_up[1].tolist()
+    assert planner.falling.prolonged(shallow, 1, GAMMA) == pytest.approx(whole[0], rel=0.01)
+    deeper = np.array([[0.9, 0.0, 0.0], [0.9, 0.8, 0.7]], dtype=np.float32)
+    assert planner.falling.prolonged(deeper, 1, GAMMA)[1].tolist() == deeper[1].tolist()
 
 
 def test_a_request_that_was_not_asked_for_long_is_asked_again():
@@ -160,6 +160,39 @@ def test_a_request_that_was_not_asked_for_long_is_asked_again():
     first, second = np.array(asks).T
     assert first.all()
     assert 1 <= second.sum() <= 6
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_draft_costs_where_the_model_makes_it(on_host):
+    """In one of five steps prompt lookup is not sure. On a CPU the model drafts in these alone, which pays; on a GPU,
+    whose host does not know them, in all, which does not."""
+    planner = uncorrected(dear_drafts(2, 0.2), smoothing=64)
+    survival, everybody = np.full((2, GAMMA), 0.9, dtype=np.float32).cumprod(1), np.ones(2, dtype=bool)
+    for i in range(120):
+        step, sure = view(2, GAMMA), np.full(2, i % 5 != 0)
+        planner.budget(step)
+        drafted = int((~sure).sum()) if on_host else 2
+        planner.observe(step, survival, np.zeros(2, int), np.ones(2, int), everybody, None, sure, drafted)
+    budget = planner.budget(view(2, GAMMA))
+    assert (budget.draft and not budget.probe) == on_host
+
+
+def test_after_a_hard_passage_a_text_is_expected_to_become_easier():
+    """As those of others have; where all texts are hard, it is not."""
+    easy, hard = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.9, 0.1))
+
+    def drafts(others: np.ndarray) -> bool:
+        planner = uncorrected(dear_drafts(1, 0.3), smoothing=64)
+        for generation in range(1, 21):
+            for _ in range(10):
+                run(planner, view(1, GAMMA, generations=[generation]), others, draft=True)
+        for _ in range(16):
+            run(planner, view(1, GAMMA, generations=[100]), hard, draft=True)
+        budget = planner.budget(view(1, GAMMA, generations=[100]))
+        return budget.draft and not budget.probe
+
+    assert drafts(easy)
+    assert not drafts(hard)
 
 
 def test_lookups_are_verified_though_no_model_drafts():

@@ -186,14 +186,14 @@ def asks_of(planner: Planner) -> Asks:
     return asks
 
 
-def drafting_is_dear(smoothing: int, each: float = 0.4) -> Asynchronous:
+def drafting_is_dear(smoothing: int, each: float = 0.5) -> Asynchronous:
     """Of whoever drew A two steps ago, the model's draft pays."""
     drafts = [Point(n, 0, 0, (n * each,), drafted=True) for n in (1, 2)]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     return Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing, held=1)
 
 
-@pytest.mark.parametrize(("smoothing", "each"), [(1, 0.4), (8, 0.5)])
+@pytest.mark.parametrize(("smoothing", "each"), [(1, 0.5), (8, 0.6)])
 def test_who_drafts_is_decided_without_a_look_at_what_is_drawn(smoothing, each):
     """Drafts that some have in some steps: the model's, looked-up ones or none, as the steps before suggest."""
     shares, asked = shares_of_two(asks_of(drafting_is_dear(smoothing, each)))
