@@ -6,8 +6,9 @@ nobody, for some requests, for all. With survivals of two steps ago, sorted, the
     Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft) + T_decide).
 
 Requests that do not draft have what prompt lookup finds, which takes no more than T_decide, the host's time to look up
-and admit. Where lookup is sure the model is not asked on a CPU, so T_draft is that of the drafts made in the mean. A further candidate is to rest: nothing is looked up, planned or admitted, which saves T_decide, until a
-probe is due or others have come (`resting.py`). Who the `some` are, and how many tokens the model drafts: `asking.py`.
+and admit. On a CPU the model drafts only where lookup is not sure, so T_draft is of as many drafts as there are in the
+mean. A further candidate is to rest: nothing is looked up, planned or admitted, which saves T_decide, until a probe is
+due or others have come (`resting.py`). Who the `some` are, and how many tokens the model drafts: `asking.py`.
 
 Few requests (R < `smoothing`) are looked at over several past steps of each. One number of tokens for all of these
 would ignore how good the draft at hand is, so the budget then is a survival, and K what reaches it: Theta is a ratio of
@@ -52,8 +53,8 @@ LATE = 64
 ASKING = 0.7
 """Of what a draft costs, the share that it has to be expected to bring: who is not asked is not seen either, and what
 was seen of a text says little of what comes (`scheduler/MEASURED.md`)."""
-TAKEN_RATE = 0.02
-"""Of a step, in what is known of all drafts: how many of them are taken."""
+VAIN_RATE = 0.02
+"""Weight of a step in how often the model drafts in vain."""
 STALE = 32
 """Steps after which a request that did not draft while others did is asked again."""
 
@@ -131,7 +132,7 @@ class Asynchronous(Planner):
         self.falling = Falling(gamma)
         self.correction = Correction()
         self._probing = Probing()  # whether the model should draft
-        self._taken = 1.0  # of the drafts that the model made
+        self._vain = 1.0  # how often the model drafts where lookup's draft is then taken
         self._looking = Probing(LOOK_SHARE)  # whether something should be looked up
         self._cannot_look_up = False
         self._resting = Resting()
@@ -240,7 +241,7 @@ class Asynchronous(Planner):
         if free is not None:
             nobody = self._candidate(step, None, free, seconds + deciding)
             found.append(nobody)
-        drafted = np.minimum(taken.mean(0) / self._taken, 1.0)
+        drafted = self._vain + (1 - self._vain) * taken.mean(0)
         asks, everyone = self._asks(step, survival, taken, drafted, able, seconds, nobody.worth[1])
         for ask in asks:
             theirs, drafting = ask.cut(survival, free, self.block), self._drafting(ask, drafted)
@@ -409,7 +410,7 @@ class Asynchronous(Planner):
             if (depth := issued.depth) is not None and self.block is not None and depth < self.block:
                 survival[taken] = self.falling.prolonged(survival[taken], depth, self.block)
             self.falling.write(survival[taken])
-            if past.drafted:
-                self._taken += TAKEN_RATE * (min(np.count_nonzero(taken) / past.drafted, 1.0) - self._taken)
+            if others := len(taken) - (count := int(np.count_nonzero(taken))):
+                self._vain += VAIN_RATE * (min(max(past.drafted - count, 0) / others, 1.0) - self._vain)
             for _ in range(weight):
                 self.history.write(rows, generations, survival, issued.number, taken)

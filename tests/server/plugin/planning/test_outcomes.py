@@ -142,9 +142,9 @@ def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(ma
 
     run(planning, 2, confidence=0.5)
     run(planning, 2, confidence=0.9)
-    assert not known()[1].any()
+    assert not known()[2].any()
     begin(planning, 2)
-    survival, seen = known()
+    survival, _, seen = known()
     assert seen.all()
     np.testing.assert_allclose(survival[0, 0], 0.5 ** np.arange(1, GAMMA + 1))
 

@@ -33,7 +33,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     assert other.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
-    assert before.history.read(np.array([2]), planning.requests.generations[[2]], 1)[1].all()
+    assert before.history.read(np.array([2]), planning.requests.generations[[2]], 1)[2].all()
 
 
 @on_every_device
@@ -59,7 +59,7 @@ def test_confidences_are_calibrated_for_the_planner_and_recorded_as_they_are(mak
     np.testing.assert_allclose(planning.state()["records"]["confidence"], 0.9, rtol=1e-6)
     begin(planning, 2)
     begin(planning, 2)
-    survival, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
+    survival, _, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
     np.testing.assert_allclose(survival[0, 0], 0.75 ** np.arange(1, GAMMA + 1), rtol=1e-6)
 
 
@@ -139,8 +139,9 @@ class Half(Planner):
     def admit(self, confidence, draft_lens, budget):
         return draft_lens
 
-    def observe(self, step, survival, verify_lens, accept_lens, asked, seconds, looked_up=None):
+    def observe(self, step, survival, verify_lens, accept_lens, asked, seconds, looked_up=None, drafted=None):
         self.asked, self.looked_up, self.survival = asked.tolist(), looked_up.tolist(), survival
+        self.drafted = drafted
 
 
 @on_every_device
@@ -168,5 +169,6 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     planning.state()
     assert half.asked == [True, False, False, True]
     assert half.looked_up == [False, True, True, False]
+    assert half.drafted == 2
     assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
     assert planning.recording.steps[0].drafting == 2
