@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
     add("--seed", type=int, default=0)
     add("--minutes", type=float, help="stop after so many, with everything on disk; the same command goes on")
+    add(
+        "--follow",
+        action="store_true",
+        help="train on the answers that another run is writing to --data meanwhile, and write none",
+    )
     data = parser.add_argument_group("answers and features")
     data.add_argument(
         "--pair-answers",
@@ -134,7 +139,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     loss.add_argument("--alpha-ce", type=float, default=0.1, help="of the true token's cross entropy, after the start")
     loss.add_argument("--alpha-ce-start", type=float, default=1.0, help="and before the first step")
-    loss.add_argument("--alpha-ce-steps", type=int, default=500, help="steps from one to the other")
+    loss.add_argument(
+        "--alpha-ce-steps", type=int, help="steps from one to the other (default: 500; 0 where --start is a drafter)"
+    )
     loss.add_argument("--alpha-tv", type=float, default=0.9, help="of the total variation")
     loss.add_argument(
         "--alpha-kl", type=float, default=0.0, help="of the divergence from the target's stored tokens, from 0 at first"

@@ -193,11 +193,16 @@ def gather_features(
         top=args.top,
         meta=meta,
     )
+    if args.follow:
+        if not len(store):
+            raise ValueError(f"--follow: {data} has no answers yet; give the --data of a run that writes some")
+        return store
     keep = Keep(store, Wanted(layers, args.top), args.max_tokens)
-    samples = gather_samples(args, target, data, keep, deadline)
-    build_store(
-        target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens, deadline=deadline
-    )  # fmt: skip
+    with store.writing():
+        samples = gather_samples(args, target, data, keep, deadline)
+        build_store(
+            target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens, deadline=deadline
+        )  # fmt: skip
     if not len(store):
         raise ValueError(f"none of {len(samples)} answers fits --max-tokens {args.max_tokens} with its prompt")
     return store
@@ -213,6 +218,8 @@ def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
             "alpha_kl", "kl_falloff", "alpha_conf", "position_decay",
         )
     }  # fmt: skip
+    if given["alpha_ce_steps"] is None:  # a finished drafter is past the start, which would undo some of it
+        given["alpha_ce_steps"] = 500 if args.start in ("target", "fresh") else 0
     if kind == "dflash" and args.loss == "authors":
         given |= {"alpha_ce": 1.0, "alpha_ce_start": 1.0, "alpha_tv": 0.0, "alpha_kl": 0.0}
     return Recipe(**given, survival=args.survival_weights)

@@ -226,8 +226,12 @@ class TrainingRun(ABC, Generic[Model]):
         Raises OutOfTime, with the checkpoint written, where the deadline comes first.
         """
         recipe, config = self.recipe, self.model.config
-        numbers = [i for i in range(len(store)) if i not in set(held_out)]
-        if not numbers:
+        hidden = {store.entries[i].digest for i in held_out}
+
+        def numbers() -> list[int]:
+            return [i for i, entry in enumerate(store.entries) if entry.digest not in hidden]
+
+        if not numbers():
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
         decay_start = recipe.steps - recipe.decay_steps
         batches, size, saved = None, 0, time.monotonic()
@@ -238,7 +242,7 @@ class TrainingRun(ABC, Generic[Model]):
             began = time.monotonic()
             if batches is None or size != recipe.block(self.step, config.gamma):
                 size = recipe.block(self.step, config.gamma)
-                batches = self.batches(store, numbers, size)
+                batches = self.batches(store, numbers(), size)
                 batches = ahead(batches) if self.frozen.head.device.type == "cuda" else batches
             batch = next(batches)
             row = self.learn(batch)
@@ -266,6 +270,8 @@ class TrainingRun(ABC, Generic[Model]):
             if late or time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
                 self.save()
                 saved = time.monotonic()
+                if store.grow():
+                    batches = None
             if late and self.step < recipe.steps:
                 progress.close()
                 deadline.check()

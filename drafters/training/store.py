@@ -2,14 +2,17 @@
 
 Flat binary files, one for each column, grow together; a drafter that needs no features has no file of them.
 `index.jsonl` has one line per finished sequence, written last, so a killed run leaves at most bytes that the next run
-cuts off. Reading touches only the sequences of a step.
+cuts off, and others may read while one writes. Reading touches only the sequences of a step.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +66,10 @@ def digest(tokens: Iterable[int]) -> str:
 
 
 class FeatureStore:
-    """Append-only store of sequences; `width` = m*d feature columns, 0 for none, `top` = K likeliest tokens kept."""
+    """Append-only store of sequences; `width` = m*d feature columns, 0 for none, `top` = K likeliest tokens kept.
+
+    It has what was there when it was opened; `grow` looks for more, `writing` appends.
+    """
 
     def __init__(self, folder: str | Path, *, width: int, top: int, meta: dict[str, Any]) -> None:
         self.folder = Path(folder)
@@ -85,12 +91,41 @@ class FeatureStore:
         else:
             path.write_text(json.dumps(wanted))
         self.index = self.folder / "index.jsonl"
-        self.entries: list[Entry] = []
-        if self.index.exists():
-            self.entries = [Entry(**json.loads(line)) for line in self.index.read_text().splitlines() if line]
-        self._cut()
         self.maps: dict[str, np.ndarray] = {}
-        self.digests = {entry.digest for entry in self.entries}
+        self.entries: list[Entry] = []
+        self.digests: set[str] = set()
+        self.grow()
+
+    def grow(self) -> bool:
+        """Take in what has been appended since, also by others; whether that was anything."""
+        lines = self._whole_lines().splitlines()[len(self.entries) :]
+        new = [Entry(**json.loads(line)) for line in lines]
+        if new:
+            self.entries += new
+            self.digests |= {entry.digest for entry in new}
+            self.maps.clear()
+        return bool(new)
+
+    def _whole_lines(self) -> bytes:
+        text = self.index.read_bytes() if self.index.exists() else b""
+        return text[: text.rfind(b"\n") + 1]
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, `append` may be called, and nobody else may write; what a killed run left is cut off first.
+
+        Raises ValueError where another one writes.
+        """
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another run is writing to {self.folder}; --follow trains on what is there so far"
+                ) from None
+            self.grow()
+            self._cut()
+            yield
 
     def __contains__(self, tokens: Iterable[int]) -> bool:
         return digest(tokens) in self.digests
@@ -104,6 +139,8 @@ class FeatureStore:
         return last.start + last.length, last.top + last.length - last.prompt
 
     def _cut(self) -> None:
+        if self.index.exists():
+            os.truncate(self.index, len(self._whole_lines()))
         rows, top = self.rows
         for name, (dtype, width) in self.columns.items():
             path = self.folder / f"{name}.bin"
@@ -115,7 +152,7 @@ class FeatureStore:
                 file.truncate(size)
 
     def append(self, sequence: Sequence, *, temperature: float, source: str) -> None:
-        """Add one sequence, if it is not there yet."""
+        """Add one sequence, if it is not there yet; see `writing`."""
         rows, top = self.rows
         name = digest(sequence.tokens.tolist())
         if name in self.digests:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import dataclasses
 import json
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,33 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
         cli.run(dflash)
 
 
+def test_a_run_follows_another_that_writes_answers(
+    target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has come is trained on from the next checkpoint on; what was held out at the beginning stays so."""
+    more = ["--follow", "--data", str(tmp_path / "data"), "--steps", "20", "--save-seconds", "0", "--start", "fresh"]
+    args = arguments(target_folder, prompts, tmp_path / "out", *more)
+    with pytest.raises(ValueError, match="has no answers yet"):
+        cli.run(args)
+    data = arguments(target_folder, prompts, tmp_path / "data", "--steps", "0")
+    cli.run(data)
+    index = tmp_path / "data" / "features" / "index.jsonl"
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join(lines[:8]))
+    grow, seen = FeatureStore.grow, []
+
+    def growing(store: FeatureStore) -> bool:
+        index.write_text("".join(lines[: 8 + len(seen)]))
+        seen.append(len(store))
+        return grow(store)
+
+    monkeypatch.setattr(FeatureStore, "grow", growing)
+    assert cli.run(args) == 0
+    assert seen[-1] > 10
+    facts = json.loads((tmp_path / "out" / "drafter" / "training.json").read_text())
+    assert facts["sequences"] > 8
+
+
 def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """Stopped after every answer and every step, the command gets as far as one that never is, by the same answers."""
     more = ["--loss", "authors", "--steps", "6", "--decay-steps", "2", "--short-steps", "2"]
@@ -254,7 +282,11 @@ def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> No
     args.kind = "dflash"
     recipe = cli.make_recipe(args, "dflash")
     assert recipe.losses(0) == recipe.losses(10**6) == LossWeights(ce=1.0, tv=0.0)
+    assert cli.make_recipe(args, "dspark").losses(0) == LossWeights(ce=1.0, tv=0.9)
     assert cli.make_recipe(args, "dspark").losses(10**6) == LossWeights(ce=0.1, tv=0.9)
+    onwards = copy(args)
+    onwards.start = "a drafter"
+    assert cli.make_recipe(onwards, "dspark").losses(0) == LossWeights(ce=0.1, tv=0.9)
     assert cli.run(args) == 0
     assert load(tmp_path / "out" / "drafter").config.kind == "dflash"
 
@@ -301,19 +333,33 @@ def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
 
 
 def test_store_keeps_what_it_was_given_and_drops_half_written_rows(tmp_path: Path) -> None:
-    store = FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": [1]})
+    def opened(*layers: int) -> FeatureStore:
+        return FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": list(layers) or [1]})
+
+    store, reader = opened(), opened()
     written = [make_sequence(9, 4), make_sequence(6, 2)]
-    for s in written:
-        store.append(s, temperature=0.0, source="x")
-    with (tmp_path / "f" / "features.bin").open("ab") as file:
-        file.write(b"killed here")
-    again = FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": [1]})
-    again.append(make_sequence(5, 2), temperature=0.0, source="x")
-    for i, s in enumerate(written):
-        for name in ("tokens", "features", "top_ids", "top_probs"):
-            assert torch.equal(getattr(again[i], name), getattr(s, name))
+    with store.writing():
+        for s in written:
+            store.append(s, temperature=0.0, source="x")
+        with pytest.raises(ValueError, match="another run is writing"), opened().writing():
+            pass
+        assert reader.grow()
+        assert not reader.grow()
+    for name in ("features.bin", "index.jsonl"):
+        with (tmp_path / "f" / name).open("ab") as file:
+            file.write(b"killed here")
+    assert not reader.grow()
+    again = opened()
+    with again.writing():
+        again.append(make_sequence(5, 2), temperature=0.0, source="x")
+    assert reader.grow()
+    for found in (again, reader):
+        assert len(found) == 3
+        for i, s in enumerate(written):
+            for name in ("tokens", "features", "top_ids", "top_probs"):
+                assert torch.equal(getattr(found[i], name), getattr(s, name))
     with pytest.raises(ValueError, match=r"layers \[1\] instead of \[2\]"):
-        FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": [2]})
+        opened(2)
 
 
 def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
