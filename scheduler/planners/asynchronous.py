@@ -32,7 +32,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import largest
 from outrider.scheduler.planners.asking import FEW, Ask, cost_of, worth_asking
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
-from outrider.scheduler.planners.curve import Curve, mean_curve, pooled_curve, single_curve
+from outrider.scheduler.planners.curve import Curve, convex, mean_curve, pooled_curve, single_curve
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
 from outrider.scheduler.planners.resting import Resting, same_requests
 from outrider.scheduler.planners.sorting import RESOLUTION
@@ -183,7 +183,9 @@ class Asynchronous(Planner):
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         bounds = None
-        if budget.threshold:
+        if budget.thresholds is not None:
+            bounds = self.correction.least(budget.thresholds, bool(budget.asked(np.ones(1))[0]))[None]
+        elif budget.threshold:
             asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))
             least = [self.correction.least(budget.threshold, kind) for kind in (False, True)]
             bounds = np.where(asked, least[True], least[False])[:, None]
@@ -257,8 +259,13 @@ class Asynchronous(Planner):
             self._probing.paid()
             self._looking.paid()
             seconds = seconds + (deciding + self._drafting(best.ask, drafted))
+            depth = best.ask.depth
+            if requests == 1 and curve.values is not None and first is None:
+                return Budget(
+                    True, room, best.ask.who, 0.0, None, seconds, depth=depth, thresholds=self._thresholds(room)
+                )
             threshold = curve.threshold(best.best)
-            return Budget(True, self._most(issued, best), best.ask.who, threshold, first, seconds, depth=best.ask.depth)
+            return Budget(True, self._most(issued, best), best.ask.who, threshold, first, seconds, depth=depth)
         drafting = deciding + self._drafting(everyone, drafted)
         seen = self._number > self._last_probe + LAG
         news, new_texts = (seen and bool((~those & able).any()) for those in (known, found_for))
@@ -348,6 +355,12 @@ class Asynchronous(Planner):
         """Seconds of these drafts, in the mean."""
         costs = self._draft_curves[-1 if ask.depth is None else ask.depth - 1]
         return float(cost_of(costs, drafted[ask.who].sum()))
+
+    def _thresholds(self, room: int) -> np.ndarray:
+        """[gamma] what each token of a lone request has to bring at the price of the plan: the first ones cost less."""
+        worth = np.full(self.gamma, np.inf)
+        worth[:room] = self._price * np.diff(convex(self._curve[: room + 1]))
+        return np.maximum(worth, 1 / RESOLUTION)
 
     def _marginal(self, seconds: np.ndarray) -> float:
         """Seconds that a further token adds to a step, in the mean as far as the last plan went, or a block."""

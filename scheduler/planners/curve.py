@@ -52,6 +52,21 @@ class Curve:
         return np.arange(len(self.throughput)) / self.count
 
 
+def convex(seconds: np.ndarray) -> np.ndarray:
+    """[n] the largest convex curve that is nowhere above `seconds` [n]: what each further token costs where one that is
+    dear comes with cheap ones behind it."""
+    corners: list[int] = []
+    for point in range(len(seconds)):
+        while len(corners) > 1:
+            first, last = corners[-2:]
+            if (seconds[last] - seconds[first]) * (point - first) < (seconds[point] - seconds[first]) * (last - first):
+                break
+            corners.pop()
+        corners.append(point)
+    result: np.ndarray = np.interp(np.arange(len(seconds)), corners, seconds[corners])
+    return result
+
+
 def single_curve(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
     """One sample: points are numbers of tokens.
 

@@ -196,15 +196,16 @@ class Correction:
         result += self._heights[int(asked)].take(line)
         return result
 
-    def least(self, worth: float, asked: bool) -> float:
-        """The least survival that is corrected to at least `worth` > 0; inf: none is."""
+    def least(self, worth: float | np.ndarray, asked: bool) -> np.ndarray:
+        """The least survivals that are corrected to at least `worth` > 0; inf: none is."""
         values = self._values[int(asked)]
-        if worth > values[-1]:
-            return np.inf
-        after = int(np.searchsorted(values, worth))  # values[after - 1] < worth <= values[after]
+        after = np.minimum(
+            np.searchsorted(values, worth), len(values) - 1
+        )  # values[after - 1] < worth <= values[after]
         low, high = values[after - 1], values[after]
-        share = (worth - low) / (high - low)
-        return float(self._knots[after - 1] + share * (self._knots[after] - self._knots[after - 1]))
+        share = (worth - low) / np.maximum(high - low, 1e-12)
+        found = self._knots[after - 1] + share * (self._knots[after] - self._knots[after - 1])
+        return np.where(worth > values[-1], np.inf, found)
 
     def observe(
         self,

@@ -15,6 +15,7 @@ from planning import curve_cost, prefixes, value, view
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.curve import convex
 from outrider.scheduler.planners.survival_history import Correction
 from outrider.scheduler.planners.synchronous import Synchronous
 
@@ -205,6 +206,17 @@ def test_smoothing_takes_the_mean_of_the_curves():
         by_smoothing[smoothing] = set(budgets[60:])
     assert len(by_smoothing[1]) == 2
     assert len(by_smoothing[64]) == 1
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
+def test_a_convex_curve_is_the_largest_below(steps):
+    """By brute force: at each point the lowest straight line between two others, or itself."""
+    seconds = np.cumsum(steps)
+    found = convex(seconds)
+    points = range(len(seconds))
+    for at in points:
+        lines = [np.interp(at, [a, b], seconds[[a, b]]) for a in points[: at + 1] for b in points[at:] if a < b]
+        assert found[at] == pytest.approx(min([*lines, seconds[at]]))
 
 
 def test_memory_does_not_grow_with_uptime():
