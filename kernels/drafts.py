@@ -75,6 +75,8 @@ def admit(
     """
     if cuda.fits(confidence):
         return torch.ops.outrider_cuda.admit(confidence, draft_lens, tokens, bounds, first)
+    if native.fits(confidence):
+        return torch.ops.outrider.admit(confidence, draft_lens, tokens, bounds, first)
     return torch_admit(confidence, draft_lens, tokens, bounds=bounds, first=first)
 
 
@@ -86,7 +88,7 @@ def torch_admit(
     bounds: torch.Tensor | None = None,
     first: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`admit` without Triton, on any device: a stable sort."""
+    """`admit` without compiled kernels, on any device: a stable sort."""
     survival = torch.nan_to_num(confidence, nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
     survival *= torch.arange(confidence.shape[1], device=confidence.device) < draft_lens[:, None]
     worth = survival if bounds is None else survival * (survival >= bounds).cumprod(1)

@@ -21,8 +21,8 @@ FIRST = 2.0**64
 
 
 class Admit(Protocol):
-    """`largest` in one call, for a device where each small operation costs a launch: `kernels.drafts.admit`, which the
-    server hands in."""
+    """`largest` in one call, since each small operation costs a launch or the way to it: `kernels.drafts.admit`, which
+    the server hands in where it is compiled."""
 
     def __call__(
         self,

@@ -189,9 +189,7 @@ class Asynchronous(Planner):
             asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))
             least = [self.correction.least(budget.threshold, kind) for kind in (False, True)]
             bounds = np.where(asked, least[True], least[False])[:, None]
-        return largest(
-            confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_on_device
-        )
+        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
 
     def observe(
         self,

@@ -131,8 +131,8 @@ class Planner(ABC):
 
     tiers: Tiers | None = None
     """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a tier. None: any size."""
-    admit_on_device: Admit | None = None
-    """What admits in one call, on a GPU. None: torch or numpy do."""
+    admit_by: Admit | None = None
+    """What admits in one call. None: torch or numpy do."""
     block: int | None = None
     """Tokens of a whole draft of the model's, where it may be asked for fewer. None: it always drafts as many."""
 

@@ -54,4 +54,4 @@ class Threshold(Bounded):
         if budget.tokens is None:
             return torch.minimum((survival_of(confidence) >= self.threshold).sum(1), draft_lens)
         bounds = np.full(confidence.shape[1], self.threshold, dtype=np.float32)
-        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, admit=self.admit_on_device)
+        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, admit=self.admit_by)

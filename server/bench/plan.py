@@ -18,6 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from outrider.kernels.cpu import native
+from outrider.kernels.drafts import admit
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
@@ -49,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     planners: dict[str, Planner] = {"static gamma": StaticGamma(max(args.gamma // 2, 1))}
     for name in reversed(registry.names()):
         cost = jagged_cost(args.requests, args.gamma)
-        planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
+        planner = planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
+        planner.admit_by = admit if native.available() else None
     results: dict[str, dict[str, list[float]]] = {name: {s: [] for s in (*STAGES, "total")} for name in planners}
     for number, _, name in harness.turns(args.rounds, [f"{args.requests} requests"], list(planners)):
         times = measure(planners[name], args.requests, args.gamma, args.steps, levels=args.levels, seed=number)

@@ -1,10 +1,15 @@
-"""Calibrated confidences and the ends of answers: compiled against torch on random drafts, and both by hand."""
+"""Calibrated confidences, the ends of answers and what is admitted: compiled against torch and the planner on random
+drafts, and by hand."""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.kernels.cpu import native
-from outrider.kernels.drafts import torch_weigh_drafts, weigh_drafts
+from outrider.kernels.drafts import admit, torch_admit, torch_weigh_drafts, weigh_drafts
+from outrider.kernels.random_batches import admission
+from outrider.scheduler.planners.admission import largest, survival_of
 
 ROWS, CASES, GAMMA = 5, 6, 7
 END, STOP = 90, 91
@@ -75,3 +80,44 @@ def test_nothing_outside_the_tables_is_read(index, name, value):
     batch[index][-1] = value
     with pytest.raises(RuntimeError, match=name):
         weigh_drafts(*batch, parameters)
+
+
+@needs_compiled
+@given(
+    requests=st.sampled_from([1, 3, 16, 300]),
+    gamma=st.sampled_from([1, 4, 7, 15]),
+    share=st.sampled_from([-1.0, 0.0, 0.1, 0.5, 2.0]),
+    bounded=st.sampled_from(["", "by position", "by request"]),
+    hurried=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_admits_what_the_planner_admits(requests, gamma, share, bounded, hurried, seed):
+    """Ties, broken confidences and drafts of any length included."""
+    confidence, draft_lens, first = admission(requests, gamma, seed, hurried=hurried)
+    tokens = int(share * requests * gamma)
+    bounds = {
+        "": None,
+        "by position": 0.3 / torch.linspace(1.0, 0.5, gamma),
+        "by request": torch.rand(requests, 1, generator=torch.Generator().manual_seed(seed)),
+    }[bounded]
+    lens, survival = admit(confidence, draft_lens, torch.tensor([tokens]), bounds=bounds, first=first)
+    hurry = None if first is None else first.numpy()
+    found = largest(confidence, draft_lens, tokens, bounds=None if bounds is None else bounds.numpy(), first=hurry)
+    assert torch.equal(lens, found)
+    assert torch.equal(survival, survival_of(confidence, draft_lens))
+    plain = torch_admit(confidence, draft_lens, torch.tensor([tokens]), bounds=bounds, first=first)
+    assert torch.equal(lens, plain[0])
+
+
+@needs_compiled
+def test_a_lone_request_has_a_bound_at_each_position():
+    confidence, lens = torch.tensor([[0.5, 0.8, 0.9]]), torch.tensor([3])
+    for bounds, admitted in (([0.4, 0.4, 0.3], 3), ([0.4, 0.41, 0.3], 1), ([0.6, 0.1, 0.1], 0)):
+        assert int(admit(confidence, lens, torch.tensor([9]), bounds=torch.tensor([bounds]))[0]) == admitted
+
+
+@needs_compiled
+@pytest.mark.parametrize("bounds", [torch.rand(2, 3), torch.rand(4), torch.rand(2)])
+def test_bounds_of_another_shape_are_refused(bounds):
+    with pytest.raises(RuntimeError, match="bounds are"):
+        admit(torch.rand(5, 3), torch.full((5,), 3), torch.tensor([9]), bounds=bounds)

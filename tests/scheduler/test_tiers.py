@@ -157,7 +157,7 @@ def test_what_admits_in_one_call_admits_the_same(block, data):
         budget = replace(budget, first=np.arange(requests) % 2 == 0, threshold=0.1)
         given_block = torch.tensor(block), torch.tensor(limits)
         alone = planner.admit(*given_block, budget)
-        planner.admit_on_device = admit
+        planner.admit_by = admit
         assert planner.admit(*given_block, budget).tolist() == alone.tolist(), planner
     assert len(calls) == 3  # of both asynchronous ones and of the threshold
 

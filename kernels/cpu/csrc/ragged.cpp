@@ -3,10 +3,16 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "ops.h"
 
@@ -122,6 +128,88 @@ std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& conf
   return {calibrated, until};
 }
 
+// The `rank`-th largest of some numbers above 0, counted from 1, and how many are larger. Floats above 0 are ordered as
+// their bits are, so that a count by the first of these leaves few to be sorted.
+std::pair<float, int64_t> largest(const std::vector<float>& numbers, int64_t rank) {
+  constexpr int SHIFT = 20;
+  static thread_local std::vector<float> same;
+  std::array<int32_t, 2048> counts{};  // the sign is 0
+  const auto bucket = [](float x) { return std::bit_cast<uint32_t>(x) >> SHIFT; };
+  for (const float x : numbers) ++counts[bucket(x)];
+  uint32_t at = 2047;
+  int64_t larger = 0;
+  while (larger + counts[at] < rank) larger += counts[at--];
+  same.clear();
+  for (const float x : numbers)
+    if (bucket(x) == at) same.push_back(x);
+  std::sort(same.begin(), same.end(), std::greater<>());
+  const float found = same[rank - larger - 1];
+  return {found, larger + (std::find(same.begin(), same.end(), found) - same.begin())};
+}
+
+// verify_lens [R] and survival [R, gamma] float32: the tokens [1] drafts of largest survival c_1 ... c_k that are above 0,
+// ties going to the smaller request. confidence: [R, gamma], NaN counts as 0. draft_lens: [R], beyond which survival
+// is 0. bounds: [gamma] or [R, 1], survival below its bound ends what is admitted of a request. first: [R], requests that
+// come before all others.
+std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_lens, const Tensor& tokens,
+                                 const std::optional<Tensor>& bounds, const std::optional<Tensor>& first) {
+  const Tensor chance = dense(confidence, at::kFloat, 2, "confidence"), most = integers(tokens, 1, "tokens");
+  const int64_t requests = chance.size(0), gamma = chance.size(1);
+  const Tensor lens = integers(draft_lens, requests, "draft_lens");
+  Tensor bound, ahead;
+  int64_t by_request = 0, by_position = 0;
+  if (bounds) {
+    TORCH_CHECK(bounds->scalar_type() == at::kFloat && (bounds->dim() == 1 || bounds->dim() == 2), "bounds must be float32");
+    bound = bounds->contiguous();
+    by_request = bound.dim() == 2 && bound.size(0) > 1;
+    by_position = bound.size(-1) > 1;
+    TORCH_CHECK((by_request ? bound.size(0) == requests && !by_position : true) && (by_position ? bound.size(-1) == gamma : true),
+                "bounds are [gamma] or [R, 1]");
+  }
+  if (first) ahead = dense(*first, at::kBool, 1, "first");
+  TORCH_CHECK(!first || ahead.numel() == requests, "first must have one entry per request");
+  Tensor survival = at::empty({requests, gamma}, chance.options());
+  Tensor verify_lens = at::empty({requests}, lens.options());
+  static thread_local std::vector<float> worth;
+  worth.clear();
+  for (int64_t r = 0; r < requests; ++r) {
+    const float* c = chance.data_ptr<float>() + r * gamma;
+    float* s = survival.data_ptr<float>() + r * gamma;
+    const bool before = first && ahead.data_ptr<bool>()[r];
+    double product = 1;
+    int64_t k = 0, admitted = 0;
+    bool on = true;
+    for (; k < std::min(gamma, lens.data_ptr<int64_t>()[r]); ++k) {
+      product *= c[k] > 0 ? std::min(double(c[k]), 1.) : 0.;  // NaN is not above 0
+      s[k] = float(product);
+      on = on && s[k] > 0 && (!bounds || s[k] >= bound.data_ptr<float>()[by_position ? k : by_request ? r : 0]);
+      if (!on) continue;
+      worth.push_back(before ? s[k] * 0x1p64f : s[k]);
+      ++admitted;
+    }
+    std::fill(s + k, s + gamma, 0.f);
+    verify_lens.data_ptr<int64_t>()[r] = admitted;
+  }
+  const int64_t wanted = std::max<int64_t>(most.data_ptr<int64_t>()[0], 0);
+  if (wanted >= int64_t(worth.size())) return {verify_lens, survival};
+  float least = std::numeric_limits<float>::infinity();
+  int64_t ties = 0;
+  if (wanted) {
+    const auto [last, larger] = largest(worth, wanted);
+    least = last;
+    ties = wanted - larger;
+  }
+  const float* next = worth.data();
+  for (int64_t r = 0; r < requests; ++r) {
+    int64_t& len = verify_lens.data_ptr<int64_t>()[r];
+    int64_t kept = 0;
+    for (int64_t k = 0; k < len; ++k) kept += next[k] > least || (next[k] == least && ties-- > 0);
+    next += len;
+    len = kept;
+  }
+  return {verify_lens, survival};
+}
+
 // accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the one wanted after the row before its own.
 std::tuple<Tensor, Tensor> accept_wanted(const Tensor& tokens, const Tensor& verify_lens, const Tensor& qo_indptr,
                                          const Tensor& wanted) {
@@ -155,6 +243,7 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("write_page_table(Tensor(a!) page_table, Tensor rows, Tensor starts, Tensor ends, Tensor slots) -> ()");
   m.def("weigh_drafts(Tensor tokens, Tensor confidence, Tensor cases, Tensor rows, Tensor ends, Tensor? inverse, "
         "Tensor? shifts) -> (Tensor, Tensor)");
+  m.def("admit(Tensor confidence, Tensor draft_lens, Tensor tokens, Tensor? bounds, Tensor? first) -> (Tensor, Tensor)");
   m.def("accept_wanted(Tensor tokens, Tensor verify_lens, Tensor qo_indptr, Tensor wanted) -> (Tensor, Tensor)");
 }
 
@@ -162,6 +251,7 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("flatten_verify", flatten_verify);
   m.impl("write_page_table", write_page_table);
   m.impl("weigh_drafts", weigh_drafts);
+  m.impl("admit", admit);
   m.impl("accept_wanted", accept_wanted);
 }
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Draft
+from outrider.kernels.cpu import native
 from outrider.kernels.drafts import Parameters, admit, weigh_drafts
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
@@ -76,7 +77,7 @@ class Planning:
 
     def _take(self, planner: Planner, cost: StepCost | None, calibration: CalibrationTable | None) -> None:
         planner.tiers, planner.block = self.tiers, self.block
-        planner.admit_on_device = None if self.on_host else admit
+        planner.admit_by = None if self.on_host and not native.available() else admit
         self.planner, self.cost, self.calibration = planner, cost, calibration
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, cases: torch.Tensor) -> Step:
