@@ -170,26 +170,28 @@ std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_l
   TORCH_CHECK(!first || ahead.numel() == requests, "first must have one entry per request");
   Tensor survival = at::empty({requests, gamma}, chance.options());
   Tensor verify_lens = at::empty({requests}, lens.options());
+  const float *c = chance.data_ptr<float>(), *least_of = bounds ? bound.data_ptr<float>() : nullptr;
+  const int64_t* len_of = lens.data_ptr<int64_t>();
+  const bool* before = first ? ahead.data_ptr<bool>() : nullptr;
+  float* s = survival.data_ptr<float>();
+  int64_t* admitted = verify_lens.data_ptr<int64_t>();
   static thread_local std::vector<float> worth;
-  worth.clear();
-  for (int64_t r = 0; r < requests; ++r) {
-    const float* c = chance.data_ptr<float>() + r * gamma;
-    float* s = survival.data_ptr<float>() + r * gamma;
-    const bool before = first && ahead.data_ptr<bool>()[r];
+  worth.resize(requests * gamma);
+  float* end = worth.data();
+  for (int64_t r = 0; r < requests; ++r, c += gamma, s += gamma) {
+    const int64_t len = std::clamp<int64_t>(len_of[r], 0, gamma);
+    const float scale = before && before[r] ? 0x1p64f : 1.f;
     double product = 1;
-    int64_t k = 0, admitted = 0;
-    bool on = true;
-    for (; k < std::min(gamma, lens.data_ptr<int64_t>()[r]); ++k) {
+    for (int64_t k = 0; k < len; ++k) {
       product *= c[k] > 0 ? std::min(double(c[k]), 1.) : 0.;  // NaN is not above 0
       s[k] = float(product);
-      on = on && s[k] > 0 && (!bounds || s[k] >= bound.data_ptr<float>()[by_position ? k : by_request ? r : 0]);
-      if (!on) continue;
-      worth.push_back(before ? s[k] * 0x1p64f : s[k]);
-      ++admitted;
     }
-    std::fill(s + k, s + gamma, 0.f);
-    verify_lens.data_ptr<int64_t>()[r] = admitted;
+    std::fill(s + len, s + gamma, 0.f);
+    int64_t k = 0;
+    for (; k < len && s[k] > 0 && (!least_of || s[k] >= least_of[by_position ? k : by_request ? r : 0]); ++k) *end++ = s[k] * scale;
+    admitted[r] = k;
   }
+  worth.resize(end - worth.data());
   const int64_t wanted = std::max<int64_t>(most.data_ptr<int64_t>()[0], 0);
   if (wanted >= int64_t(worth.size())) return {verify_lens, survival};
   float least = std::numeric_limits<float>::infinity();
@@ -201,11 +203,10 @@ std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_l
   }
   const float* next = worth.data();
   for (int64_t r = 0; r < requests; ++r) {
-    int64_t& len = verify_lens.data_ptr<int64_t>()[r];
     int64_t kept = 0;
-    for (int64_t k = 0; k < len; ++k) kept += next[k] > least || (next[k] == least && ties-- > 0);
-    next += len;
-    len = kept;
+    for (int64_t k = 0; k < admitted[r]; ++k) kept += next[k] > least || (next[k] == least && ties-- > 0);
+    next += admitted[r];
+    admitted[r] = kept;
   }
   return {verify_lens, survival};
 }
