@@ -3,13 +3,11 @@ drafts, and by hand."""
 
 import pytest
 import torch
+from admissions import cases
 from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import admit, torch_admit, torch_weigh_drafts, weigh_drafts
-from outrider.kernels.random_batches import admission
-from outrider.scheduler.planners.admission import largest, survival_of
 
 ROWS, CASES, GAMMA = 5, 6, 7
 END, STOP = 90, 91
@@ -83,30 +81,14 @@ def test_nothing_outside_the_tables_is_read(index, name, value):
 
 
 @needs_compiled
-@given(
-    requests=st.sampled_from([1, 3, 16, 300]),
-    gamma=st.sampled_from([1, 4, 7, 15]),
-    share=st.sampled_from([-1.0, 0.0, 0.1, 0.5, 2.0]),
-    bounded=st.sampled_from(["", "by position", "by request"]),
-    hurried=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-def test_admits_what_the_planner_admits(requests, gamma, share, bounded, hurried, seed):
-    """Ties, broken confidences and drafts of any length included."""
-    confidence, draft_lens, first = admission(requests, gamma, seed, hurried=hurried)
-    tokens = int(share * requests * gamma)
-    bounds = {
-        "": None,
-        "by position": 0.3 / torch.linspace(1.0, 0.5, gamma),
-        "by request": torch.rand(requests, 1, generator=torch.Generator().manual_seed(seed)),
-    }[bounded]
-    lens, survival = admit(confidence, draft_lens, torch.tensor([tokens]), bounds=bounds, first=first)
-    hurry = None if first is None else first.numpy()
-    found = largest(confidence, draft_lens, tokens, bounds=None if bounds is None else bounds.numpy(), first=hurry)
-    assert torch.equal(lens, found)
-    assert torch.equal(survival, survival_of(confidence, draft_lens))
-    plain = torch_admit(confidence, draft_lens, torch.tensor([tokens]), bounds=bounds, first=first)
-    assert torch.equal(lens, plain[0])
+@given(cases())
+def test_admits_what_the_planner_admits(case):
+    arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
+    found = admit(*arguments, bounds=case.bounds, first=case.first)
+    plain = torch_admit(*arguments, bounds=case.bounds, first=case.first)
+    for one, planned, other in zip(found, case.planned(), plain, strict=True):
+        assert torch.equal(one, planned)
+        assert torch.equal(one, other)
 
 
 @needs_compiled

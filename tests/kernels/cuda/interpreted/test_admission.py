@@ -1,39 +1,20 @@
 """Survival and top-K against the planner's own, ties and broken confidences included."""
 
 import torch
+from admissions import cases
 from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.kernels.cuda import admission
 from outrider.kernels.drafts import torch_admit
-from outrider.kernels.random_batches import admission as admission_batch
-from outrider.scheduler.planners.admission import largest, survival_of
 
 
-@given(
-    requests=st.sampled_from([1, 3, 16, 300]),
-    gamma=st.sampled_from([1, 4, 7, 15]),
-    share=st.sampled_from([0.0, 0.1, 0.5, 2.0]),
-    bounded=st.sampled_from(["", "by position", "by request"]),
-    hurried=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-def test_admits_what_the_planner_admits(requests, gamma, share, bounded, hurried, seed):
-    confidence, draft_lens, first = admission_batch(requests, gamma, seed, hurried=hurried)
-    tokens = int(share * requests * gamma)
-    bounds = {
-        "": None,
-        "by position": 0.3 / torch.linspace(1.0, 0.5, gamma),
-        "by request": torch.rand(requests, 1, generator=torch.Generator().manual_seed(seed)),
-    }[bounded]
-    arguments = confidence, draft_lens, torch.tensor([tokens])
-    lens, survival = admission.admit(*arguments, bounds, first)
-    planned = survival_of(confidence, draft_lens)
-    assert torch.equal(survival, planned)
-    hurry = None if first is None else first.numpy()
-    found = largest(confidence, draft_lens, tokens, bounds=None if bounds is None else bounds.numpy(), first=hurry)
-    assert torch.equal(lens, found)
-    for one, other in zip(torch_admit(*arguments, bounds=bounds, first=first), (lens, survival), strict=True):
+@given(cases())
+def test_admits_what_the_planner_admits(case):
+    arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
+    found = admission.admit(*arguments, case.bounds, case.first)
+    plain = torch_admit(*arguments, bounds=case.bounds, first=case.first)
+    for one, planned, other in zip(found, case.planned(), plain, strict=True):
+        assert torch.equal(one, planned)
         assert torch.equal(one, other)
 
 
