@@ -116,7 +116,7 @@ class FeatureStore:
 
         Raises ValueError where another one writes.
         """
-        with (self.folder / "lock").open("w") as lock:
+        with (self.folder / "meta.json").open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
