@@ -199,9 +199,8 @@ class Correction:
     def least(self, worth: float | np.ndarray, asked: bool) -> np.ndarray:
         """The least survivals that are corrected to at least `worth` > 0; inf: none is."""
         values = self._values[int(asked)]
-        after = np.minimum(
-            np.searchsorted(values, worth), len(values) - 1
-        )  # values[after - 1] < worth <= values[after]
+        # values[after - 1] < worth <= values[after]
+        after = np.minimum(np.searchsorted(values, worth), len(values) - 1)
         low, high = values[after - 1], values[after]
         share = (worth - low) / np.maximum(high - low, 1e-12)
         found = self._knots[after - 1] + share * (self._knots[after] - self._knots[after - 1])

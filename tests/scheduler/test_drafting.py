@@ -221,9 +221,8 @@ def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
 
 def test_the_first_tokens_of_a_lone_request_need_bring_less_than_dearer_ones_behind_them():
     planner = uncorrected(curve_cost(1, [1.0, 1.05, 1.1, 1.6]), smoothing=64)
-    easy, hard = (
-        np.full((1, GAMMA), c, dtype=np.float32) for c in (0.75, 0.25)
-    )  # at its third token .42, at its first .25
+    # Survivals of .42 at the third token of one, .25 at the first of the other.
+    easy, hard = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.75, 0.25))
     for i in range(40):
         run(planner, view(1, GAMMA), (easy, hard)[i % 2], draft=True)
     budget = planner.budget(view(1, GAMMA))

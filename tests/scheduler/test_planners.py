@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -328,8 +326,8 @@ def test_the_curve_to_look_at_is_the_one_that_was_searched(smoothing):
     planner = uncorrected(curve_cost(2, [1.0 + 0.2 * k for k in range(2 * GAMMA + 1)]), smoothing=smoothing)
     assert planner.curve() is None
     step = view(2, GAMMA)
-    confidence = np.array([[0.9, 0.8, 0.3], [0.6, 0.5, 0.5]], dtype=np.float32)
-    budgets = [run(planner, step, confidence, 2) for _ in range(12)]
+    confidence = np.array([[0.9, 0.8, 0.3]] * 2, dtype=np.float32)  # alike, and for long: so are all samples
+    budgets = [run(planner, step, confidence, 2) for _ in range(40)]
     curve = planner.curve()
     assert curve.requests == 2
     assert curve.tokens[0] == 0
@@ -337,7 +335,7 @@ def test_the_curve_to_look_at_is_the_one_that_was_searched(smoothing):
     tokens, throughput = curve.chosen
     assert throughput == curve.throughput.max()
     assert curve.throughput[np.searchsorted(curve.tokens, tokens)] == throughput
-    assert math.ceil(tokens) == budgets[-1]  # in the mean over samples, and the most of any
+    assert tokens == budgets[-1]
 
 
 def test_where_nobody_is_to_draft_the_curve_shows_what_drafting_would_bring():
