@@ -1,7 +1,8 @@
-"""Random anchors and their blocks (DSpark, section 3.3), packed without padding.
+"""Random anchors and their blocks (DSpark, section 3.3), packed.
 
 A step takes some sequences whole, projects their context features once, and cuts many blocks from each. Blocks of a
-sequence are sorted by anchor and attended in tiles, each against no more context than its last anchor needs.
+sequence are sorted by anchor and attended in tiles, each against little more context than its last anchor needs: up to
+`CONTEXT_ROWS - 1` empty rows, which no block sees.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from .store import FeatureStore, Sequence
 
 CPU_TILE, GPU_TILE = 64, 256
 """Blocks attended at a time: what a cache holds, and what is worth a GPU's launches."""
+CONTEXT_ROWS = 64
+"""Context is a multiple of so many rows: on a CPU the products of every new shape are compiled first, which takes a
+sixth of a step where each has lengths of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class Tile:
 class Step:
     """One training step: A blocks of `size` predictions over C context rows.
 
-    context, features, positions: [C] token ids, [C, m*d], [C]; anchors: [A] token ids; anchor_positions: [A].
+    context, features, positions: [C] token ids, [C, m*d], [C], zeros in empty rows.
+    anchors: [A] token ids; anchor_positions: [A].
     tokens: [A, size + 1] anchor and true continuation (0 beyond the end); valid: [A, size].
     rows: [N] int64, the valid positions among all A * size, which the labels are of.
     """
@@ -85,9 +90,9 @@ class BatchMaker:
         row = first = 0
         for s, at in zip(sequences, anchors, strict=True):
             at = at.sort().values
-            context = int(at[-1])
-            before.append(s.tokens[:context])
-            features.append(s.features[:context])
+            context = _rounded(int(at[-1]))
+            before.append(_filled(s.tokens[: int(at[-1])], context))
+            features.append(_filled(s.features[: int(at[-1])], context))
             positions.append(torch.arange(context))
             reach = at[:, None] + torch.arange(size + 1)
             inside = reach < len(s.tokens)
@@ -100,7 +105,7 @@ class BatchMaker:
             tops.append(s.top_ids[answer])
             probs.append(s.top_probs[answer])
             for piece in at.split(self.tile):
-                length = int(piece[-1])
+                length = _rounded(int(piece[-1]))
                 hidden = torch.arange(length) >= piece[:, None]
                 tiles.append(Tile(first, first + len(piece), row, length, self._move(hidden)))
                 first += len(piece)
@@ -128,6 +133,15 @@ class BatchMaker:
             labels=labels,
             tiles=tiles,
         )
+
+
+def _rounded(rows: int) -> int:
+    return -(-rows // CONTEXT_ROWS) * CONTEXT_ROWS
+
+
+def _filled(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """[rows, ...] `x` and zeros."""
+    return torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def anchor_range(s: Sequence) -> tuple[int, int]:

@@ -248,7 +248,7 @@ def train(
     if training.resume():
         print(f"resuming {folder} at step {training.step}")
     try:
-        training.train(store, held_out, deadline=deadline)
+        training.train(store, held_out, follow=args.follow, deadline=deadline)
     except OutOfTime:
         print(f"the minutes are over at step {training.step} of {args.steps}; the same command goes on")
     finish(folder, store, held_out, training)
@@ -291,7 +291,7 @@ def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadl
         if training.resume():
             print(f"resuming {training.folder} at step {training.step}")
         try:
-            training.train(store, held_out, deadline=deadline)
+            training.train(store, held_out, follow=args.follow, deadline=deadline)
         except OutOfTime:
             print(
                 f"the minutes are over at step {training.step} of {recipe.steps} of {stage}; the same command goes on"
@@ -324,7 +324,7 @@ def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Dead
     if training.resume():
         print(f"resuming {args.out} at step {training.step}")
     try:
-        training.train(store, held_out, deadline=deadline)
+        training.train(store, held_out, follow=args.follow, deadline=deadline)
     except OutOfTime:
         print(f"the minutes are over at step {training.step} of {args.steps}; the same command goes on")
     with training.optimiser.averaged():

@@ -219,9 +219,12 @@ class TrainingRun(ABC, Generic[Model]):
         *,
         every: int = 20,
         keep: bool = True,
+        follow: bool = False,
         deadline: Deadline = NEVER,
     ) -> None:
         """Train up to `recipe.steps`, logging means over `every` steps; `keep` a checkpoint from before the decay.
+
+        follow: from every checkpoint on, also with what others have added to the store.
 
         Raises OutOfTime, with the checkpoint written, where the deadline comes first.
         """
@@ -270,7 +273,7 @@ class TrainingRun(ABC, Generic[Model]):
             if late or time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
                 self.save()
                 saved = time.monotonic()
-                if store.grow():
+                if follow and store.grow():
                     batches = None
             if late and self.step < recipe.steps:
                 progress.close()

@@ -17,7 +17,7 @@ from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.training import cli, measure
 from outrider.drafters.training.arguments import add_arguments, add_export_arguments
-from outrider.drafters.training.batches import BatchMaker, random_steps
+from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.features import answer_chances, sequence_features
 from outrider.drafters.training.forward import Frozen, hidden_states
 from outrider.drafters.training.loss import LossWeights
@@ -322,62 +322,6 @@ def test_bad_lines_say_file_line_and_reason(line: str, reason: str, tmp_path: Pa
     with pytest.raises(BadLine, match=f"prompts.jsonl:3: .*{reason}"):
         list(read_samples(path))
     assert parse_line('{"prompt": "fine"}', "x").turns == ("fine",)
-
-
-def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
-    answer = length - prompt
-    return Sequence(
-        torch.arange(length), prompt, torch.randn(length, width).bfloat16(),
-        torch.randint(0, 96, (answer, 3)), torch.rand(answer, 3).half().float(),
-    )  # fmt: skip
-
-
-def test_store_keeps_what_it_was_given_and_drops_half_written_rows(tmp_path: Path) -> None:
-    def opened(*layers: int) -> FeatureStore:
-        return FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": list(layers) or [1]})
-
-    store, reader = opened(), opened()
-    written = [make_sequence(9, 4), make_sequence(6, 2)]
-    with store.writing():
-        for s in written:
-            store.append(s, temperature=0.0, source="x")
-        with pytest.raises(ValueError, match="another run is writing"), opened().writing():
-            pass
-        assert reader.grow()
-        assert not reader.grow()
-    for name in ("features.bin", "index.jsonl"):
-        with (tmp_path / "f" / name).open("ab") as file:
-            file.write(b"killed here")
-    assert not reader.grow()
-    again = opened()
-    with again.writing():
-        again.append(make_sequence(5, 2), temperature=0.0, source="x")
-    assert reader.grow()
-    for found in (again, reader):
-        assert len(found) == 3
-        for i, s in enumerate(written):
-            for name in ("tokens", "features", "top_ids", "top_probs"):
-                assert torch.equal(getattr(found[i], name), getattr(s, name))
-    with pytest.raises(ValueError, match=r"layers \[1\] instead of \[2\]"):
-        opened(2)
-
-
-def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
-    store = FeatureStore(tmp_path / "f", width=96, top=3, meta={})
-    for length in (9, 12, 20, 8):
-        store.append(make_sequence(length, 4, 96), temperature=0.0, source="x")
-    maker = BatchMaker(TINY, torch.arange(96), device=torch.device("cpu"), tile=3)
-    options = {"sequences": 2, "anchors": 5, "size": 4, "seed": 1}
-    first = random_steps(store, [0, 1, 2, 3], maker, step=0, **options)
-    later = random_steps(store, [0, 1, 2, 3], maker, step=1, **options)
-    next(first)
-    one, other = next(first), next(later)
-    assert torch.equal(one.tokens, other.tokens)
-    # a block holds the tokens behind its anchor, and a tile hides everything from the anchor on
-    assert torch.equal(one.tokens[:, 0], one.anchor_positions)
-    for tile in one.tiles:
-        seen = (~tile.hidden).sum(-1)
-        assert torch.equal(seen, one.anchor_positions[tile.first : tile.last])
 
 
 def test_markov_head_starts_from_token_pairs(tmp_path: Path) -> None:

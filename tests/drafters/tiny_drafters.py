@@ -18,6 +18,7 @@ from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
 from outrider.drafters.target import Target
+from outrider.drafters.training.store import Sequence
 from outrider.kernels.noise import Purpose, streams
 
 Model = TypeVar("Model", bound=DraftModel)
@@ -60,6 +61,15 @@ CONFIGS = {
     "dspark": TINY, "truncated": TRUNCATED, "rnn": RNN, "gated": GATED, "behind": BEHIND, "dflash": DFLASH,
     "wide": WIDE, "wide dflash": WIDE_DFLASH,
 }  # fmt: skip
+
+
+def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
+    """Tokens 0, 1, 2 ... of which the first `prompt` are the prompt's, with random features and likeliest tokens."""
+    answer = length - prompt
+    return Sequence(
+        torch.arange(length), prompt, torch.randn(length, width).bfloat16(),
+        torch.randint(0, 96, (answer, 3)), torch.rand(answer, 3).half().float(),
+    )  # fmt: skip
 
 
 def make_model(config: BlockConfig, seed: int = 0) -> BlockModel:
