@@ -33,16 +33,15 @@ from outrider.scheduler.planners.admission import largest
 from outrider.scheduler.planners.asking import FEW, Ask, cost_of, worth_asking
 from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.curve import Curve, convex, mean_curve, pooled_curve, single_curve
+from outrider.scheduler.planners.past import Finished, Issued, Past
 from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
 from outrider.scheduler.planners.resting import Resting, same_requests
 from outrider.scheduler.planners.sorting import RESOLUTION
-from outrider.scheduler.planners.survival_history import Correction, Falling, SurvivalHistory
+from outrider.scheduler.planners.survival_history import SurvivalHistory
 from outrider.scheduler.service_levels import behind, levels_kept
 
 LAG = 2
 """A budget sees steps that are at least this many before it."""
-PROBE_WEIGHT = 4
-"""What a probe shows counts as so many steps: what was seen before it is old by then."""
 HELD = 4
 """Steps for which a plan holds while the requests stay the same: between two models' steps numpy takes as long to make
 it as a small model to verify two tokens, and with few requests it is made of more steps than that."""
@@ -53,41 +52,8 @@ LATE = 64
 ASKING = 0.7
 """Of what a draft costs, the share that it has to be expected to bring: who is not asked is not seen either, and what
 was seen of a text says little of what comes (`scheduler/MEASURED.md`)."""
-VAIN_RATE = 0.02
-"""Weight of a step in how often the model drafts in vain."""
 STALE = 32
 """Steps after which a request that did not draft while others did is asked again."""
-
-
-@dataclass(slots=True)
-class _Issued:
-    """A step that was planned. room: most draft tokens, over all requests. budget: None until it is decided."""
-
-    number: int
-    view: StepView
-    room: int
-    budget: Budget | None = None
-
-    @property
-    def probe(self) -> bool:
-        return self.budget is not None and self.budget.probe
-
-    @property
-    def depth(self) -> int | None:
-        return None if self.budget is None else self.budget.depth
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Finished:
-    """An observed step that is not LAG steps old."""
-
-    issued: _Issued
-    survival: np.ndarray
-    verify_lens: np.ndarray
-    accept_lens: np.ndarray
-    asked: np.ndarray
-    looked_up: np.ndarray | None
-    drafted: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,23 +93,19 @@ class Asynchronous(Planner):
         self.smoothing = smoothing
         self.held = held
         self.asking = asking
-        self.history = SurvivalHistory(gamma)  # of those that were asked
-        self.lookups: SurvivalHistory | None = None  # what lookup alone found; None: nothing was looked up yet
-        self.falling = Falling(gamma)
-        self.correction = Correction()
+        self.past = Past(gamma)
         self._probing = Probing()  # whether the model should draft
-        self._vain = 1.0  # how often the model drafts where lookup's draft is then taken
         self._looking = Probing(LOOK_SHARE)  # whether something should be looked up
         self._cannot_look_up = False
         self._resting = Resting()
         self._number = 0
         self._last_probe = -LAG
-        self._plan: tuple[Budget, _Issued] | None = None  # the last that was made, and for which step
+        self._plan: tuple[Budget, Issued] | None = None  # the last that was made, and for which step
         self._considered: tuple[int, list[_Candidate], _Candidate] | None = None  # requests, candidates, the best
         self._price = 0.0  # tokens per second of the last plan
         self._verified = 1.0  # draft tokens that it meant to verify
-        self._issued: deque[_Issued] = deque(maxlen=LATE)
-        self._finished: deque[_Finished] = deque()
+        self._issued: deque[Issued] = deque(maxlen=LATE)
+        self._finished: deque[Finished] = deque()
         self._positions = np.arange(gamma)
         self._curve = np.zeros(1)  # seconds by admitted tokens, without drafting
         self._draft_curves = np.zeros((1, 1))  # seconds by depth and by requests that draft; both for:
@@ -161,7 +123,7 @@ class Asynchronous(Planner):
         return bool(np.count_nonzero(step.levels)) or not same_requests(step, made.view)
 
     def budget(self, step: StepView) -> Budget:
-        issued = _Issued(self._number, step, int(np.add.reduce(step.limits)))
+        issued = Issued(self._number, step, int(np.add.reduce(step.limits)))
         self._issued.append(issued)
         if self._plan is not None and not self.looks_back(step):
             budget, made = self._plan
@@ -184,10 +146,10 @@ class Asynchronous(Planner):
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         bounds = None
         if budget.thresholds is not None:
-            bounds = self.correction.least(budget.thresholds, bool(budget.asked(np.ones(1))[0]))[None]
+            bounds = self.past.correction.least(budget.thresholds, bool(budget.asked(np.ones(1))[0]))[None]
         elif budget.threshold:
             asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))
-            least = [self.correction.least(budget.threshold, kind) for kind in (False, True)]
+            least = [self.past.correction.least(budget.threshold, kind) for kind in (False, True)]
             bounds = np.where(asked, least[True], least[False])[:, None]
         return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
 
@@ -211,7 +173,7 @@ class Asynchronous(Planner):
         if drafting:
             self._resting.end()  # there is something new to be looked at
         if drafting or looked_up is not None:
-            self._finished.append(_Finished(issued, survival, verify_lens, accept_lens, asked, looked_up, drafting))
+            self._finished.append(Finished(issued, survival, verify_lens, accept_lens, asked, looked_up, drafting))
 
     def curve(self) -> PlannedCurve | None:
         if self._considered is None:
@@ -224,16 +186,16 @@ class Asynchronous(Planner):
 
     # -- the decision ---------------------------------------------------------------------------------------------
 
-    def _decide(self, issued: _Issued) -> Budget:
+    def _decide(self, issued: Issued) -> Budget:
         step, room, requests = issued.view, issued.room, len(issued.view.rows)
         seconds = self._seconds(step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
         samples, deciding = -(-self.smoothing // requests), self.cost.deciding
-        survival, taken, known = self._read(self.history, step, room, samples)
+        survival, taken, known = self._read(self.past.history, step, room, samples)
         free, found_for = None, known
-        if self.lookups is not None:
-            free, _, found_for = self._read(self.lookups, step, room, samples)
+        if self.past.lookups is not None:
+            free, _, found_for = self._read(self.past.lookups, step, room, samples)
         able = step.limits > 0
 
         rest = nobody = self._candidate(step, None, None, seconds)
@@ -241,7 +203,7 @@ class Asynchronous(Planner):
         if free is not None:
             nobody = self._candidate(step, None, free, seconds + deciding)
             found.append(nobody)
-        drafted = self._vain + (1 - self._vain) * taken.mean(0)
+        drafted = self.past.vain + (1 - self.past.vain) * taken.mean(0)
         asks, everyone = self._asks(step, survival, taken, drafted, able, seconds, nobody.worth[1])
         for ask in asks:
             theirs, drafting = ask.cut(survival, free, self.block), self._drafting(ask, drafted)
@@ -285,7 +247,7 @@ class Asynchronous(Planner):
             self._resting.begin(step)
         return Budget(draft=False, tokens=0, seconds=seconds[:1], look_up=False)
 
-    def _look_up(self, issued: _Issued, nobody: _Candidate, seconds: np.ndarray, probe: bool) -> Budget:
+    def _look_up(self, issued: Issued, nobody: _Candidate, seconds: np.ndarray, probe: bool) -> Budget:
         """What was looked up is verified as far as it pays at the price of the best plan."""
         step = issued.view
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
@@ -297,7 +259,7 @@ class Asynchronous(Planner):
         threshold = max(self._price * self._marginal(seconds), 1 / RESOLUTION)
         return Budget(False, int(pays.nonzero()[0][-1]), None, threshold, first, expected, probe)
 
-    def _most(self, issued: _Issued, best: _Candidate) -> int:
+    def _most(self, issued: Issued, best: _Candidate) -> int:
         """Budget of draft tokens at the best point."""
         most = best.curve.most(best.best)
         return most if self.tiers is None else self.tiers.fill(len(issued.view.rows), most, issued.room)
@@ -342,7 +304,7 @@ class Asynchronous(Planner):
         margin, costs = price * self._marginal(seconds), price * self._draft_curves
         paying, everyone = worth_asking(survival, taken, drafted, able, margin, costs, self.block)
         if paying is not None and not paying.who.all() and self._number % REFRESH == 0:
-            stale = able & (self.history.ages(step.rows, step.generations, self._number) > STALE)
+            stale = able & (self.past.history.ages(step.rows, step.generations, self._number) > STALE)
             paying = Ask(paying.who | stale, paying.depth)
         few = len(able) < FEW
         if paying is None or (few and np.array_equal(paying.who, able) and paying.depth == everyone.depth):
@@ -389,7 +351,7 @@ class Asynchronous(Planner):
 
     # -- the past -------------------------------------------------------------------------------------------------
 
-    def _take(self, step: StepView) -> _Issued:
+    def _take(self, step: StepView) -> Issued:
         """What was planned for `step`; steps before it that were not observed are given up."""
         while self._issued:
             issued = self._issued.popleft()
@@ -400,28 +362,4 @@ class Asynchronous(Planner):
     def _absorb(self) -> None:
         """Learn from the finished steps that the step about to be planned may know of."""
         while self._finished and self._finished[0].issued.number <= self._number - LAG:
-            past = self._finished.popleft()
-            issued, survival = past.issued, past.survival
-            idle = issued.probe and not np.count_nonzero(past.verify_lens)
-            self.correction.observe(survival, past.verify_lens, past.accept_lens, past.asked, fade=idle)
-            rows, generations = issued.view.rows, issued.view.generations
-            weight = PROBE_WEIGHT if issued.probe else 1
-            if past.looked_up is not None:
-                self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
-                found = self.correction.apply(survival * past.looked_up[:, None], asked=False)
-                for _ in range(weight):
-                    self.lookups.write(rows, generations, found, issued.number)
-            asked = past.asked
-            if not np.count_nonzero(asked):
-                continue
-            if np.count_nonzero(asked) < len(asked):
-                rows, generations, survival = rows[asked], generations[asked], survival[asked]
-            survival = self.correction.apply(survival, asked=True)
-            taken = np.ones(len(survival), dtype=bool) if past.looked_up is None else ~past.looked_up[asked]
-            if (depth := issued.depth) is not None and self.block is not None and depth < self.block:
-                survival[taken] = self.falling.prolonged(survival[taken], depth, self.block)
-            self.falling.write(survival[taken])
-            if others := len(taken) - (count := int(np.count_nonzero(taken))):
-                self._vain += VAIN_RATE * (min(max(past.drafted - count, 0) / others, 1.0) - self._vain)
-            for _ in range(weight):
-                self.history.write(rows, generations, survival, issued.number, taken)
+            self.past.absorb(self._finished.popleft(), self.block)

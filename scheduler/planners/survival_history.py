@@ -24,20 +24,33 @@ STRIDE = 5
 """From one that is taken to the next: those of one step stand side by side, and are alike."""
 
 
+class RunningMean:
+    """Mean of the rows that were taken in, in which about the last `PROFILE_REQUESTS` count."""
+
+    def __init__(self, start: np.ndarray):
+        self.value = start
+        self._weight = 0.0
+
+    def take(self, rows: np.ndarray) -> None:
+        """Take in [n, ...] float32; an ordinary mean before there are as many."""
+        count = len(rows)
+        self._weight = min(self._weight + count, max(PROFILE_REQUESTS, count))
+        mean = np.ones(count, dtype=np.float32) @ rows / count  # numpy's mean over rows is slower
+        self.value += (mean - self.value) * np.float32(count / self._weight)
+
+
 class SurvivalHistory:
     """The last DEPTH survivals [gamma] of every row, forgotten when the row's generation changes, and the last POOL of
     all; with each, whether it was a draft of the model.
 
-    profile: [gamma + 1], running mean, which stands in for requests without history.
     prior: confidence that is assumed before anything was written.
     """
 
     def __init__(self, gamma: int, rows: int = 64, *, prior: float = PRIOR_CONFIDENCE):
-        self.profile = np.append(prior ** np.arange(1, gamma + 1), 1.0).astype(np.float32)
-        self._profile_weight = 0.0
+        self._profile = RunningMean(np.append(prior ** np.arange(1, gamma + 1), 1.0).astype(np.float32))
         self._turn = 0
         self._records = np.zeros((rows * DEPTH, gamma + 1), dtype=np.float32)  # row by row; last 1 for drafts, else 0
-        self._pool = np.tile(self.profile, (POOL, 1))
+        self._pool = np.tile(self._profile.value, (POOL, 1))
         self._pool_place = 0
         self._generations = np.zeros(rows, dtype=np.int64)
         self._counts = np.zeros(rows, dtype=np.int64)  # 0: nothing known of this row
@@ -77,10 +90,7 @@ class SurvivalHistory:
         new = records[:POOL]
         self._pool[(self._pool_place + np.arange(len(new))) % POOL] = new
         self._pool_place += len(new)
-        # Before the window is full, an ordinary mean.
-        self._profile_weight = min(self._profile_weight + len(rows), max(PROFILE_REQUESTS, len(rows)))
-        mean = np.ones(len(rows), dtype=np.float32) @ records / len(rows)  # numpy's mean over rows is slower
-        self.profile += (mean - self.profile) * np.float32(len(rows) / self._profile_weight)
+        self._profile.take(records)
 
     def read(
         self, rows: np.ndarray, generations: np.ndarray, samples: int
@@ -88,7 +98,7 @@ class SurvivalHistory:
         """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R]: 1 where it
         was the model's draft, 0 where not. [R] bool: who has any.
 
-        At most DEPTH samples of its own. A request with fewer repeats those it has; one without gets the profile.
+        At most DEPTH samples of its own. A request with fewer repeats those it has; one without gets the mean of all.
         Several are followed by half as many of all requests: the next passage of a text is nearer to the mean of all
         than its last few were, and without them a plan rests after every hard passage.
         """
@@ -104,7 +114,7 @@ class SurvivalHistory:
         if samples == 1:
             found = found[None]
         if np.count_nonzero(known) < len(known):
-            found[:, np.flatnonzero(counts == 0)] = self.profile
+            found[:, np.flatnonzero(counts == 0)] = self._profile.value
         if samples > 1:
             more = np.arange(int(POOLED * len(found)) * len(rows)).reshape(-1, len(rows))
             found = np.concatenate([found, self._pool[(self._pool_place + STRIDE * more) % POOL]])
@@ -138,20 +148,18 @@ class Falling:
     """How survivals of the model's drafts fall from token to token, in the mean of the last drafts."""
 
     def __init__(self, gamma: int):
-        self.profile = (PRIOR_CONFIDENCE ** np.arange(1, gamma + 1)).astype(np.float32)
-        self._weight = 0.0
+        self._profile = RunningMean((PRIOR_CONFIDENCE ** np.arange(1, gamma + 1)).astype(np.float32))
 
     def write(self, survival: np.ndarray) -> None:
         """Take in survival [n, gamma] of drafts, of at most ENOUGH."""
-        survival = survival[:ENOUGH]
         if len(survival):
-            self._weight = min(self._weight + len(survival), PROFILE_REQUESTS)
-            self.profile += (survival.mean(0) - self.profile) * np.float32(len(survival) / self._weight)
+            self._profile.take(survival[:ENOUGH])
 
     def prolonged(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
         """survival [n, gamma] of drafts of `depth` tokens, with what the mean makes of it up to `block` tokens."""
         found = survival.copy()
-        share = self.profile[depth:block] / max(float(self.profile[depth - 1]), 1e-6)
+        profile = self._profile.value
+        share = profile[depth:block] / max(float(profile[depth - 1]), 1e-6)
         unseen = found[:, depth:block]
         unseen[:] = np.where(unseen > 0, unseen, survival[:, depth - 1 : depth] * np.minimum(share, 1.0))
         return found

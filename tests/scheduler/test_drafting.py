@@ -138,12 +138,12 @@ def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
     likely = np.full((2, GAMMA), 0.8, dtype=np.float32)
     seen(planner, likely)
     rows, generations = np.arange(2), np.ones(2, dtype=np.int64)
-    whole, _, _ = planner.history.read(rows, generations, 1)
+    whole, _, _ = planner.past.history.read(rows, generations, 1)
     shallow = whole[0].copy()
     shallow[:, 1:] = 0.0
-    assert planner.falling.prolonged(shallow, 1, GAMMA) == pytest.approx(whole[0], rel=0.01)
+    assert planner.past.falling.prolonged(shallow, 1, GAMMA) == pytest.approx(whole[0], rel=0.01)
     deeper = np.array([[0.9, 0.0, 0.0], [0.9, 0.8, 0.7]], dtype=np.float32)
-    assert planner.falling.prolonged(deeper, 1, GAMMA)[1].tolist() == deeper[1].tolist()
+    assert planner.past.falling.prolonged(deeper, 1, GAMMA)[1].tolist() == deeper[1].tolist()
 
 
 def test_a_request_that_was_not_asked_for_long_is_asked_again():

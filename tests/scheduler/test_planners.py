@@ -84,7 +84,7 @@ def test_the_search_gets_over_a_cliff():
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
     """Budgets that follow every step in turn, made anew when a plan is old and when a request joins."""
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
-    planner.correction.observe = lambda *args, **kwargs: None
+    planner.past.correction.observe = lambda *args, **kwargs: None
     less = np.full((2, GAMMA), 0.75, dtype=np.float32)
     order = [LIKELY] * 4 + [less] * 4 + [LIKELY] * 4
     budgets = [run(planner, view(2, GAMMA), confidence) for confidence in order]
@@ -160,11 +160,11 @@ def test_history_belongs_to_a_request(other):
     good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
     for _ in range(50):
         run(planner, view(2, GAMMA), good_then_bad, draft=True)
-    same, _, known = planner.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
+    same, _, known = planner.past.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
     assert known.all()
     assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
     changed = view(2, GAMMA, **other)
-    found, _, known = planner.history.read(changed.rows, changed.generations, 1)
+    found, _, known = planner.past.history.read(changed.rows, changed.generations, 1)
     assert known.tolist() == [False, True]
     assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
     assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
@@ -178,7 +178,7 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last of `old` is absorbed
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
-    found, _, known = planner.history.read(np.array([0]), np.array([2]), 4)
+    found, _, known = planner.past.history.read(np.array([0]), np.array([2]), 4)
     found = found[:4]  # its own; others' follow
     assert known.all()
     assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
@@ -188,7 +188,7 @@ def test_requests_without_speculation_leave_no_history():
     planner = uncorrected(curve_cost(2, CHEAP))
     for _ in range(4):
         run(planner, view(2, GAMMA, limits=[0, GAMMA]), LIKELY, draft=True)
-    _, _, known = planner.history.read(np.array([0, 1]), np.array([1, 1]), 1)
+    _, _, known = planner.past.history.read(np.array([0, 1]), np.array([1, 1]), 1)
     assert known.tolist() == [False, True]
     assert not planner.budget(view(2, GAMMA, limits=[0, 0])).draft
 
@@ -225,7 +225,7 @@ def test_memory_does_not_grow_with_uptime():
         for i in range(steps):
             rows = rng.choice(100, 2, replace=False).tolist()
             run(planner, view(2, GAMMA, rows=rows, generations=[i + 1, i + 1]), LIKELY, accepted=2)
-        return planner.history.nbytes
+        return planner.past.history.nbytes
 
     after_few = live(300)
     assert live(2000) == after_few
@@ -260,10 +260,10 @@ def test_calibrated_confidences_are_left_alone_whatever_is_verified():
         accepted = (rng.random((8, 7)) < confidence).cumprod(1).sum(1)
         verify_lens = (survival > 0.4).sum(1)  # the later, the more is censored
         asked = np.ones(8, dtype=bool)
-        planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1, asked)
+        planner.past.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1, asked)
     seen = np.linspace(0.0, 1.0, 21)
     for kind in (True, False):
-        assert planner.correction.apply(seen, kind) == pytest.approx(seen, abs=0.04)
+        assert planner.past.correction.apply(seen, kind) == pytest.approx(seen, abs=0.04)
 
 
 def test_what_is_looked_up_is_corrected_by_its_size_and_the_model_is_left_alone():

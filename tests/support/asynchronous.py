@@ -36,5 +36,5 @@ def run(
 def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
     """A planner that takes survivals as they are, anew in every step."""
     planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, asking=1.0)
-    planner.correction.observe = lambda *args, **kwargs: None
+    planner.past.correction.observe = lambda *args, **kwargs: None
     return planner

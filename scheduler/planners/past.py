@@ -1,0 +1,89 @@
+"""What the asynchronous planner has learnt from finished steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.scheduler.planners.base import Budget, StepView
+from outrider.scheduler.planners.survival_history import Correction, Falling, SurvivalHistory
+
+PROBE_WEIGHT = 4
+"""What a probe shows counts as so many steps: what was seen before it is old by then."""
+VAIN_RATE = 0.02
+"""Weight of a step in how often the model drafts in vain."""
+
+
+@dataclass(slots=True)
+class Issued:
+    """A step that was planned. room: most draft tokens, over all requests. budget: None until it is decided."""
+
+    number: int
+    view: StepView
+    room: int
+    budget: Budget | None = None
+
+    @property
+    def probe(self) -> bool:
+        return self.budget is not None and self.budget.probe
+
+    @property
+    def depth(self) -> int | None:
+        return None if self.budget is None else self.budget.depth
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """An observed step, as `Planner.observe` was told of it."""
+
+    issued: Issued
+    survival: np.ndarray
+    verify_lens: np.ndarray
+    accept_lens: np.ndarray
+    asked: np.ndarray
+    looked_up: np.ndarray | None
+    drafted: int
+
+
+class Past:
+    """Survivals of every request and what they were worth.
+
+    history: of those for which the model was asked. lookups: what lookup alone found; None: nothing was looked up yet.
+    vain: how often the model drafts where lookup's draft is then taken.
+    """
+
+    def __init__(self, gamma: int):
+        self.gamma = gamma
+        self.history = SurvivalHistory(gamma)
+        self.lookups: SurvivalHistory | None = None
+        self.falling = Falling(gamma)
+        self.correction = Correction()
+        self.vain = 1.0
+
+    def absorb(self, step: Finished, block: int | None) -> None:
+        """Learn from a step. block: `Planner.block`."""
+        issued, survival = step.issued, step.survival
+        idle = issued.probe and not np.count_nonzero(step.verify_lens)
+        self.correction.observe(survival, step.verify_lens, step.accept_lens, step.asked, fade=idle)
+        rows, generations = issued.view.rows, issued.view.generations
+        weight = PROBE_WEIGHT if issued.probe else 1
+        if step.looked_up is not None:
+            self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
+            found = self.correction.apply(survival * step.looked_up[:, None], asked=False)
+            for _ in range(weight):
+                self.lookups.write(rows, generations, found, issued.number)
+        asked = step.asked
+        if not np.count_nonzero(asked):
+            return
+        if np.count_nonzero(asked) < len(asked):
+            rows, generations, survival = rows[asked], generations[asked], survival[asked]
+        survival = self.correction.apply(survival, asked=True)
+        taken = np.ones(len(survival), dtype=bool) if step.looked_up is None else ~step.looked_up[asked]
+        if (depth := issued.depth) is not None and block is not None and depth < block:
+            survival[taken] = self.falling.prolonged(survival[taken], depth, block)
+        self.falling.write(survival[taken])
+        if others := len(taken) - (count := int(np.count_nonzero(taken))):
+            self.vain += VAIN_RATE * (min(max(step.drafted - count, 0) / others, 1.0) - self.vain)
+        for _ in range(weight):
+            self.history.write(rows, generations, survival, issued.number, taken)
