@@ -67,8 +67,8 @@ class ConversionRun(TrainingRun[ConvertedModel]):
         return {"loss": kl / total, "kl": kl / total, "accept": accept / total, "first": first / firsts.clamp_min(1)}
 
     @torch.no_grad()
-    def validate(self, store: FeatureStore, held_out: list[int]) -> float:
-        """KL on held-out greedy answers, by column where a block is masked whole; the share of tokens unmasked rightly.
+    def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
+        """KL on greedy answers, by column where a block is masked whole; the share of tokens unmasked rightly.
 
         Returns the share at a token a step.
         """
@@ -77,7 +77,7 @@ class ConversionRun(TrainingRun[ConvertedModel]):
         right, tokens = [0, 0], 0
         with self.optimiser.averaged():
             self.model.merge()
-            chosen = [whole_blocks(store[i], size, self.stops) for i in held_out if usable(store, i, self.model.layout)]
+            chosen = [whole_blocks(store[i], size, self.stops) for i in numbers if usable(store, i, self.model.layout)]
             for number, s in enumerate(chosen):
                 generator = torch.Generator().manual_seed(number)
                 blocks = self.maker.blocks(s)
@@ -91,10 +91,11 @@ class ConversionRun(TrainingRun[ConvertedModel]):
                     right[i] += correct
                 tokens += tried
         self.model.merge()
+        overall = float(sums[1].sum() / counts[1].sum())
         shown = " ".join(f"{v:.2f}" for v in (sums[0] / counts[0]).tolist())
         shares = [r / max(1, tokens) for r in right]
         tqdm.write(
-            f"step {self.step}: KL {float(sums[1].sum() / counts[1].sum()):.3f}, of whole blocks by position {shown}; "
+            f"step {self.step}, {which}: KL {overall:.3f}, of whole blocks by position {shown}; "
             f"as the target: {shares[0]:.3f} at 1 token a step, {shares[1]:.3f} at {size // 2}"
         )
         return shares[0]

@@ -60,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--batch", type=int, default=64, help="answers written at a time")
     data.add_argument("--max-tokens", type=int, default=1024, help="longest training sequence")
     data.add_argument("--top", type=int, default=32, help="likeliest target tokens kept per position")
-    data.add_argument("--validation", type=int, default=24, help="greedy answers held out to measure tau")
+    data.add_argument(
+        "--validation",
+        type=int,
+        default=24,
+        help="greedy answers held out to measure tau, beside as many that are trained on",
+    )
     shape = parser.add_argument_group("drafter")
     shape.add_argument("--gamma", type=int, default=7)
     shape.add_argument("--draft-layers", type=int, help="(default: 2, of deer and specdiff 3)")
@@ -163,7 +168,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `outrider export`."""
     parser.add_argument(
-        "drafter", type=Path, help="drafter folder, in any storage, a run's checkpoint.pt, or a dllm run's delta"
+        "drafter",
+        nargs="+",
+        type=Path,
+        help="drafter folder, in any storage, a run's checkpoint.pt, or a dllm run's delta; of several runs from the"
+        " same weights, the mean of theirs",
     )
     parser.add_argument("--out", required=True, type=Path, help="folder to write")
     parser.add_argument(

@@ -21,7 +21,7 @@ import torch
 from .. import registry
 from ..block import checkpoint
 from ..block.config import BLOCK_KINDS, BlockConfig
-from ..block.model import BlockModel
+from ..block.model import BlockModel, DraftModel
 from ..conversion import delta
 from ..conversion.layout import Layout
 from ..conversion.run import ConversionRun
@@ -367,13 +367,33 @@ def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> to
     return torch.tensor(json.loads(path.read_text()))
 
 
+def mean_drafter(paths: list[Path]) -> DraftModel:
+    """The float32 drafter in a folder or a run's checkpoint; of several, the mean of their weights.
+
+    Runs that part from the same weights end in one basin, whose middle is often lower than they are (Wortsman et al.,
+    "Model soups", 2022). Raises ValueError where they are not of one shape and vocabulary.
+    """
+    first, *others = (
+        checkpoint_model(path) if path.is_file() else load_any(path, dtype=torch.float32) for path in paths
+    )
+    for path, other in zip(paths[1:], others, strict=True):
+        if other.config != first.config or not torch.equal(other.vocab, first.vocab):
+            raise ValueError(f"{path} is not of the same shape and draft vocabulary as {paths[0]}")
+    with torch.no_grad():
+        for weight, *more in zip(first.parameters(), *(other.parameters() for other in others), strict=True):
+            weight.copy_(torch.stack([weight, *more]).mean(0))
+    return first
+
+
 def export(args: argparse.Namespace) -> int:
     """Write a drafter in another storage, or a delta merged into its target; returns the exit status."""
     if args.target:
-        delta.write_merged(args.target, args.drafter, args.out)
+        if len(args.drafter) > 1:
+            raise ValueError("--target takes one delta")
+        delta.write_merged(args.target, args.drafter[0], args.out)
         print(f"wrote {args.out}")
         return 0
-    model = checkpoint_model(args.drafter) if args.drafter.is_file() else load_any(args.drafter, dtype=torch.float32)
+    model = mean_drafter(args.drafter)
     if args.storage == "int8":
         checkpoint.save_compact(model, args.out)
     else:

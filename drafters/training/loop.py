@@ -40,6 +40,8 @@ COLUMNS = (
     "norm",
     "rate",
 )
+SEEN = ", trained on"
+"""Of the column beside `TrainingRun.measured`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ Model = TypeVar("Model", bound=DraftModel)
 class TrainingRun(ABC, Generic[Model]):
     """State of a training run in `folder`: checkpoint.pt, losses.csv.
 
-    measured: the column of losses.csv for what `validate` returns.
+    measured: the column of losses.csv for what `validate` returns of held-out answers; the next one is of as many that
+        are trained on: where they part, more answers teach more than more steps.
     """
 
     measured: str
@@ -171,8 +174,8 @@ class TrainingRun(ABC, Generic[Model]):
         """Gradients of one step, and what is logged of it: scalars that are still on the device."""
 
     @abstractmethod
-    def validate(self, store: FeatureStore, held_out: list[int]) -> float:
-        """How good the weights that would be saved are on held-out answers; prints more of it."""
+    def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
+        """How good the weights that would be saved are on these answers; prints more of it, and `which` they are."""
 
     def shape(self) -> dict[str, Any]:
         """What a checkpoint must have in common with a run that goes on from it."""
@@ -204,7 +207,7 @@ class TrainingRun(ABC, Generic[Model]):
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one row to losses.csv."""
-        columns = (*COLUMNS, self.measured)
+        columns = (*COLUMNS, self.measured, f"{self.measured}{SEEN}")
         new = not self.csv.exists()
         with self.csv.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -230,6 +233,8 @@ class TrainingRun(ABC, Generic[Model]):
         """
         recipe, config = self.recipe, self.model.config
         hidden = {store.entries[i].digest for i in held_out}
+        seen = [i for i, entry in enumerate(store.entries) if entry.temperature == 0 and entry.digest not in hidden]
+        seen = seen[: len(held_out)]
 
         def numbers() -> list[int]:
             return [i for i, entry in enumerate(store.entries) if entry.digest not in hidden]
@@ -264,7 +269,9 @@ class TrainingRun(ABC, Generic[Model]):
                 means = {**mean, "step": self.step, "anchors": self.anchors, "seconds": self.seconds, "rate": rate}
                 progress.set_postfix_str(f"first {mean['first']:.3f} accept {mean['accept']:.3f}")
                 if validate and held_out:
-                    means[self.measured] = self.validate(store, held_out)
+                    means[self.measured] = self.validate(store, held_out, "held out")
+                if validate and seen:
+                    means[f"{self.measured}{SEEN}"] = self.validate(store, seen, "trained on")
                 self.log(means)
                 sums, summed = {}, 0
             if keep and self.step == decay_start:
@@ -290,12 +297,12 @@ class DraftRun(TrainingRun[Model]):
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
         """Of greedy drafting along answers."""
 
-    def validate(self, store: FeatureStore, held_out: list[int]) -> float:
-        """tau on held-out greedy answers, of the weights that would be saved."""
+    def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
+        """tau on greedy answers, of the weights that would be saved."""
         with self.optimiser.averaged():
-            found = self.acceptance(store[i] for i in held_out)
+            found = self.acceptance(store[i] for i in numbers)
         shown = " ".join("-" if c is None else f"{c:.2f}" for c in found.conditional)
-        tqdm.write(f"step {self.step}: tau {found.accepted_length:.3f}, by position {shown}")
+        tqdm.write(f"step {self.step}, {which}: tau {found.accepted_length:.3f}, by position {shown}")
         return found.accepted_length
 
 

@@ -6,6 +6,8 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .loop import COLUMNS, SEEN
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -23,9 +25,10 @@ def plot_losses(table: Path, figure: Figure) -> None:
     axes[0].set_ylabel("loss per position")
     axes[1].plot(anchors, [float(r["first"]) for r in rows], label="c* of the first position")
     axes[1].plot(anchors, [float(r["accept"]) for r in rows], label="mean c*")
-    measured = list(rows[0])[-1]
-    if found := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
-        axes[1].plot(*zip(*found, strict=True), "o-", label=f"{measured}, held out")
+    for measured in list(rows[0])[len(COLUMNS) :]:
+        if found := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
+            label = measured if measured.endswith(SEEN) else f"{measured}, held out"
+            axes[1].plot(*zip(*found, strict=True), "o-", label=label)
     for axis in axes:
         axis.set_xlabel("anchors")
         axis.legend()

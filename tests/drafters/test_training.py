@@ -57,7 +57,7 @@ def test_train_learns_survives_a_kill_and_drafts(
     assert cli.run(whole) == 0
     rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
     assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
-    assert rows[-1]["tau"]
+    assert 1 <= float(rows[-1]["tau"]) < float(rows[-1]["tau, trained on"])
 
     class Killed(Exception):
         pass
@@ -91,6 +91,15 @@ def test_train_learns_survives_a_kill_and_drafts(
     assert cli.export(parser.parse_args(unfinished)) == 0
     assert load(tmp_path / "plain").config.draft_vocab_size is None
     assert load(tmp_path / "plain").config.target == load(tmp_path / "whole" / "drafter").config.target != {}
+    runs = [tmp_path / "whole" / name for name in ("before-decay.pt", "checkpoint.pt")]
+    of_mean = ["--storage", "int8", "--out", str(tmp_path / "mean")]
+    assert cli.export(parser.parse_args([*map(str, runs), *of_mean])) == 0
+    before, after = (loop.checkpoint_model(run).state_dict() for run in runs)
+    assert not torch.allclose(before["fc.weight"], after["fc.weight"], atol=1e-3)
+    mean, rounding = weights(tmp_path / "mean")["fc.weight"], float(before["fc.weight"].abs().max()) / 127
+    torch.testing.assert_close(mean, (before["fc.weight"] + after["fc.weight"]) / 2, atol=rounding, rtol=0)
+    with pytest.raises(ValueError, match="is not of the same shape and draft vocabulary as"):
+        cli.export(parser.parse_args([str(runs[0]), str(tmp_path / "plain"), *of_mean]))
 
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     assert (
