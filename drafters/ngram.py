@@ -12,10 +12,15 @@ from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.cpu import native
 
 # Logits of the confidence: 1, log of the matched length (each accepted token lengthens it), log odds that earlier
-# matches were followed by the drafted token, temperature. Logistic regression on lookups in 700 answers of
-# SmolLM2-135M-Instruct (code, chat, math; temperatures 0, 0.7 and 1); another model's are corrected by calibration.
-FIRST = (-2.01, 1.67, 1.00, -0.61)
-LATER = (-2.32, 2.23, 0.23, -0.72)
+# matches were followed by the drafted token, the same of all places where the last token alone stood, temperature.
+# Logistic regression on lookups in 5,700 answers of SmolLM2-135M-Instruct (code, chat, math; temperatures 0, 0.7, 1);
+# another model's are corrected by calibration.
+FIRST = (-1.23, 1.01, 0.69, 0.37, -0.53)
+LATER = (-1.02, 1.30, 0.07, 0.05, -0.59)
+LONGEST_MATCH = 32
+"""Tokens: the longer, the surer (`scheduler/MEASURED.md`)."""
+AT_A_TIME = 1 << 24
+"""Comparisons of a search without compiled kernels."""
 
 
 class NgramDrafter(Drafter):
@@ -27,7 +32,9 @@ class NgramDrafter(Drafter):
 
     looks_up = True
 
-    def __init__(self, gamma: int, max_match: int = 8, min_match: int = 2, device: torch.device | str = "cpu"):
+    def __init__(
+        self, gamma: int, max_match: int = LONGEST_MATCH, min_match: int = 2, device: torch.device | str = "cpu"
+    ):
         if not 1 <= min_match <= max_match:
             raise ValueError(f"expected 1 <= min_match <= max_match, got {min_match} and {max_match}")
         self.gamma = gamma
@@ -35,7 +42,8 @@ class NgramDrafter(Drafter):
         self.min_match = min_match
         self.device = device
         weights = torch.tensor(list(zip(FIRST, *[LATER] * (gamma - 1), strict=True)), device=device)
-        constant, slope, self.by_odds, self.by_temperature = weights
+        constant, slope, self.by_temperature = weights[[0, 1, 4]]
+        self.by_odds = weights[2:4].contiguous()
         steps = torch.arange(gamma, device=device)
         lengths = (torch.arange(max_match + 1, device=device)[:, None] + steps).clamp(1, max_match)
         # [max_match + 1, gamma], what a match of that length gives; what is too short to be one gives a chance of 0.
@@ -55,16 +63,16 @@ class NgramDrafter(Drafter):
                 self.by_length, self.by_odds, self.by_temperature, self.min_match,
             )  # fmt: skip
         else:
-            tokens, longest, agreeing, differing = self._search(batch)
+            tokens, longest, odds = self._search(batch)
             lens = torch.where(longest >= self.min_match, self.gamma, 0)
-            confidence = self._confidence(longest, agreeing, differing, batch.temperatures)
+            confidence = self._confidence(longest, odds, batch.temperatures)
         return Draft(tokens, lens, confidence, looked_up=torch.ones_like(lens, dtype=torch.bool))
 
     look_up = propose
 
-    def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What followed the latest of the longest matches [R, gamma], and of each request [R] that match's length, how
-        many matches were followed by the first of these tokens, and how many by another one."""
+    def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What followed the latest of the longest matches [R, gamma], that match's length [R], and [R, 2] log odds that
+        matches, of at least `min_match` tokens and of one, were followed by the first of these tokens."""
         lens = batch.seq_lens + 1  # the anchor is part of the text
         width = int(lens.max()) if batch.longest is None else min(batch.longest, batch.page_table.shape[1])
         text = self.history.read(batch.page_table, batch.rows, width)
@@ -75,31 +83,35 @@ class NgramDrafter(Drafter):
         period = (lens - start).clamp(min=1)
         steps = torch.arange(self.gamma, device=text.device)
         tokens = text.gather(1, start[:, None] + steps % period[:, None])
-        agreeing = ((matched >= self.min_match) & (text == tokens[:, :1])).sum(1)
-        differing = (matched >= self.min_match).sum(1) - agreeing
-        return tokens, matched.amax(1), agreeing, differing
+        counted = torch.stack([matched >= self.min_match, matched >= 1], 1)
+        agreeing = (counted & (text == tokens[:, :1])[:, None]).sum(2)
+        odds = ((agreeing + 0.5) / (counted.sum(2) - agreeing + 0.5)).log_()
+        return tokens, matched.amax(1), odds
 
     def _matched_lengths(self, text: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
         """[R, L] how many tokens before each position equal the last ones of its text, up to `max_match`.
 
-        text: [R, L]. lens: [R]. Positions at or beyond a text's end count 0.
+        text: [R, L], tokens of at least 0. lens: [R]. Positions at or beyond a text's end count 0.
         """
-        run = torch.arange(text.shape[1], device=text.device) < lens[:, None]
-        matched = torch.zeros_like(text)
-        for n in range(1, self.max_match + 1):
-            suffix = text.gather(1, (lens - n).clamp(min=0)[:, None])
-            equal = torch.zeros_like(run)
-            equal[:, n:] = text[:, :-n] == suffix
-            run = run & equal & (lens > n)[:, None]
-            matched += run
-        return matched
+        width, longest = text.shape[1], self.max_match
+        steps = torch.arange(longest, device=text.device)
+        ends = lens[:, None] - longest + steps
+        suffix = text.gather(1, ends.clamp(min=0)).masked_fill_(ends < 0, -1)[:, None]
+        before = torch.nn.functional.pad(text, (longest, 0), value=-2).unfold(1, longest, 1)[:, :width]
+        # The last token that differs ends a match.
+        wrong = [
+            torch.where(part == suffix, -1, steps.to(torch.int8)).amax(2)
+            for part in before.split(max(1, AT_A_TIME // (len(text) * longest)), 1)
+        ]
+        matched = longest - 1 - torch.cat(wrong, 1).long()
+        return matched * (torch.arange(width, device=text.device) < lens[:, None])
 
-    def _confidence(
-        self, longest: torch.Tensor, agreeing: torch.Tensor, differing: torch.Tensor, temperatures: torch.Tensor
-    ) -> torch.Tensor:
-        """[R, gamma] chance that a token is accepted if those before it were, 0 without a match; all arguments [R]."""
-        odds = ((agreeing + 0.5) / (differing + 0.5)).log_()
+    def _confidence(self, longest: torch.Tensor, odds: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+        """[R, gamma] chance that a token is accepted if those before it were, 0 without a match.
+
+        longest: [R]. odds: [R, 2]. temperatures: [R].
+        """
         logits = self.by_length[longest]
-        logits += odds[:, None] * self.by_odds
+        logits += odds @ self.by_odds
         logits += temperatures[:, None] * self.by_temperature
         return logits.sigmoid_()

@@ -7,7 +7,7 @@ from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels.cpu import native
 
-CONTEXT = 64
+CONTEXT = 96
 
 
 def propose(texts, gamma=4):
@@ -32,7 +32,7 @@ def propose(texts, gamma=4):
     )
 
 
-def expected(text, gamma=4, longest=8, shortest=2):
+def expected(text, gamma=4, longest=32, shortest=2):
     """The rule in words: the latest earlier occurrence of the longest matching suffix, continued."""
     for n in range(longest, shortest - 1, -1):
         for start in range(len(text) - n - 1, -1, -1):
@@ -44,12 +44,19 @@ def expected(text, gamma=4, longest=8, shortest=2):
     return None
 
 
+def some_texts(count, tokens, seed):
+    """Every third repeats itself, so that matches are of any length."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, CONTEXT + 1, (count,), generator=generator).tolist()
+    texts = [torch.randint(0, tokens, (length,), generator=generator).tolist() for length in lengths]
+    for text in texts[::3]:
+        period = int(torch.randint(1, CONTEXT // 2, (), generator=generator))
+        text[period:] = [text[k % period] for k in range(period, len(text))]
+    return texts
+
+
 def test_finds_what_a_plain_search_finds():
-    generator = torch.Generator().manual_seed(3)
-    texts = []
-    for _ in range(200):
-        length = int(torch.randint(1, 40, (), generator=generator))
-        texts.append(torch.randint(0, 4, (length,), generator=generator).tolist())
+    texts = some_texts(200, 4, seed=3)
     draft = propose(texts)
     assert any(n == 0 for n in draft.lens.tolist())
     for row, text in enumerate(texts):
@@ -62,9 +69,7 @@ def test_finds_what_a_plain_search_finds():
 def test_compiled_and_plain_search_find_the_same(monkeypatch):
     if not native.available():
         pytest.skip("no compiled kernels here")
-    generator = torch.Generator().manual_seed(4)
-    lengths = torch.randint(1, CONTEXT + 1, (100,), generator=generator).tolist()
-    texts = [torch.randint(0, 5, (length,), generator=generator).tolist() for length in lengths]
+    texts = some_texts(100, 5, seed=4)
     for gamma in (1, 7):
         ours = propose(texts, gamma)
         with monkeypatch.context() as plainly:
@@ -79,6 +84,19 @@ def test_compiled_and_plain_search_find_the_same(monkeypatch):
 def test_repetition_goes_on_periodically():
     draft = propose([[9, 1, 2, 1, 2, 1, 2]], gamma=6)
     assert draft.tokens[0].tolist() == [1, 2, 1, 2, 1, 2]
+
+
+def test_a_longer_match_and_one_that_always_went_on_so_are_surer():
+    def first(text):
+        return float(propose([text]).confidence[0, 0])
+
+    text = list(range(40))
+    by_length = [first([*text, *text[:length]]) for length in (2, 8, 9, 20, 32, 35)]
+    assert by_length[:5] == sorted(set(by_length[:5]))
+    assert by_length[5] == by_length[4]  # of the longest that is told apart
+    once = first([1, 2, 3, 9, 1, 2])
+    assert first([1, 2, 3, 9, 1, 2, 3, 9, 1, 2]) > once > first([1, 2, 5, 9, 1, 2, 3, 9, 1, 2])
+    assert once > first([1, 2, 3, 2, 4, 1, 2])  # elsewhere another followed the last token
 
 
 def test_confidence_is_a_probability_and_zero_without_a_draft():

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "ops.h"
 
@@ -14,8 +15,8 @@ namespace {
 // For each of R texts, seq_lens [R] tokens by slot and an anchor [R] behind them: the gamma tokens that followed the
 // latest of the longest matches of its end [R, gamma], without a match the anchor, repeated; how many of these are a
 // draft [R], none or all; and the chance of each [R, gamma] float32, by logistic regression on that match's length
-// (by_length [longest + 1, gamma]), on how many matches of at least min_match tokens went on with the first of these
-// tokens and how many with another (by_odds [gamma]), and on the temperature [R] (by_temperature [gamma]).
+// (by_length [longest + 1, gamma]), on the log odds that matches went on with the first of these tokens, those of at
+// least min_match tokens and those of one (by_odds [2, gamma]), and on the temperature [R] (by_temperature [gamma]).
 std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows,
                                           const Tensor& seq_lens, const Tensor& anchors, const Tensor& temperatures,
                                           const Tensor& by_length, const Tensor& by_odds, const Tensor& by_temperature,
@@ -25,10 +26,12 @@ std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tenso
   check_index(by_length, at::kFloat, 2, "by_length");
   const int64_t max_match = by_length.size(0) - 1, gamma = by_length.size(1);
   check_index(temperatures, at::kFloat, 1, "temperatures");
-  check_index(by_odds, at::kFloat, 1, "by_odds");
+  check_index(by_odds, at::kFloat, 2, "by_odds");
   check_index(by_temperature, at::kFloat, 1, "by_temperature");
-  TORCH_CHECK(by_length.is_contiguous() && temperatures.numel() == requests && by_odds.numel() == gamma && by_temperature.numel() == gamma,
-              "by_length must be dense, temperatures must have one entry per request, by_odds and by_temperature one per drafted token");
+  TORCH_CHECK(by_length.is_contiguous() && by_odds.is_contiguous() && temperatures.numel() == requests && by_odds.size(0) == 2 &&
+                  by_odds.size(1) == gamma && by_temperature.numel() == gamma,
+              "by_length and by_odds must be dense, temperatures must have one entry per request, by_odds two and by_temperature one "
+              "per drafted token");
   for (const Tensor& x : {rows, seq_lens, anchors})
     TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.numel() == requests,
                 "rows, seq_lens and anchors must be dense int64, one per request");
@@ -46,7 +49,8 @@ std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tenso
     work += length * 16;
   }
   const auto one = [&](int64_t r) {
-    static thread_local std::vector<int64_t> text, matched;
+    static thread_local std::vector<int64_t> text;
+    static thread_local std::vector<std::pair<int64_t, int64_t>> matched;  // tokens, and what followed
     const int64_t length = seq_lens.data_ptr<int64_t>()[r] + 1;
     const int32_t* places = places_of[r];
     text.resize(length);
@@ -61,17 +65,24 @@ std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tenso
         longest = n;
         start = i;
       }
-      if (n >= min_match) matched.push_back(text[i]);
+      if (n >= 1) matched.emplace_back(n, text[i]);
     }
     int64_t* to = tokens.data_ptr<int64_t>() + r * gamma;
     for (int64_t k = 0; k < gamma; ++k) to[k] = text[start + k % (length - start)];
-    const int64_t agreeing = std::count(matched.begin(), matched.end(), text[start]);
+    int64_t counts[2][2] = {};  // of matches of min_match tokens and of one: followed by another token, by the first of these
+    for (const auto& [n, followed] : matched) {
+      const bool agrees = followed == text[start];
+      counts[0][agrees] += n >= min_match;
+      counts[1][agrees] += 1;
+    }
+    float odds[2];
+    for (int64_t j = 0; j < 2; ++j) odds[j] = std::log((counts[j][1] + .5f) / (counts[j][0] + .5f));
     lens.data_ptr<int64_t>()[r] = longest >= min_match ? gamma : 0;
-    const float odds = std::log((agreeing + .5f) / (int64_t(matched.size()) - agreeing + .5f));
     const float temperature = temperatures.data_ptr<float>()[r];
     const float* weights = by_length.data_ptr<float>() + longest * gamma;
+    const float* by_odd = by_odds.data_ptr<float>();
     for (int64_t k = 0; k < gamma; ++k) {
-      const float logit = weights[k] + odds * by_odds.data_ptr<float>()[k] +
+      const float logit = weights[k] + odds[0] * by_odd[k] + odds[1] * by_odd[gamma + k] +
                           temperature * by_temperature.data_ptr<float>()[k];
       confidence.data_ptr<float>()[r * gamma + k] = 1 / (1 + std::exp(-logit));
     }
