@@ -20,7 +20,7 @@ from outrider.kernels.linear import PackedWeight, pack
 
 from ..base import DraftBatch, Features
 from ..target import Rows
-from .heads import MarkovHead
+from .heads import GREEDY, SAMPLED, MarkovHead
 from .layers import Rotary
 from .model import BlockModel
 
@@ -59,7 +59,7 @@ class CompiledBlock:
     embedding: [V, d]. mask: [1, d], its row of the mask token.
     weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2.
     norms: of each layer (before attention, of queries, of keys, before the MLP), the last, the context's.
-    sure: the confidence head's weight of a hidden state [d], and what it adds for each token before [V]; or nothing.
+    sure: of the confidence head, as of `confidence_weights`.
     """
 
     model: BlockModel
@@ -130,11 +130,13 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
 
 
 def confidence_weights(model: BlockModel) -> list[torch.Tensor]:
-    """The confidence head's weight of a hidden state [d] and what it adds for each token before [V]; or nothing."""
+    """The confidence head's weight of a hidden state [d], what it adds for each token before [V], and what its logit,
+    the draft's own and 1 count [2, 3] where a request is sampled or greedy; or nothing."""
     head, markov, size = model.confidence_head, model.markov_head, model.config.hidden_size
     if head is None:
         return []
     weight, constant = head.proj.weight[0].float(), head.proj.bias.float()
-    if markov is None or not head.with_markov:
-        return [weight[:size].contiguous(), constant.repeat(model.config.vocab_size)]
-    return [weight[:size].contiguous(), markov.w1.weight.float() @ weight[size:] + constant]
+    of_tokens = constant.repeat(model.config.vocab_size)
+    if markov is not None and head.with_markov:
+        of_tokens = markov.w1.weight.float() @ weight[size:] + constant
+    return [weight[:size].contiguous(), of_tokens, torch.tensor([SAMPLED, GREEDY])]

@@ -75,8 +75,14 @@ class RnnHead(MarkovHead):
 SEQUENTIAL_HEADS = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 
 
+SAMPLED = (0.52, 0.31, -0.45)
+GREEDY = (0.50, 0.65, -0.35)
+"""What the head's logit, that of the largest chance in q_k, and 1 count in a confidence. Logistic regression on whether
+drafts of the embedded model's DSpark were accepted, at temperatures 1 and 0.7, and 0 (`TRAINING.md`)."""
+
+
 class ConfidenceHead(nn.Module):
-    """c_k = sigmoid(w [h_k ; W1[x_{k-1}]])."""
+    """w [h_k ; W1[x_{k-1}]], the logit of c_k."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -89,3 +95,16 @@ class ConfidenceHead(nn.Module):
         """Logits of c_k, [..., ] for hidden [..., d] and W1[x_{k-1}] [..., r]."""
         inputs = torch.cat([hidden, previous.to(hidden.dtype)], -1) if self.with_markov else hidden
         return self.proj(inputs).squeeze(-1)
+
+    def confidence(
+        self, hidden: torch.Tensor, previous: torch.Tensor, largest: torch.Tensor, temperatures: torch.Tensor
+    ) -> torch.Tensor:
+        """[R, gamma] float32 of drafts at `temperatures` [R]: what the head says and how sure the draft itself is.
+
+        Neither depends on the token drawn. hidden: [R, gamma, d]. previous: [R, gamma, r]. largest: [R, gamma]
+        max_v q_k(v), of temperature 1 where a request is greedy.
+        """
+        greedy = (temperatures <= 0)[:, None]
+        of_head, of_draft, constant = (torch.where(greedy, *pair) for pair in zip(GREEDY, SAMPLED, strict=True))
+        logits = of_head * self(hidden, previous).float() + of_draft * torch.logit(largest.float(), eps=1e-6)
+        return torch.sigmoid(logits + constant)

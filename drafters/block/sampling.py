@@ -55,7 +55,7 @@ def sample_block(
     logits: [R, gamma, V'] base logits U_k; hidden: [R, gamma, d].
     vocab: [V'] target token of each column, None for the identity.
     Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or nobody asks) and confidence
-    [R, gamma]. Without a confidence head that is max_v q_k(v): like the head's, it does not depend on the token drawn.
+    [R, gamma]. Without a confidence head that is max_v q_k(v), which does not depend on the token drawn.
     """
     if cuda.fits(logits):
         return _sample_on_cuda(logits, hidden, batch, vocab, markov, confidence)
@@ -67,20 +67,16 @@ def sample_block(
         before = markov.w1(previous)
         state, latent = markov.step(state, before, hidden[:, k])
         row = logits[:, k].float() + markov.w2(latent)
-        if all_greedy and confidence is not None:
-            column = row.argmax(-1)
-        else:
-            column, q = choose(row, batch.rules, batch.keys[:, k], vocab, all_greedy)
-            sure.append(q.amax(-1))
-            if wants_probs:
-                probs.append(q)
+        column, q = choose(row, batch.rules, batch.keys[:, k], vocab, all_greedy)
+        sure.append(q.amax(-1))
+        if wants_probs:
+            probs.append(q)
         previous = column if vocab is None else vocab[column]
         tokens.append(previous)
         embedded.append(before)
+    chances = torch.stack(sure, 1)
     if confidence is not None:
-        chances = torch.sigmoid(confidence(hidden, torch.stack(embedded, 1)).float())
-    else:
-        chances = torch.stack(sure, 1)
+        chances = confidence.confidence(hidden, torch.stack(embedded, 1), chances, batch.temperatures)
     return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, chances
 
 
@@ -106,10 +102,9 @@ def _sample_on_cuda(
         tokens.append(previous)
         embedded.append(before)
         sure.append(largest)
+    chances = torch.stack(sure, 1)
     if confidence is not None:
-        chances = torch.sigmoid(confidence(hidden, torch.stack(embedded, 1)).float())
-    else:
-        chances = torch.stack(sure, 1)
+        chances = confidence.confidence(hidden, torch.stack(embedded, 1), chances, batch.temperatures)
     return torch.stack(tokens, 1), q if batch.wants_probs else None, chances
 
 

@@ -10,6 +10,7 @@ from tiny_drafters import CONFIGS, TINY, batch, check_tokens_follow_q, make_draf
 
 from outrider.drafters.base import Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError
+from outrider.drafters.block.heads import GREEDY, SAMPLED
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import Frozen, hidden_states
 from outrider.drafters.training.store import Sequence
@@ -122,6 +123,20 @@ def test_draft_honours_the_contract(config: BlockConfig) -> None:
     else:
         assert draft.vocab is None
     assert drafter.propose(batch(table, [0], [9])).probs is None
+
+
+def test_confidence_is_of_the_head_and_of_how_sure_the_draft_is() -> None:
+    drafter, table = prepared(CONFIGS["dspark"])
+    step = dataclasses.replace(batch(table, [0, 1, 2], list(LENGTHS), 6.0), temperatures=torch.tensor([6.0, 0.0, 0.7]))
+    head = drafter.model.confidence_head
+    with torch.no_grad():
+        head.proj.weight.zero_()
+        head.proj.bias.fill_(1.5)
+    draft = drafter.propose(dataclasses.replace(step, all_greedy=False))
+    own = torch.logit(draft.probs.amax(-1))
+    for row, (of_head, of_draft, constant) in enumerate((SAMPLED, GREEDY, SAMPLED)):
+        wanted = torch.sigmoid(of_head * 1.5 + of_draft * own[row] + constant)
+        torch.testing.assert_close(draft.confidence[row], wanted)
 
 
 @pytest.mark.parametrize("kind", ["dspark", "rnn", "dflash", "wide", "wide dflash"])

@@ -20,9 +20,9 @@ struct Buffers {
 class BlockDrafter : public torch::CustomClassHolder {
  public:
   // own weights: the head, fc and the keys|values of all layers, with a Markov head W2. own norms: the last one, the
-  // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. sure: [d] and [V] float32, the confidence
-  // head's weight of a hidden state and what it adds for the token before; empty without one. vocab: [V'], none for the
-  // identity.
+  // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. sure: float32, the confidence head's weight of
+  // a hidden state [d], what it adds for the token before [V], and ChooseArgs' mix [2, 3]; empty without one. vocab: [V'],
+  // none for the identity.
   BlockDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
                std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin, Tensor mask,
                std::optional<Tensor> w1, Tensors sure, std::optional<Tensor> vocab, int64_t first_row, double eps)
@@ -116,6 +116,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     if (!sure_.empty()) {
       a.state_weight = sure_[0].data_ptr<float>();
       a.token_weight = sure_[1].data_ptr<float>();
+      a.mix = sure_[2].data_ptr<float>();
     }
     a.bias = b.bias.data_ptr();
     a.rows = requests;
@@ -160,7 +161,7 @@ class BlockDrafter : public torch::CustomClassHolder {
                     keys_values_.outputs == 2 * int64_t(layers_.layers.size()) * layers_.kv_heads * layers_.width,
                 "the head, fc or the projections of keys and values do not fit the hidden size ", hidden);
     if (vocab_) check_dense(*vocab_, at::kLong, {head_.outputs}, "vocab");
-    TORCH_CHECK(sure_.empty() || (w1_ && sure_.size() == 2), "a confidence head needs two weights and a Markov head");
+    TORCH_CHECK(sure_.empty() || (w1_ && sure_.size() == 3), "a confidence head needs three tensors and a Markov head");
     if (!w1_) return;
     w2_ = weights[3];
     check_dense(*w1_, mask_.scalar_type(), {w1_->size(0), w2_.depth}, "w1");
@@ -170,6 +171,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     if (sure_.empty()) return;
     check_dense(sure_[0], at::kFloat, {hidden}, "the confidence's weight");
     check_dense(sure_[1], at::kFloat, {w1_->size(0)}, "the confidence of tokens");
+    check_dense(sure_[2], at::kFloat, {2, 3}, "the mix of confidences");
   }
 
   const DraftLayers layers_;

@@ -34,10 +34,10 @@ void choose(const ChooseArgs& a, std::atomic<int64_t>& next) {
     widen(static_cast<const T*>(a.logits) + row * a.columns, bias, sums.data(), a.columns);
     const float top = largest(sums.data(), a.columns);
     int64_t column;
-    float chance = 0;
+    float chance;
     if (greedy) {
       column = first_of(sums.data(), top, a.columns);
-      if (!a.state_weight) chance = float(1 / exponentials(sums.data(), 1.f, top, weights.data(), a.columns));
+      chance = float(1 / exponentials(sums.data(), 1.f, top, weights.data(), a.columns));
     } else {
       float* probs = a.probs ? a.probs + row * a.columns : weights.data();
       chance = probabilities(sums.data(), top, a.rules, request, probs, a.columns);
@@ -45,7 +45,10 @@ void choose(const ChooseArgs& a, std::atomic<int64_t>& next) {
     }
     if (a.state_weight) {
       const T* state = static_cast<const T*>(a.states) + row * a.width;
-      const float logit = weighted(state, a.state_weight, a.width) + a.token_weight[a.previous[i * a.previous_stride]];
+      const float head = weighted(state, a.state_weight, a.width) + a.token_weight[a.previous[i * a.previous_stride]];
+      const float bounded = std::min(std::max(chance, 1e-6f), 1 - 1e-6f);
+      const float* mix = a.mix + 3 * greedy;
+      const float logit = mix[0] * head + mix[1] * std::log(bounded / (1 - bounded)) + mix[2];
       chance = 1.f / (1.f + std::exp(-logit));
     }
     a.confidence[row] = chance;

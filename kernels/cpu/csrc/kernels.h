@@ -136,7 +136,8 @@ struct ChooseArgs {
   const void* states;         // [width] each row
   Rules rules;                // one for rows_per_request neighbouring rows
   const int64_t *keys, *vocab, *previous;  // vocab: tokens of the columns, null: their numbers; previous: tokens before
-  const float *state_weight, *token_weight;  // of the confidence; null: it is the largest probability
+  const float *state_weight, *token_weight;  // of the confidence head; null: the confidence is the largest probability
+  const float* mix;  // [2, 3] what the head's logit, the largest probability's and 1 count, sampled and greedy
   float *probs, *confidence;  // probs null: nobody asks for them
   int64_t* tokens;
   int64_t rows, stride, rows_per_request, previous_stride, columns, width;
