@@ -145,10 +145,12 @@ class Asynchronous(Planner):
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         bounds = None
-        if np.count_nonzero(budget.threshold):
-            asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))[:, None]
+        if budget.thresholds is not None:
+            bounds = self.past.correction.least(budget.thresholds, bool(budget.asked(np.ones(1))[0]))[None]
+        elif budget.threshold:
+            asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))
             least = [self.past.correction.least(budget.threshold, kind) for kind in (False, True)]
-            bounds = np.where(asked, least[True], least[False])
+            bounds = np.where(asked, least[True], least[False])[:, None]
         return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
 
     def observe(
@@ -219,7 +221,9 @@ class Asynchronous(Planner):
             seconds = seconds + (deciding + self._drafting(best.ask, drafted))
             depth = best.ask.depth
             if requests == 1 and curve.values is not None and first is None:
-                return Budget(True, room, best.ask.who, self._thresholds(room), None, seconds, depth=depth)
+                return Budget(
+                    True, room, best.ask.who, 0.0, None, seconds, depth=depth, thresholds=self._thresholds(room)
+                )
             threshold = curve.threshold(best.best)
             return Budget(True, self._most(issued, best), best.ask.who, threshold, first, seconds, depth=depth)
         drafting = deciding + self._drafting(everyone, drafted)

@@ -74,7 +74,8 @@ class Budget:
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with tiers always set.
     ask: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
     depth: tokens that it drafts for each, at most; None: all that it can.
-    threshold: least corrected survival that is admitted, one for all or by position [gamma]; 0: no bound.
+    threshold: least corrected survival that is admitted; 0: no bound.
+    thresholds: [gamma] the same by position, in its place; None: as `threshold`.
     first: [R] bool, requests served before all others (behind their level); None: nobody.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
         from planners that do not know costs.
@@ -87,12 +88,13 @@ class Budget:
     draft: bool
     tokens: int | None
     ask: np.ndarray | None = None
-    threshold: float | np.ndarray = 0.0
+    threshold: float = 0.0
     first: np.ndarray | None = None
     seconds: np.ndarray | None = None
     probe: bool = False
     look_up: bool = True
     depth: int | None = None
+    thresholds: np.ndarray | None = None
 
     def asked(self, limits: np.ndarray) -> np.ndarray:
         """[R] bool, requests with draft limits [R] for which the model drafts."""
