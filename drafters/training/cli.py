@@ -1,4 +1,4 @@
-"""`outrider train dspark|dflash|both|specdiff|deer` and `outrider export`: the stages behind them.
+"""`outrider train dspark|dflash|both|specdiff|deer`: the stages behind it.
 
 OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt and losses.csv
 belong to one; OUT/drafter is the finished checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The
@@ -21,21 +21,20 @@ import torch
 from .. import registry
 from ..block import checkpoint
 from ..block.config import BLOCK_KINDS, BlockConfig
-from ..block.model import BlockModel, DraftModel
+from ..block.model import BlockModel
 from ..conversion import delta
 from ..conversion.layout import Layout
 from ..conversion.run import ConversionRun
 from ..conversion.start import convert, spare_token
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
-from ..networks import load_any
 from .arguments import CONVERSION, DIFFUSION_STAGES
 from .deadline import Deadline, OutOfTime
 from .decode import Wanted
 from .diffusion import DiffusionRun
 from .features import build_store
 from .forward import Frozen
-from .loop import Recipe, Run, TrainingRun, checkpoint_model
+from .loop import Recipe, Run, TrainingRun
 from .prompts import Sample, read_samples
 from .start import start_diffusion, start_from_target, start_markov, start_vectors
 from .store import FeatureStore
@@ -365,38 +364,3 @@ def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> to
         counts = torch.from_numpy(store.token_counts(config.vocab_size))
         path.write_text(json.dumps(counts.topk(config.draft_vocab_size).indices.sort().values.tolist()))
     return torch.tensor(json.loads(path.read_text()))
-
-
-def mean_drafter(paths: list[Path]) -> DraftModel:
-    """The float32 drafter in a folder or a run's checkpoint; of several, the mean of their weights.
-
-    Runs that part from the same weights end in one basin, whose middle is often lower than they are (Wortsman et al.,
-    "Model soups", 2022). Raises ValueError where they are not of one shape and vocabulary.
-    """
-    first, *others = (
-        checkpoint_model(path) if path.is_file() else load_any(path, dtype=torch.float32) for path in paths
-    )
-    for path, other in zip(paths[1:], others, strict=True):
-        if other.config != first.config or not torch.equal(other.vocab, first.vocab):
-            raise ValueError(f"{path} is not of the same shape and draft vocabulary as {paths[0]}")
-    with torch.no_grad():
-        for weight, *more in zip(first.parameters(), *(other.parameters() for other in others), strict=True):
-            weight.copy_(torch.stack([weight, *more]).mean(0))
-    return first
-
-
-def export(args: argparse.Namespace) -> int:
-    """Write a drafter in another storage, or a delta merged into its target; returns the exit status."""
-    if args.target:
-        if len(args.drafter) > 1:
-            raise ValueError("--target takes one delta")
-        delta.write_merged(args.target, args.drafter[0], args.out)
-        print(f"wrote {args.out}")
-        return 0
-    model = mean_drafter(args.drafter)
-    if args.storage == "int8":
-        checkpoint.save_compact(model, args.out)
-    else:
-        checkpoint.save_plain(model, args.out)
-    print(f"wrote {args.out} ({checkpoint.stored_bytes(args.out) / 1e6:.1f} MB)")
-    return 0

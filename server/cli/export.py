@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from outrider.drafters.training import arguments, cli
+from outrider.drafters.training import arguments
+from outrider.drafters.training.export import export
 from outrider.server.errors import UserError
 
 add_arguments = arguments.add_export_arguments
@@ -15,6 +16,6 @@ add_arguments = arguments.add_export_arguments
 
 def run(args: argparse.Namespace) -> int:
     try:
-        return int(cli.export(args) or 0)
+        return int(export(args) or 0)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from None

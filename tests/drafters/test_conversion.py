@@ -23,6 +23,7 @@ from outrider.drafters.conversion.run import ConversionRun
 from outrider.drafters.conversion.start import convert
 from outrider.drafters.training import cli
 from outrider.drafters.training.arguments import add_arguments
+from outrider.drafters.training.export import export
 from outrider.drafters.training.forward import Frozen
 from outrider.drafters.training.loop import Recipe
 from outrider.drafters.training.store import Sequence
@@ -305,8 +306,8 @@ def test_merged_folder_is_the_model_with_its_delta(
         model.mask.copy_(stored["mask"])
         ids = torch.randint(3, VOCABULARY, (11,), generator=torch.Generator().manual_seed(2))
         expected = reference(model, target, ids, None)
-    export = argparse.Namespace(drafter=[tmp_path / "delta"], target=target_folder, out=tmp_path / "merged")
-    assert cli.export(export) == 0
+    given = argparse.Namespace(drafter=[tmp_path / "delta"], target=target_folder, out=tmp_path / "merged")
+    assert export(given) == 0
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert {name: config[name] for name in delta.FIELDS} == {

@@ -18,6 +18,7 @@ from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.training import cli, measure
 from outrider.drafters.training.arguments import add_arguments, add_export_arguments
 from outrider.drafters.training.batches import BatchMaker
+from outrider.drafters.training.export import export
 from outrider.drafters.training.features import answer_chances, sequence_features
 from outrider.drafters.training.forward import Frozen, hidden_states
 from outrider.drafters.training.loss import LossWeights
@@ -88,18 +89,18 @@ def test_train_learns_survives_a_kill_and_drafts(
     parser = argparse.ArgumentParser()
     add_export_arguments(parser)
     unfinished = [str(tmp_path / "again" / "checkpoint.pt"), "--out", str(tmp_path / "plain")]
-    assert cli.export(parser.parse_args(unfinished)) == 0
+    assert export(parser.parse_args(unfinished)) == 0
     assert load(tmp_path / "plain").config.draft_vocab_size is None
     assert load(tmp_path / "plain").config.target == load(tmp_path / "whole" / "drafter").config.target != {}
     runs = [tmp_path / "whole" / name for name in ("before-decay.pt", "checkpoint.pt")]
     of_mean = ["--storage", "int8", "--out", str(tmp_path / "mean")]
-    assert cli.export(parser.parse_args([*map(str, runs), *of_mean])) == 0
+    assert export(parser.parse_args([*map(str, runs), *of_mean])) == 0
     before, after = (loop.checkpoint_model(run).state_dict() for run in runs)
     assert not torch.allclose(before["fc.weight"], after["fc.weight"], atol=1e-3)
     mean, rounding = weights(tmp_path / "mean")["fc.weight"], float(before["fc.weight"].abs().max()) / 127
     torch.testing.assert_close(mean, (before["fc.weight"] + after["fc.weight"]) / 2, atol=rounding, rtol=0)
     with pytest.raises(ValueError, match="is not of the same shape and draft vocabulary as"):
-        cli.export(parser.parse_args([str(runs[0]), str(tmp_path / "plain"), *of_mean]))
+        export(parser.parse_args([str(runs[0]), str(tmp_path / "plain"), *of_mean]))
 
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     assert (
