@@ -14,9 +14,13 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from outrider.server.bench.remote import CHAT, Remote, Reply
+from outrider.server.bench.soak import attacks
+from outrider.server.bench.soak.attacks import ATTACKS, Attacked, Attacker
 
 KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
 """How often each kind is asked, of all together."""
+COMPARED = ("greedy", "sampled")
+"""Kinds whose waits are compared without attackers and beside them."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -55,7 +59,8 @@ class Counts:
     """What became of the requests.
 
     whole: answers that came to their end, by kind. failures: by HTTP status or what broke, of all kinds. compared:
-    greedy answers held against the same prompt's alone. examples: some of what went wrong, in words.
+    greedy answers held against the same prompt's alone. examples: some of what went wrong, in words. waits: seconds of
+    whole greedy and sampled answers, of those that began without attackers and of those that began beside some.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -66,6 +71,8 @@ class Counts:
     against_schema: int = 0
     tokens: int = 0
     examples: list[str] = field(default_factory=list)
+    waits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    under_attack: bool = False
 
     @property
     def broken(self) -> int:
@@ -101,9 +108,16 @@ async def press(
     seed: int,
     timeout: float,
     counts: Counts,
+    attacked: Attacked | None = None,
+    stretch: float = 60.0,
 ) -> None:
-    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; counts is filled in."""
-    end = time.monotonic() + seconds
+    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; counts is filled in.
+
+    attacked: filled in by as many further clients as there are kinds of attack, each of which attacks in every other
+    stretch of so many seconds.
+    """
+    began = time.monotonic()
+    end = began + seconds
 
     async def one_client(number: int) -> None:
         random_ = random.Random(f"{seed} {number}")
@@ -114,17 +128,38 @@ async def press(
             if failure == TURNED_AWAY:
                 await asyncio.sleep(PAUSE_SECONDS * (1 + random_.random()))
 
-    await asyncio.gather(*map(one_client, range(concurrency)))
+    async def one_attacker(kind: str, attacked: Attacked) -> None:
+        attacker = Attacker(remote, kind, seed, timeout, attacked)
+        while time.monotonic() < end:
+            if counts.under_attack:
+                await attacker.attack()
+            await asyncio.sleep(attacks.PAUSE_SECONDS)
+
+    async def alternate() -> None:
+        while time.monotonic() < end:
+            await asyncio.sleep(0.1)
+            counts.under_attack = int((time.monotonic() - began) / stretch) % 2 == 1
+
+    clients = [one_client(number) for number in range(concurrency)]
+    if attacked is None:
+        await asyncio.gather(*clients)
+        return
+    health = asyncio.create_task(attacks.watch_health(remote, attacked, lambda: counts.under_attack))
+    await asyncio.gather(*clients, alternate(), *(one_attacker(kind, attacked) for kind in ATTACKS))
+    health.cancel()
 
 
 async def _ask(
     kind: str, remote: Remote, body: dict[str, Any], timeout: float, counts: Counts, abort_after: float | None = None
 ) -> Reply:
     counts.asked[kind] += 1
+    attacked = counts.under_attack
     reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
     counts.tokens += reply.completion_tokens
     if not reply.failure:
         counts.whole[kind] += 1
+        if kind in COMPARED:
+            counts.waits[attacked].append(reply.seconds)
     elif reply.failure != "aborted":
         counts.failures[reply.failure] += 1
         if reply.failure != TURNED_AWAY:

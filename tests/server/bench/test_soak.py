@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
 
-from outrider.server.bench.soak import cli, processes
+from outrider.server.bench.soak import attacks, cli, processes
 from outrider.server.bench.soak.processes import Sample
 from outrider.server.bench.soak.report import Soak
 from outrider.server.bench.soak.traffic import Counts
@@ -24,17 +26,19 @@ async def right(request: web.Request, body: dict[str, Any]) -> web.StreamRespons
     text = body["messages"][0]["content"]
     if "response_format" in body:
         text = '{"title":"a","score":3,"kind":"task"}'
-    return await answer(request, body, text=text, ttft=0.01, tpot=0.005)
+    return await answer(request, body, text=text, ttft=0.1, tpot=0.005)
 
 
-def soak(handler: Handler, folder: Path, capsys: pytest.CaptureFixture[str], gauges: str = "") -> tuple[int, str, Any]:
+def soak(
+    handler: Handler, folder: Path, capsys: pytest.CaptureFixture[str], gauges: str = "", flags: tuple[str, ...] = ()
+) -> tuple[int, str, Any]:
     results = folder / "soak.json"
     with SmallServer(handler) as server:
         server.gauges = gauges
         code = main(
             [
                 *("bench", "soak", "--url", server.url, "--minutes", "0.04", "--concurrency", "8", "--count", "6"),
-                *("--json", str(results), "--plot", str(folder / "soak.png")),
+                *("--json", str(results), "--plot", str(folder / "soak.png"), *flags),
             ]
         )
     return code, capsys.readouterr().out, json.loads(results.read_text())
@@ -88,6 +92,59 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
     assert set(failures) == {"429", "500"}
     assert found["faults"] == [f"{failures['500']} requests failed"]
     assert "broken" in shown
+
+
+ATTACKED = ("--attack", "--minutes", "0.12", "--stretch", "2", "--concurrency", "4", "--timeout", "5")
+
+
+def is_attack(request: web.Request, body: dict[str, Any]) -> bool:
+    """Whether this is none of the soak's ordinary requests."""
+    ordinary = len(body["messages"]) == 1 and isinstance(body["messages"][0]["content"], str)
+    strange = {"top_k", "regex", "stop", "stop_token_ids", "logit_bias"} & body.keys()
+    return bool(strange) or not ordinary or "kind" not in json.dumps(body.get("response_format", "kind"))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacks, "NEVER_ENDING_SECONDS", 0.5)
+    monkeypatch.setattr(attacks, "PAUSE_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_attacks_do_not_hurt_passes_but_for_the_open_body(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if is_attack(request, body):
+            return web.json_response({"error": {"message": "no"}}, status=400)
+        return await right(request, body)
+
+    _, shown, found = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
+    attacked = found["attacked"]["outcomes"]
+    assert attacked.keys() == attacks.ATTACKS.keys()
+    assert attacked["top_k beyond int32"].keys() == {"400"}
+    # aiohttp waits for a body as long as it takes, and so does this server.
+    assert [fault.partition(":")[0] for fault in found["faults"]] == ["a body that never ends"], shown
+    assert "slowest /health" in shown
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_attacks_slow_down_or_break_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hurt = 0.0
+
+    async def hurting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal hurt
+        if is_attack(request, body):
+            hurt = time.monotonic()
+            return web.json_response({"error": {"message": "broken"}}, status=500 if "top_k" in body else 400)
+        if time.monotonic() - hurt < 1:
+            await asyncio.sleep(0.5)
+        return await right(request, body)
+
+    code, shown, found = soak(hurting, tmp_path, capsys, flags=ATTACKED)
+    assert code == 1
+    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in found["faults"]), shown
+    assert any(fault.startswith("p99 beside attackers is ") for fault in found["faults"]), shown
 
 
 def test_a_cache_that_stays_full_is_found(
