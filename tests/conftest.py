@@ -10,6 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 from running import OVERLAP, EngineWatch, Server
+from small_target import SmallTarget
 
 from outrider.kernels.cpu import native
 from outrider.profiles import store
@@ -54,6 +55,12 @@ def client(server: Server) -> openai.OpenAI:
 def model(client: openai.OpenAI) -> str:
     """Name of the served model."""
     return client.models.list().data[0].id
+
+
+@pytest.fixture(scope="session")
+def small_target(tmp_path_factory: pytest.TempPathFactory) -> SmallTarget:
+    """A small random Llama that has the embedded model's tokenizer, cut down, and drafters for it."""
+    return SmallTarget.write(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(params=["compiled", "torch"])

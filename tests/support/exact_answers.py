@@ -1,0 +1,70 @@
+"""Exact distributions of whole answers, from a target's own logits and the rules as they are written down.
+
+Nothing here is the server's: the rules are computed anew, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+Logits = Callable[[list[list[int]]], torch.Tensor]
+"""N texts of one length -> [N, V] float64, the target's logits of what follows each."""
+Answer = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A request's sampling rules, by the names of the API. allowed: the tokens that may follow an answer so far."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed: Callable[[Answer], list[int]] | None = None
+
+    def probs(self, logits: torch.Tensor, prompt: list[int], answer: Answer) -> torch.Tensor:
+        """[V] of the token behind the answer so far, from its logits [V].
+
+        Penalties count the answer's tokens, as SGLang's do; the bias comes last.
+        """
+        logits = logits.clone()
+        for token in {*answer}:
+            logits[token] -= self.frequency_penalty * answer.count(token) + self.presence_penalty
+            logits[token] *= self.repetition_penalty if logits[token] < 0 else 1 / self.repetition_penalty
+        if self.allowed is not None:
+            banned = torch.ones(len(logits), dtype=torch.bool)
+            banned[self.allowed(answer)] = False
+            logits[banned] = -torch.inf
+        for token, bias in self.logit_bias.items():
+            logits[token] += bias
+        probs = torch.softmax(logits / self.temperature, 0)
+        order = probs.argsort(descending=True, stable=True)
+        ranked = probs[order]
+        kept = (ranked.cumsum(0) - ranked <= self.top_p) & (ranked >= self.min_p * ranked[0])
+        if self.top_k is not None:
+            kept &= torch.arange(len(probs)) < self.top_k
+        found = torch.zeros_like(probs)
+        found[order[kept]] = ranked[kept]
+        return found / found.sum()
+
+
+def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -> dict[Answer, float]:
+    """Probability of every possible answer of `length` tokens; for rules that leave few tokens at each position."""
+    found: dict[Answer, float] = {(): 1.0}
+    for _ in range(length):
+        begun = list(found)
+        rows = logits([[*prompt, *answer] for answer in begun])
+        longer = {}
+        for answer, row in zip(begun, rows, strict=True):
+            probs = rules.probs(row, prompt, answer)
+            for token in probs.nonzero()[:, 0].tolist():
+                longer[*answer, token] = found[answer] * float(probs[token])
+        found = longer
+    return found

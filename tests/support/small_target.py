@@ -1,0 +1,163 @@
+"""A small random Llama with a real tokenizer, and drafters for it that are right about half the time.
+
+Its next token depends mostly on the last one and less on the context, so that a drafter which knows embedding and head
+alone, and neither layer, drafts well. Nothing is trained. Sampled, the likeliest token has a probability of about 0.4;
+greedy answers do not run into short loops, and some of them end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
+from outrider.drafters.block.model import DraftModel
+from outrider.drafters.diffusion import DiffusionModel
+from outrider.server.engine import target
+
+VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD = 768, 64, 2, 4, 2, 32
+GAMMA = 7
+SPECIAL = 17
+"""Tokens before this one are special: <|endoftext|>, <|im_start|>, <|im_end|>, …"""
+END = 2
+DRAFTED = 512
+"""Tokens that the drafters know: the likeliest ones, so that the others have to come from the residual."""
+
+
+@dataclass(frozen=True)
+class SmallTarget:
+    """folder: of the model, as Hugging Face writes it. dspark, diffusion: folders of its drafters."""
+
+    folder: Path
+    dspark: Path
+    diffusion: Path
+
+    @classmethod
+    def write(cls, folder: Path) -> SmallTarget:
+        """Everything, below `folder`. The same numbers every time."""
+        made = cls(folder / "target", folder / "dspark", folder / "diffusion")
+        model = _target()
+        model.save_pretrained(made.folder)
+        write_tokenizer(made.folder)
+        for make, path in ((_dspark, made.dspark), (_diffusion, made.diffusion)):
+            save_compact(make(model), path)
+        return made
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.folder)
+
+    @cached_property
+    def model(self) -> Any:
+        """The target by Transformers, in float32."""
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def logits(self, texts: list[list[int]]) -> torch.Tensor:
+        """[N, V] float64 of what follows each of N texts, which have one length."""
+        parts = [self.model(torch.tensor(texts[i : i + 64])).logits[:, -1] for i in range(0, len(texts), 64)]
+        return torch.cat(parts).double()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """The embedded model's tokenizer and chat template, with its first VOCAB tokens and the merges that make them."""
+    theirs = Path(target.plain_folder(None))
+    content = json.loads((theirs / "tokenizer.json").read_text())
+    model = content["model"]
+    model["vocab"] = {word: number for word, number in model["vocab"].items() if number < VOCAB}
+    model["merges"] = [(a, b) for a, b in model["merges"] if {a, b, a + b} <= model["vocab"].keys()]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(theirs / name, folder)
+
+
+def _target() -> LlamaForCausalLM:
+    """The first number of an embedding is the same for all tokens, so that the head's first column is a bias. Nothing
+    but the drafters' masks has the second."""
+    draw = torch.Generator().manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD, max_position_embeddings=1024,
+        rope_theta=1e4, tie_word_embeddings=False, bos_token_id=1, eos_token_id=END, pad_token_id=END,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).float()
+    scales = {"q_proj": 2.5, "k_proj": 2.5, "o_proj": 0.3, "down_proj": 0.2}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            part = name.split(".")[-2]
+            if weight.ndim == 2:
+                scale = scales.get(part, 1.0) * weight.shape[1] ** -0.5
+                weight.copy_(torch.randn(weight.shape, generator=draw) * scale)
+        embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+        embedding *= WIDTH**0.5
+        embedding[:, 0], embedding[:, 1] = 2.0, 0.0
+        head *= 3.0
+        head[:, 0], head[:, 1] = 0.75 * torch.randn(VOCAB, generator=draw), 0.0
+        head[:SPECIAL, 0] = -1.5
+        head[END, 0] = 0.75
+    return model.eval()
+
+
+def _config(model: LlamaForCausalLM, **kind: Any) -> BlockConfig:
+    return BlockConfig(
+        gamma=GAMMA, vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=WIDTH, num_layers=1, num_heads=HEADS,
+        num_kv_heads=KV_HEADS, head_dim=HEAD, num_target_layers=LAYERS, rope_theta=1e4, max_positions=1024,
+        confidence_head=True, draft_vocab_size=DRAFTED,
+        target=target_identity(model.config, model.get_input_embeddings().weight), **kind,
+    )  # fmt: skip
+
+
+def _dspark(model: LlamaForCausalLM) -> BlockModel:
+    """Its Markov head is the target's embedding and head; what its layer makes of the target's states is noise."""
+    config = _config(model, kind="dspark", target_layers=(0, 1), mask_token_id=4, markov_rank=WIDTH)
+    drafter = BlockModel(config, _known(model))
+    _randomise(drafter)
+    embedding = model.get_input_embeddings().weight
+    with torch.no_grad():
+        drafter.norm.weight.fill_(0.1)
+        drafter.markov_head.w1.weight.copy_(embedding * embedding.square().mean(1, keepdim=True).rsqrt())
+        drafter.markov_head.w2.weight.copy_(model.lm_head.weight[drafter.vocab])
+    return drafter
+
+
+def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
+    """What follows a token that it knows is drawn as by the target without its layers; what follows a mask, by how
+    often the target says each token."""
+    config = _config(
+        model, kind="diffusion", target_layers=(), mask_token_id=0, confidence_with_markov=False, qk_norm=False
+    )
+    drafter = DiffusionModel(config, _known(model))
+    _randomise(drafter)
+    with torch.no_grad():
+        drafter.norm.weight.fill_(1.0)
+        for layer in drafter.draft_layers:
+            layer.o_proj.weight *= 0.2
+            layer.down_proj.weight *= 0.2
+        drafter.separator.zero_()
+        drafter.mask.zero_()
+        drafter.mask[:2] = torch.tensor([2.0, WIDTH**0.5])
+    return drafter
+
+
+def _known(model: LlamaForCausalLM) -> torch.Tensor:
+    return model.lm_head.weight[:, 0].topk(DRAFTED).indices.sort().values
+
+
+def _randomise(drafter: DraftModel) -> None:
+    """Every weight; the confidence head's as large as to say something."""
+    draw = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for name, weight in drafter.named_parameters():
+            scale = 1.0 if weight.ndim == 1 else weight.shape[1] ** -0.5
+            weight.copy_(torch.randn(weight.shape, generator=draw) * scale)
+            if name.endswith("norm.weight"):
+                weight.fill_(1.0)
+            if "confidence" in name:
+                weight *= 0.5
