@@ -111,6 +111,7 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
     layers = model.draft_layers
     products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
     half, table = config.head_dim // 2, Rotary(config).table
+    table = torch.cat([table, table[-1:].expand(config.queries, -1)])  # a block may go beyond an answer's last position
     norms = [n.weight for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
     keys_values = torch.cat([layer.qkv.weight[layer.heads * layer.dim :] for layer in layers])
     weights = [prepare(weight) for weight in (*products, head, model.fc.weight, keys_values)]

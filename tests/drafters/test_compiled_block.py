@@ -24,6 +24,7 @@ VARIANTS = {
     "not sampled from the anchor": dataclasses.replace(WIDE, sample_from_anchor=False),
     "odd widths": dataclasses.replace(WIDE, intermediate_size=80, draft_vocab_size=37, num_layers=1, num_kv_heads=1),
     "dflash": WIDE_DFLASH,
+    "blocks behind the last position": dataclasses.replace(WIDE, max_positions=40),  # as many as the longest has
 }
 EACH = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 LENGTHS = torch.tensor([40, 1, 23, 17])
