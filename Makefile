@@ -13,8 +13,8 @@ endif
 ARGS ?=
 
 LOCK := deploy/requirements/$(OUTRIDER_DEVICE).txt
-# cuda.txt takes in cpu.txt.
-LOCKS := $(sort deploy/requirements/cpu.txt $(LOCK))
+# torch's builds for CPUs have other hashes than PyPI's.
+LOCKS := $(LOCK) $(if $(filter cpu,$(OUTRIDER_DEVICE)),deploy/requirements/torch-cpu.txt)
 DEV_LOCK := deploy/requirements/dev.txt
 VENV := .venv
 BIN := $(VENV)/bin
@@ -72,6 +72,14 @@ check: lint ## Check style and types, run the tests that start no server (about 
 check-deploy: $(CHECKERS) ## Check deploy/ with linters and schemas (a minute)
 	@deploy/check.sh $(CHECKERS)/bin
 
+# The wheels' platform is the oldest that SGLang has a wheel for.
+.PHONY: lock
+lock: $(CHECKERS) ## Write the locks of deploy/requirements anew from the pins in its .in files, with hashes
+	@for name in $(basename $(notdir $(wildcard deploy/requirements/*.in))); do \
+		$(CHECKERS)/bin/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate --python-version 3.11 \
+			--python-platform x86_64-manylinux_2_34 deploy/requirements/$$name.in --output-file deploy/requirements/$$name.txt; \
+	done
+
 .PHONY: check-image
 check-image: ## Build the image for CPUs and have it serve (root, buildah and debootstrap; ten minutes)
 	@deploy/docker/check.sh $(ARGS)
@@ -116,7 +124,8 @@ $(BIN)/python:
 
 $(RUNTIME): | $(BIN)/python
 	@echo "Installing the packages of $(LOCK) into $(VENV) (a few minutes, once)"
-	@$(PIP) -r $(LOCK)
+	@$(PIP) --require-hashes -r $(LOCK)
+	@[ $(OUTRIDER_DEVICE) = cuda ] || $(PIP) -r deploy/requirements/torch-cpu.txt
 	@[ $(OUTRIDER_DEVICE) = cuda ] || $(BIN)/python -c 'import torch' 2>/dev/null || \
 		{ echo "This torch is made for CUDA, as PyPI's is. Name PyTorch's index of packages for CPUs, which pytorch.org tells:" >&2; \
 		echo "  rm -r $(VENV); make install PIP_EXTRA_INDEX_URL=ADDRESS" >&2; exit 1; }
@@ -127,9 +136,9 @@ $(PROJECT): $(RUNTIME)
 	@rm -f $(VENV)/.project-* && touch $@
 
 $(DEV): $(RUNTIME)
-	@$(PIP) --quiet -r $(DEV_LOCK)
+	@$(PIP) --quiet --require-hashes -r $(DEV_LOCK)
 	@rm -f $(VENV)/.dev-* && touch $@
 
 $(CHECKERS): deploy/requirements/check-deploy.txt | $(BIN)/python
 	@rm -rf $(VENV)/check-deploy-* && $(PYTHON) -m venv $@
-	@$@/bin/pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@$@/bin/pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r $<

@@ -9,12 +9,14 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from outrider.server.bench.baselines import XLLAMACPP
 
 ROOT = Path(__file__).parents[1]
+LOCKS = ROOT / "deploy" / "requirements"
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {extra: [Requirement(line) for line in lines] for extra, lines in PROJECT["optional-dependencies"].items()}
@@ -48,8 +50,8 @@ def names(requirements: list[Requirement]) -> set[str]:
 
 
 def pins(lock: str) -> dict[str, str]:
-    """Versions by canonical name, of the lock and of those that it takes in."""
-    text = (ROOT / "deploy" / "requirements" / lock).read_text()
+    """Versions by canonical name, of a file in deploy/requirements and of those that it takes in."""
+    text = (LOCKS / lock).read_text()
     found = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
     for other in re.findall(r"^-r (\S+)", text, re.MULTILINE):
         found |= pins(other)
@@ -65,6 +67,19 @@ def test_what_the_code_imports_is_declared_and_nothing_else() -> None:
 
 def test_what_the_tests_import_is_declared() -> None:
     assert sorted(distributions_imported("tests") - names(DEPENDENCIES) - names(EXTRAS["dev"])) == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in LOCKS.glob("*.in")))
+def test_locks_have_the_pins_and_a_hash_of_every_file(name: str) -> None:
+    """`make lock` writes them."""
+    assert pins(f"{name}.txt") == pins(f"{name}.in")
+    requirements = re.split(r"\n(?! )", (LOCKS / f"{name}.txt").read_text().strip())
+    assert len(requirements) == len(pins(f"{name}.txt"))
+    assert all("--hash=sha256:" in requirement for requirement in requirements)
+
+
+def test_torch_is_one_version_everywhere() -> None:
+    assert pins("torch-cpu.txt")["torch"] == pins("cuda.txt")["torch"]
 
 
 def test_what_is_locked_is_allowed() -> None:

@@ -4,7 +4,7 @@
 #   make check-image ARGS="--volume /etc/pip.conf:/etc/pip.conf:ro"
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-base=docker.io/library/debian:bookworm-slim
+base=localhost/outrider-base:bookworm
 image=localhost/outrider:check
 for program in buildah debootstrap unshare; do
     command -v "$program" >/dev/null || { echo "check-image needs $program: apt-get install buildah debootstrap" >&2; exit 1; }
@@ -19,7 +19,8 @@ if ! buildah images "$base" >/dev/null 2>&1; then
     buildah commit --quiet "$container" "$base"
     buildah rm "$container" >/dev/null
 fi
-buildah build --format docker --isolation chroot --pull-never --layers "$@" --file deploy/docker/cpu.Dockerfile --tag "$image" .
+sed "s#^FROM debian:[^ ]*#FROM $base#" deploy/docker/cpu.Dockerfile >"$work/Dockerfile"
+buildah build --format docker --isolation chroot --pull-never --layers "$@" --file "$work/Dockerfile" --tag "$image" .
 
 # In a network of its own: the image's port may be taken here.
 container=$(buildah from --pull-never "$image")

@@ -1,8 +1,10 @@
 # Outrider on CPUs (x86-64). At the root of the repository:
 #   docker build --build-arg PIP_EXTRA_INDEX_URL=ADDRESS --file deploy/docker/cpu.Dockerfile --tag outrider:cpu .
 # ADDRESS is that of PyTorch's index of packages for CPUs, which pytorch.org tells: PyPI's torch is made for CUDA.
-# The first stage has the compiler, the second what it made.
-FROM debian:bookworm-slim AS build
+# The second stage has the compiler, the third what it made.
+FROM debian:bookworm-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171 AS base
+
+FROM base AS build
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-venv \
  && rm -rf /var/lib/apt/lists/*
@@ -11,8 +13,9 @@ ENV PATH=/opt/outrider/bin:$PATH
 WORKDIR /src
 # The packages first: they change seldom.
 ARG PIP_EXTRA_INDEX_URL
-COPY deploy/requirements/cpu.txt deploy/requirements/
-RUN pip install --no-cache-dir --no-deps --requirement deploy/requirements/cpu.txt
+COPY deploy/requirements/cpu.txt deploy/requirements/torch-cpu.txt deploy/requirements/
+RUN pip install --no-cache-dir --no-deps --require-hashes --requirement deploy/requirements/cpu.txt \
+ && pip install --no-cache-dir --no-deps --requirement deploy/requirements/torch-cpu.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 # Elsewhere than among the sources, which Python would import. Headers and tests are of no use later: 140 MB.
@@ -20,7 +23,7 @@ WORKDIR /opt/outrider
 RUN python -m outrider.kernels.cpu.build --install \
  && rm -rf /opt/outrider/lib/python3*/site-packages/torch/include /opt/outrider/lib/python3*/site-packages/torch/test
 
-FROM debian:bookworm-slim
+FROM base
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 libgomp1 \
  && rm -rf /var/lib/apt/lists/* \

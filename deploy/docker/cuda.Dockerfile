@@ -2,7 +2,7 @@
 #   docker build --file deploy/docker/cuda.Dockerfile --tag outrider:cuda .
 # NOT RUN YET: like deploy/requirements/cuda.txt it was written on a machine without a GPU.
 # The compiler stays: FlashInfer compiles for the GPU it finds, at its first use, into the cache.
-FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04@sha256:7d2f6a8c2071d911524f95061a0db363e24d27aa51ec831fcccf9e76eb72bc92
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && rm -rf /var/lib/apt/lists/* \
@@ -12,8 +12,8 @@ RUN apt-get update \
 ENV PATH=/opt/outrider/bin:$PATH
 WORKDIR /src
 # The packages first: they change seldom.
-COPY deploy/requirements/cpu.txt deploy/requirements/cuda.txt deploy/requirements/
-RUN pip install --no-cache-dir --no-deps --requirement deploy/requirements/cuda.txt
+COPY deploy/requirements/cuda.txt deploy/requirements/
+RUN pip install --no-cache-dir --no-deps --require-hashes --requirement deploy/requirements/cuda.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 # Compiled kernels, profiles, prepared GGUF files and models from the hub. Keep it in a volume.

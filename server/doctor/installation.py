@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from outrider.server.doctor.finding import Finding, ok, problem, warning
 
 LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
 """The pinned packages, in a checkout."""
-REINSTALL = "`make clean install` in a checkout, else `pip install --no-deps -r deploy/requirements/cpu.txt`"
+REINSTALL = "`make clean install` in a checkout, else the two `pip install` of docs/operate.md"
 IMPORTED = ("torch", "transformers", "xgrammar")
 """Packages with compiled parts, which may be there and broken."""
 OLDEST = (3, 11)
@@ -67,9 +68,9 @@ def packages(device: str) -> Iterator[Finding]:
 
 def _beside_the_pins(device: str, count: int) -> Iterator[Finding]:
     """The versions that the tests ran with, where this is a checkout; else the ranges alone."""
-    names = ("cpu.txt", "cuda.txt") if device == "cuda" else ("cpu.txt",)
-    locks = [LOCKS / name for name in names if (LOCKS / name).is_file()]
-    pins = [line.split("#")[0].strip() for lock in locks for line in lock.read_text().splitlines() if "==" in line]
+    names = ("cuda.txt",) if device == "cuda" else ("cpu.txt", "torch-cpu.txt")
+    texts = [(LOCKS / name).read_text() for name in names if (LOCKS / name).is_file()]
+    pins = [pin for text in texts for pin in re.findall(r"^[\w.-]+==[^\s;\\]+", text, re.MULTILINE)]
     other = []
     for pin in pins:
         name, _, wanted = pin.partition("==")

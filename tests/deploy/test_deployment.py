@@ -43,6 +43,17 @@ def instructions(dockerfile: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_an_image_is_made_of_what_is_named_by_hash(dockerfile: Path) -> None:
+    text = dockerfile.read_text().replace("\\\n", " ")
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
+    for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+        assert base in stages or re.search(r"@sha256:[0-9a-f]{64}$", base), base
+    for lock in re.findall(r"--requirement (\S+)", text):
+        unhashed = lock == "deploy/requirements/torch-cpu.txt"
+        assert unhashed or re.search(rf"--require-hashes --requirement {re.escape(lock)}", text), lock
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_an_image_serves_and_is_asked_whether_it_does(dockerfile: Path) -> None:
     found = instructions(dockerfile)
     server = settings(json.loads(found["CMD"]))
@@ -68,8 +79,12 @@ def test_compose_starts_what_is_there() -> None:
             assert mount in compose["volumes"] or (DEPLOY / "compose" / mount).exists(), mount
     build = service["build"]
     assert (DEPLOY / "compose" / build["context"] / build["dockerfile"]).is_file()
-    for each in compose["services"].values():  # reached from this machine alone
+    for each in compose["services"].values():  # reached from this machine alone, and bounded
         assert all(port.startswith("127.0.0.1:") for port in each["ports"])
+        assert each["read_only"]
+        assert each["cap_drop"] == ["ALL"]
+        assert each.keys() >= {"mem_limit", "pids_limit"}
+        assert "build" in each or re.search(r"@sha256:[0-9a-f]{64}$", each["image"])
 
 
 @pytest.fixture(scope="module", params=OVERLAYS, ids=lambda path: path.name)
@@ -108,11 +123,13 @@ def test_a_pod_may_do_little(objects: dict[str, Any]) -> None:
     security = pod["securityContext"]
     assert f"{security['runAsUser']}:{security['runAsGroup']}" == instructions(DOCKERFILES[0])["USER"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert {"name": "OUTRIDER_API_KEY", "valueFrom": {"secretKeyRef": {"name": "outrider", "key": "api-key"}}} in (
-        container["env"]
-    )
-    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounted >= {"/tmp", "/var/cache/outrider"}
+    assert container["resources"]["limits"].keys() >= {"cpu", "memory", "ephemeral-storage"}
+    mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounted.keys() >= {"/tmp", "/var/cache/outrider"}
+    keys = settings(list(container["args"])).api_keys
+    assert keys is not None
+    (secret,) = (volume["secret"] for volume in pod["volumes"] if volume["name"] == mounted[str(keys.parent)])
+    assert secret["secretName"] == "outrider"
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
