@@ -21,6 +21,7 @@ from outrider.kernels.noise import choice_seed
 from outrider.server.http import errors, watch
 from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
 from outrider.server.http.speculation import Overheard, Told, add_to_answer
+from outrider.server.http.tool_stream import TokenwiseChat
 from outrider.server.plugin.options import RequestOptions
 
 # It warns of every request that asks for the logprobs of its prompt, which it can return all the same.
@@ -101,11 +102,12 @@ def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> Generate
     return internal
 
 
-class ChatHandler(_Handler, OpenAIServingChat):
+class ChatHandler(_Handler, TokenwiseChat):
     """/v1/chat/completions"""
 
-    def _generate_chat_stream(self, *asked: Any) -> Any:
-        return self._telling(OpenAIServingChat._generate_chat_stream, *asked)
+    def _generate_chat_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
+        handler: Any = self.for_stream(internal, request)
+        return handler._telling(OpenAIServingChat._generate_chat_stream, internal, request, raw)
 
     def _build_chat_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
         return self._with_speculation(super()._build_chat_response(request, ret, created), request, ret)

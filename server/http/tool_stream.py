@@ -1,0 +1,126 @@
+"""Streamed chat whose tool calls and reasoning are parsed token by token, whatever the engine hands over at once.
+
+SGLang's parsers expect the text of one token. Given more, as after a step that accepted drafts, or when the event loop
+was busy, they lose text or a whole call.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sglang.srt.entrypoints.openai import serving_chat
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from outrider.server.http.token_text import TokenTexts
+from outrider.server.http.tool_parser import ToolParser
+
+serving_chat.FunctionCallParser = ToolParser  # type: ignore[misc]
+
+
+class TokenwiseChat(OpenAIServingChat):
+    """SGLang's chat handler, whose parsers see a stream as if each step had given one token."""
+
+    def for_stream(self, internal: GenerateReqInput, request: Any) -> TokenwiseChat:
+        """A handler for one streamed answer: this one if the text of the answer is not parsed."""
+        if not (self._tool_call_parsing_active(request) or (self.reasoning_parser and request.separate_reasoning)):
+            return self
+        handler = copy.copy(self)
+        parameters = internal.sampling_params
+        handler._choices = _Choices(
+            self.tokenizer_manager, parameters[0] if isinstance(parameters, list) else parameters
+        )
+        return handler
+
+    _choices: _Choices | None = None
+
+    async def _generate_stream_content(
+        self,
+        content: dict[str, Any],
+        index: int,
+        request: Any,
+        stream_offsets: dict[int, int],
+        choice_logprobs: dict[str, Any] | None,
+        finish_reason_type: str | None,
+        **others: Any,
+    ) -> AsyncIterator[str]:
+        """The chunks of a step: SGLang's, made of each token's text in turn.
+
+        Logprobs go with the first chunk that follows. A finished answer ends with an empty text at least, which tells
+        the parsers so.
+        """
+        step = {"index": index, "request": request, "stream_offsets": stream_offsets, **others}
+        if self._choices is None:
+            whole = {"choice_logprobs": choice_logprobs, "finish_reason_type": finish_reason_type}
+            async for chunk in super()._generate_stream_content(content=content, **step, **whole):
+                yield chunk
+            return
+        choice = self._choices[index]
+        texts = choice.follow(content, finished=finish_reason_type is not None)
+        choice.hold(choice_logprobs)
+        for left, text in zip(reversed(range(len(texts))), texts, strict=True):
+            async for chunk in super()._generate_stream_content(
+                content={**content, "text": choice.advance(text)},
+                choice_logprobs=choice.take_logprobs(),
+                finish_reason_type=None if left else finish_reason_type,
+                **step,
+            ):
+                yield chunk
+
+
+class _Choices(defaultdict[int, "_Choice"]):
+    """The choices of one answer, by index."""
+
+    def __init__(self, manager: Any, parameters: dict[str, Any]):
+        super().__init__()
+        self._manager, self._parameters = manager, parameters
+
+    def __missing__(self, index: int) -> _Choice:
+        texts = TokenTexts(
+            self._manager.tokenizer,
+            skip_special=self._parameters.get("skip_special_tokens", True),
+            spaces_between=self._parameters.get("spaces_between_special_tokens", True),
+        )
+        self[index] = _Choice(texts, incremental=self._manager.config_value("incremental_streaming_output"))
+        return self[index]
+
+
+class _Choice:
+    """How far one choice was read, and what of it waits.
+
+    incremental: the engine gives only what is new (`--incremental-streaming-output`), and so does `advance`.
+    """
+
+    def __init__(self, texts: TokenTexts, *, incremental: bool):
+        self._texts, self._incremental = texts, incremental
+        self._read_text = self._read_ids = 0
+        self._handed_out = ""
+        self._logprobs: dict[str, Any] | None = None
+
+    def follow(self, content: dict[str, Any], *, finished: bool) -> list[str]:
+        """The texts of the tokens that are complete now, see `TokenTexts.add`."""
+        text, ids = content["text"], content["output_ids"]
+        if not self._incremental:
+            text, ids = text[self._read_text :], ids[self._read_ids :]
+            self._read_text, self._read_ids = self._read_text + len(text), self._read_ids + len(ids)
+        return self._texts.add(text, ids, finished=finished)
+
+    def advance(self, text: str) -> str:
+        """The text as SGLang takes it, after the next token's."""
+        if self._incremental:
+            return text
+        self._handed_out += text
+        return self._handed_out
+
+    def hold(self, logprobs: dict[str, Any] | None) -> None:
+        """Keep logprobs for the next chunk; tokens that are no text yet make none."""
+        if self._logprobs is not None and logprobs is not None:
+            logprobs = {**logprobs, "content": self._logprobs["content"] + logprobs["content"]}
+        self._logprobs = logprobs or self._logprobs
+
+    def take_logprobs(self) -> dict[str, Any] | None:
+        logprobs, self._logprobs = self._logprobs, None
+        return logprobs

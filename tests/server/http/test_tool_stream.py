@@ -1,0 +1,279 @@
+"""Streamed tool calls and reasoning are the same, however the engine cuts an answer into runs of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.entrypoints.openai import serving_chat
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+from tool_formats import FORMATS, MARKER, TOOLS, answer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from outrider.server.engine import bundled_model
+from outrider.server.http.handlers import ChatHandler
+from outrider.server.http.protocol import ChatRequest
+from outrider.server.http.token_text import TokenTexts
+
+WEATHER = ("get_weather", {"city": "Köln am Rhein", "days": 3})
+HOTEL = ("find_hotel", {"near": "the station 🚉, or else"})
+SAID = "Let me see… 1 < 2, héllo 🙂: "
+ANSWERS = (("Sure.", (WEATHER, HOTEL)), (SAID, (WEATHER,)), (SAID, ()))
+CUTS = 4
+"""Random cuts of each answer."""
+ONE_CALL = ("gigachat3", "interns1", "mistral")
+"""Of formats that have one call, and of parsers that stream no second one (mistral's list, InternLM's)."""
+KEEPS_FRAME = ("gpt-oss", "kimi_k3", "muse")
+"""Parsers that leave a whole answer's own markers in it where a reasoning parser has not taken them out."""
+
+Assembled = tuple[str, str, list[tuple[str, str]], str | None]
+"""Content, reasoning, the calls' names and arguments, and the finish reason."""
+
+
+class Engine:
+    """The engine as the handler sees it: what SGLang's detokenizer makes of given tokens, in given runs."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, incremental: bool = False):
+        self.tokenizer, self.incremental = tokenizer, incremental
+        self.choices: list[tuple[list[int], list[int]]] = []  # the tokens of each, and the lengths of its runs
+
+    def config_value(self, name: str) -> Any:
+        return {"incremental_streaming_output": self.incremental}.get(name)
+
+    async def generate_request(self, *_: Any) -> AsyncIterator[dict[str, Any]]:
+        detokenizer: Any = object.__new__(DetokenizerManager)
+        detokenizer.tokenizer, detokenizer.vocab_size = self.tokenizer, len(self.tokenizer)
+        detokenizer.decode_status, detokenizer.disable_tokenizer_batch_decode = {}, False
+        detokenizer.is_tool_call_parser_gpt_oss = False
+        streams = [self._choice(detokenizer, index, *choice) for index, choice in enumerate(self.choices)]
+        while streams:  # in turn
+            for stream in list(streams):
+                if (content := next(stream, None)) is None:
+                    streams.remove(stream)
+                else:
+                    yield content
+
+    def _choice(self, detokenizer: Any, index: int, ids: list[int], runs: list[int]) -> Iterator[dict[str, Any]]:
+        text, begin = "", 0
+        for run in runs:
+            end = begin + run
+            finish = {"type": "stop", "matched": ids[-1]} if end == len(ids) else None
+            batch = {
+                "rids": [str(index)],
+                "decoded_texts": [""],
+                "decode_ids": [ids[begin:end]],
+                "read_offsets": [0],
+                "finished_reasons": [finish],
+                "no_stop_trim": [False],
+                "skip_special_tokens": [False],
+                "spaces_between_special_tokens": [True],
+            }
+            (new,) = detokenizer._decode_batch_token_id_output(SimpleNamespace(**batch))
+            text += new
+            logprobs = [(-float(token), token, str(token)) for token in ids[:end]]
+            meta = {"id": "answer", "finish_reason": finish, "prompt_tokens": 1, "completion_tokens": end}
+            meta |= {"output_token_logprobs": logprobs, "output_token_logprobs_length": end}
+            whole = {"text": text, "output_ids": ids[:end]}
+            part = {"text": new, "output_ids": ids[begin:end]}
+            if self.incremental:
+                meta["output_token_logprobs"] = logprobs[begin:]
+            yield {"index": index, "meta_info": meta, **(part if self.incremental else whole)}
+            begin = end
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    """The embedded model's, with every marker of every format as a token, as models have them that were made for it."""
+    made = AutoTokenizer.from_pretrained(bundled_model.prepare())
+    markers = {mark for parser in FORMATS for mark in MARKER.findall(answer(parser, "", [WEATHER, HOTEL]))}
+    made.add_tokens(sorted(markers | {"<think>", "</think>"}))
+    return made
+
+
+def handler_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, **parsers: str) -> ChatHandler:
+    serving = {"stream_response_default_include_usage": False, "enable_cache_report": False}
+    serving |= {"return_input_ids": False, "return_output_ids": False}
+    serving["incremental_streaming_output"] = engine.incremental
+    monkeypatch.setattr(serving_chat, "get_serving", lambda: SimpleNamespace(**serving))
+    handler: Any = object.__new__(ChatHandler)
+    handler.tokenizer_manager = engine
+    handler.template_manager = SimpleNamespace(force_reasoning=False, reasoning_config=None)
+    handler.tool_call_parser, handler.reasoning_parser = parsers.get("tools"), parsers.get("reasoning")
+    handler.chat_encoding_spec, handler._reasoning_detector = None, None
+    return handler
+
+
+def chunks(handler: ChatHandler, **fields: Any) -> list[dict[str, Any]]:
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "stream": True, "tools": TOOLS, **fields}
+    request = ChatRequest.model_validate(body)
+    internal: Any = SimpleNamespace(sampling_params={"skip_special_tokens": False})
+
+    async def collect() -> list[str]:
+        return [chunk async for chunk in handler._generate_chat_stream(internal, request, None)]  # type: ignore[arg-type]
+
+    lines = asyncio.run(collect())
+    assert lines[-1] == "data: [DONE]\n\n"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def assembled(stream: Sequence[dict[str, Any]], index: int = 0) -> Assembled:
+    """One choice as a client puts it together."""
+    content, reasoning, finish = "", "", None
+    calls: dict[int, list[str]] = {}
+    for chunk in stream:
+        for choice in chunk["choices"]:
+            if choice["index"] != index:
+                continue
+            delta = choice["delta"]
+            content += delta.get("content") or ""
+            reasoning += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls") or ():
+                name, arguments = calls.setdefault(call["index"], ["", ""])
+                function = call["function"]
+                calls[call["index"]] = [name + (function["name"] or ""), arguments + (function["arguments"] or "")]
+            finish = choice.get("finish_reason") or finish
+    return content, reasoning, [tuple(calls[key]) for key in sorted(calls)], finish  # type: ignore[misc]
+
+
+def random_runs(length: int, draw: random.Random) -> list[int]:
+    """Lengths of runs of 1 to 16 tokens that are `length` together."""
+    runs = []
+    while length:
+        runs.append(min(length, draw.randint(1, 16)))
+        length -= runs[-1]
+    return runs
+
+
+def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+def singly(ids: Sequence[int]) -> list[int]:
+    return [1] * len(ids)
+
+
+def test_every_parser_has_a_format_here() -> None:
+    assert set(FORMATS) == set(FunctionCallParser.ToolCallParserEnum)
+
+
+@pytest.mark.parametrize("parser", FORMATS)
+def test_calls_are_the_same_however_their_tokens_are_cut(
+    parser: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tokenizer)
+    handler = handler_of(engine, monkeypatch, tools=parser)
+    draw = random.Random(parser)
+    for text, calls in ANSWERS:
+        written = answer(parser, text, calls if parser not in ONE_CALL else calls[:1])
+        ids = tokens(tokenizer, written)
+        engine.choices = [(ids, singly(ids))]
+        single = assembled(chunks(handler))
+        meant = [(name, json.dumps(values)) for name, values in calls[: 1 if parser in ONE_CALL else None]]
+        assert loaded(single) == [(name, json.loads(values)) for name, values in meant]
+        assert single[0].strip() == text.strip()
+        assert single[3] == ("tool_calls" if calls else "stop")
+        for _ in range(CUTS):
+            engine.choices = [(ids, random_runs(len(ids), draw))]
+            assert assembled(chunks(handler)) == single
+        if parser not in KEEPS_FRAME:
+            assert whole(handler, written) == (single[0].strip(), loaded(single))
+
+
+def loaded(found: Assembled) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for name, arguments in found[2]]
+
+
+def whole(handler: ChatHandler, written: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The same answer, not streamed."""
+    tools = ChatRequest.model_validate({"model": "m", "messages": [], "tools": TOOLS}).tools
+    calls, text, _ = handler._process_tool_calls(written, tools or [], {"type": "stop"})
+    return text.strip(), [(call.function.name or "", json.loads(call.function.arguments)) for call in calls or ()]
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_choices_reasoning_and_logprobs_are_the_same_too(
+    incremental: bool, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tokenizer, incremental=incremental)
+    handler = handler_of(engine, monkeypatch, tools="qwen25", reasoning="qwen3")
+    written = [
+        "<think>Where is it, 1 < 2? 🙂</think>" + answer("qwen25", "Sure.", [WEATHER, HOTEL]),
+        "<think>Nowhere.</think>It is 1 <",
+    ]
+    streams = [tokens(tokenizer, text) for text in written]
+    asked = {"n": 2, "logprobs": True, "stream_options": {"include_usage": True}}
+    asked["chat_template_kwargs"] = {"enable_thinking": True}
+
+    def stream(runs: Sequence[list[int]]) -> list[dict[str, Any]]:
+        engine.choices = list(zip(streams, runs, strict=True))
+        return chunks(handler, **asked)
+
+    single = stream([singly(ids) for ids in streams])
+    assert assembled(single, 0)[:2] == ("Sure.\n", "Where is it, 1 < 2? 🙂")
+    assert loaded(assembled(single, 0)) == [WEATHER, HOTEL]
+    assert assembled(single, 1) == ("It is 1 <", "Nowhere.", [], "stop")
+    assert single[-1]["usage"]["completion_tokens"] == sum(map(len, streams))
+    draw = random.Random(7)
+    for _ in range(10):
+        cut = stream([random_runs(len(ids), draw) for ids in streams])
+        for index, ids in enumerate(streams):
+            assert assembled(cut, index) == assembled(single, index)
+            assert [-entry["logprob"] for entry in logprobs(cut, index)] == ids
+        assert cut[-1]["usage"] == single[-1]["usage"]
+
+
+def logprobs(stream: Sequence[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    choices = [choice for chunk in stream for choice in chunk["choices"] if choice["index"] == index]
+    return [entry for choice in choices if choice.get("logprobs") for entry in choice["logprobs"]["content"]]
+
+
+def test_a_required_call_is_the_same_too(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tokenizer)
+    handler = handler_of(engine, monkeypatch, tools="pythonic")  # which has no grammar: the model writes a JSON list
+    ids = tokens(tokenizer, json.dumps([{"name": name, "parameters": values} for name, values in (WEATHER, HOTEL)]))
+    draw = random.Random(3)
+    for runs in (singly(ids), *(random_runs(len(ids), draw) for _ in range(10))):
+        engine.choices = [(ids, runs)]
+        found = assembled(chunks(handler, tool_choice="required"))
+        assert loaded(found) == [WEATHER, HOTEL]
+        assert found[0] == ""
+
+
+@pytest.mark.parametrize("end", ["1 <", "1 [", "a <tool_c"])
+@pytest.mark.parametrize("parser", FORMATS)
+def test_an_end_that_could_have_begun_a_call_is_said(
+    parser: str, end: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tokenizer)
+    handler = handler_of(engine, monkeypatch, tools=parser)
+    ids = tokens(tokenizer, end)
+    engine.choices = [(ids, singly(ids))]
+    assert assembled(chunks(handler))[0] == end
+
+
+def test_the_texts_of_tokens_are_those_of_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    text = "héllo 🙂🚉 wörld \ufffd 日本語 <think>ok\n\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    draw = random.Random(1)
+
+    def cut(runs: Sequence[int]) -> list[str]:
+        texts = TokenTexts(tokenizer, skip_special=False, spaces_between=True)
+        found, begin = [], 0
+        for run in runs:
+            # The engine may be behind with the text: what is no whole word yet comes later.
+            shown = tokenizer.decode(ids[: begin + run]).rstrip("\ufffd")
+            found += texts.add(shown[sum(map(len, found)) + len(texts._pending) :], ids[begin : begin + run])
+            begin += run
+        return [*found, *texts.add("", [], finished=True)]
+
+    single = cut(singly(ids))
+    assert "".join(single) == text
+    assert {"🙂", "<think>"} <= set(single)
+    for _ in range(50):
+        assert cut(random_runs(len(ids), draw)) == single
