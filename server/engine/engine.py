@@ -18,10 +18,11 @@ from outrider.server.engine.part import Part, kill_children
 from outrider.server.engine.prestart import WaitingScheduler
 from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
 from outrider.server.engine.resolve import Resolved
-from outrider.server.engine.run_folder import RunFolder
+from outrider.server.engine.run_folder import GRAMMARS, RunFolder
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.threads import Placement
 from outrider.server.errors import UserError
+from outrider.server.plugin.grammars import folder
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -220,6 +221,8 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
     metrics = run_dir / "metrics"
     metrics.mkdir()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    (run_dir / GRAMMARS).mkdir()
+    os.environ[folder.ENV] = str(run_dir / GRAMMARS)
     logs.configure_processes(settings, run_dir)
     for name, seconds in (("WAITING", settings.max_queue_seconds), ("RUNNING", settings.max_request_seconds)):
         if seconds is not None:

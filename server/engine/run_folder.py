@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "outrider-run-"
+GRAMMARS = "grammars"
+"""Compiled grammars, and what they are compiled for: `outrider.server.plugin.grammars.folder`."""
 ELSEWHERE = "elsewhere-"
 """Prefix of links to files that go with the folder."""
 

@@ -11,11 +11,13 @@ from fastapi import FastAPI
 from outrider.server.engine.engine import Engine
 from outrider.server.engine.part import Part
 from outrider.server.engine.resolve import Resolved
+from outrider.server.engine.run_folder import GRAMMARS
 from outrider.server.engine.settings import Settings
 from outrider.server.http import errors, openapi
 from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
+from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.live import Live
 from outrider.server.http.metrics import HttpMetrics
@@ -47,7 +49,9 @@ def build(
     )
     app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     errors.install(app)
-    openai.install(app, engine, lifecycle, limits, QueueLimit(manager, settings.max_queued_requests))
+    app.state.compiler = GrammarProcess(engine.run_folder.path / GRAMMARS)
+    queue = QueueLimit(manager, settings.max_queued_requests)
+    openai.install(app, engine, lifecycle, limits, queue, app.state.compiler)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)

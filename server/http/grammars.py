@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-import xgrammar
-from jsonschema import Draft202012Validator, SchemaError
+from sglang.srt.constrained.utils import is_legacy_structural_tag
 
 from outrider.server.http.errors import ApiError
+from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.protocol import ChatRequest, TextRequest
+from outrider.server.plugin.grammars.examine import Outcome, Verdict
 from outrider.server.plugin.hooks import older_sglang
 
-# A grammar is compiled for the whole batch to wait on; what people write by hand is a hundredth of this.
+# What people write by hand is a hundredth of this.
 MAX_GRAMMAR_BYTES = 64 * 1024
+SCHEMA = "response_format.json_schema.schema"
 
 
 def check(request: ChatRequest | TextRequest) -> None:
-    """Raise ApiError unless the request's grammar, if it has one, can be followed. Takes milliseconds; may block."""
+    """Raise ApiError unless the request's grammar, if it has one, is one that could be compiled. Takes milliseconds."""
     grammars: list[tuple[str, Any]] = [(name, getattr(request, name)) for name in ("regex", "ebnf")]
     if isinstance(request, TextRequest):
         grammars.append(("json_schema", request.json_schema))
@@ -31,12 +34,8 @@ def check(request: ChatRequest | TextRequest) -> None:
         if wanted.type == "json_schema":
             schema = wanted.json_schema.schema_ if wanted.json_schema else None
             if schema is None:
-                raise ApiError(
-                    "'response_format.json_schema.schema' is required",
-                    param="response_format.json_schema.schema",
-                    code="missing_required_parameter",
-                )
-            grammars.append(("response_format.json_schema.schema", schema))
+                raise ApiError(f"{SCHEMA!r} is required", param=SCHEMA, code="missing_required_parameter")
+            grammars.append((SCHEMA, schema))
         elif wanted.type == "json_object":
             grammars.append(("response_format", {"type": "object"}))
     given = [(name, grammar) for name, grammar in grammars if grammar is not None]
@@ -48,35 +47,118 @@ def check(request: ChatRequest | TextRequest) -> None:
         )
     for name, grammar in given:
         _check_grammar(name, grammar)
+    for index, tool in enumerate(getattr(request, "tools", None) or ()):
+        if tool.function.parameters is not None:
+            _check_size(f"tools[{index}].function.parameters", tool.function.parameters)
 
 
 def _check_grammar(name: str, grammar: Any) -> None:
+    text = _check_size(name, grammar)
+    if name in ("regex", "ebnf"):
+        return
     try:
-        text = grammar if isinstance(grammar, str) else json.dumps(grammar)
-        if len(text) > MAX_GRAMMAR_BYTES:
-            raise ValueError(f"larger than {MAX_GRAMMAR_BYTES} bytes")
-        if name == "regex":
-            xgrammar.Grammar.from_regex(text)
-        elif name == "ebnf":
-            xgrammar.Grammar.from_ebnf(text)
-        else:
-            schema = json.loads(text)
-            Draft202012Validator.check_schema(schema)
-            older_sglang.check_schema(schema)
-            xgrammar.Grammar.from_json_schema(text)
-    except SchemaError as error:
-        place = "/".join(str(part) for part in error.absolute_path)
-        raise _invalid(name, f"{error.message}{f' (at {place})' if place else ''}") from None
+        older_sglang.check_schema(json.loads(text))
     except RecursionError:
         raise _invalid(name, "nested too deeply") from None
-    except (RuntimeError, ValueError) as error:
-        raise _invalid(name, _reason(error)) from None
+    except ValueError as error:
+        raise _invalid(name, " ".join(str(error).split())) from None
 
 
-def _reason(error: Exception) -> str:
-    """xgrammar's messages begin with its source file and time."""
-    text = " ".join(str(error).split())
-    return text.rpartition(": ")[2] if text.startswith("[") else text
+def _check_size(name: str, grammar: Any) -> str:
+    """The grammar as text."""
+    try:
+        text = grammar if isinstance(grammar, str) else json.dumps(grammar)
+    except RecursionError:
+        raise _invalid(name, "nested too deeply") from None
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise _invalid(name, f"larger than {MAX_GRAMMAR_BYTES} bytes")
+    return text
+
+
+async def compile_for(
+    process: GrammarProcess, request: ChatRequest | TextRequest, sampling_params: Mapping[str, Any]
+) -> None:
+    """Have the grammar of a request that is about to be sent to the scheduler compiled and tried out.
+
+    sampling_params: SGLang's, as the scheduler will get them. Raises ApiError, at most some seconds later, where the
+    grammar is not one, or takes too much time or memory.
+    """
+    found = _grammar_of(sampling_params)
+    if found is None:
+        return
+    kind, text = found
+    name = _name_of(request, kind)
+    verdict = await process.examine(kind, _compilable(text) if kind == "structural_tag" else text, text)
+    if verdict.outcome is Outcome.ACCEPTED:
+        return
+    if name == "tools" and verdict.outcome is not Outcome.BUSY:
+        name, verdict = await _tool_to_blame(process, request, verdict)
+    raise _refused(name, verdict)
+
+
+def _grammar_of(sampling_params: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Kind and text of the one grammar that SGLang's scheduler will take of these."""
+    for field, kind in (
+        ("json_schema", "json"),
+        ("regex", "regex"),
+        ("ebnf", "ebnf"),
+        ("structural_tag", "structural_tag"),
+    ):
+        if (text := sampling_params.get(field)) is not None:
+            return kind, text
+    return None
+
+
+def _name_of(request: ChatRequest | TextRequest, kind: str) -> str:
+    """The request's field that the grammar comes from."""
+    for name in ("regex", "ebnf"):
+        if kind == name and getattr(request, name) is not None:
+            return name
+    if kind == "json":
+        if isinstance(request, TextRequest) and request.json_schema is not None:
+            return "json_schema"
+        if (wanted := request.response_format) is not None and wanted.type != "text":
+            return SCHEMA if wanted.type == "json_schema" else "response_format"
+    return "tools"
+
+
+async def _tool_to_blame(process: GrammarProcess, request: Any, verdict: Verdict) -> tuple[str, Verdict]:
+    """The tool whose schema alone is refused, with the reason; all of them where it takes several."""
+    names = [f"tools[{index}].function.parameters" for index in range(len(request.tools))]
+    if len(names) == 1:
+        return names[0], verdict
+    for name, tool in zip(names, request.tools, strict=True):
+        alone = await process.examine("json", json.dumps(tool.function.parameters or {}))
+        if alone.outcome not in (Outcome.ACCEPTED, Outcome.BUSY):
+            return name, alone
+    return "tools", verdict
+
+
+def _compilable(text: str) -> str:
+    """A structural tag as SGLang's backend gives it to xgrammar."""
+    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend as Backend
+    from xgrammar import StructuralTag, StructuralTagItem
+
+    tag = json.loads(text)
+    if is_legacy_structural_tag(tag):
+        Backend._sanitize_structural_tag_structures(tag)
+        items = [
+            StructuralTagItem(begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"])
+            for item in tag["structures"]
+        ]
+        made = StructuralTag.from_legacy_structural_tag(items, tag["triggers"])
+        setattr(made.format, "at_least_one", tag.get("at_least_one", False))  # noqa: B010
+        return str(made.model_dump_json())
+    Backend._sanitize_structural_format(tag.get("format"))
+    return json.dumps(tag)
+
+
+def _refused(name: str, verdict: Verdict) -> ApiError:
+    if verdict.outcome is Outcome.BUSY:
+        return ApiError(verdict.reason, status=503, param=name, code="grammars_busy", retry_after=1)
+    if verdict.outcome is Outcome.INVALID:
+        return _invalid(name, verdict.reason)
+    return ApiError(f"{name!r} {verdict.reason}", param=name, code="invalid_grammar")
 
 
 def _invalid(name: str, reason: str) -> ApiError:

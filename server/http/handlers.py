@@ -18,7 +18,9 @@ from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompl
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
-from outrider.server.http import errors, watch
+from outrider.server.http import errors, grammars, watch
+from outrider.server.http.errors import ApiError
+from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
 from outrider.server.http.speculation import Overheard, Told, add_to_answer
 from outrider.server.http.tool_stream import TokenwiseChat
@@ -32,6 +34,29 @@ logging.getLogger(serving_completions.__name__).addFilter(
 
 class _Handler:
     """What both handlers share; mixed into SGLang's classes."""
+
+    def __init__(self, tokenizer_manager: Any, template_manager: Any, compiler: GrammarProcess) -> None:
+        super().__init__(tokenizer_manager, template_manager)  # type: ignore[call-arg]
+        self.compiler = compiler
+
+    async def _handle_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
+        refused = await self._refused_grammar(internal, request)
+        return refused or await super()._handle_streaming_request(internal, request, raw)  # type: ignore[misc]
+
+    async def _handle_non_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
+        refused = await self._refused_grammar(internal, request)
+        return refused or await super()._handle_non_streaming_request(internal, request, raw)  # type: ignore[misc]
+
+    async def _refused_grammar(self, internal: GenerateReqInput, request: Any) -> Response | None:
+        """The answer to a request whose grammar the scheduler must not see; None for any other."""
+        parameters = internal.sampling_params
+        if isinstance(parameters, list):  # of choices, which share the grammar
+            parameters = parameters[0]
+        try:  # here, because SGLang makes grammars of tools when it converts a request
+            await grammars.compile_for(self.compiler, request, parameters)
+        except ApiError as error:
+            return error.response()
+        return None
 
     def create_error_response(
         self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None

@@ -104,6 +104,7 @@ def serve(
             if lifecycle.accepting:  # and nobody has told it to stop meanwhile
                 lifecycle.run(beside(lifecycle))
                 lifecycle.run(access.watch())
+                lifecycle.run(app.state.compiler.begin())
                 if listeners.tls is not None and server.config.ssl is not None:
                     lifecycle.run(listeners.tls.watch(server.config.ssl))
                 if listeners.metrics is not None:

@@ -13,6 +13,7 @@ from outrider.server.engine.engine import Engine
 from outrider.server.http import handlers, openapi, requests
 from outrider.server.http.answers import ChatAnswer, TextAnswer
 from outrider.server.http.errors import ApiError
+from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.handlers import ChatHandler, TextHandler
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
@@ -46,10 +47,17 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-def install(app: FastAPI, engine: Engine, lifecycle: Lifecycle, limits: Limits, queue: QueueLimit) -> None:
+def install(
+    app: FastAPI,
+    engine: Engine,
+    lifecycle: Lifecycle,
+    limits: Limits,
+    queue: QueueLimit,
+    compiler: GrammarProcess,
+) -> None:
     """Add the routes; limits.model is the one model that they know."""
-    chat = ChatHandler(engine.tokenizer_manager, engine.template_manager)
-    text = TextHandler(engine.tokenizer_manager, engine.template_manager)
+    chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler)
+    text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler)
 
     async def complete(kind: Kind, handler: ChatHandler | TextHandler, raw: Request) -> Response:
         if not lifecycle.accepting:

@@ -1,0 +1,164 @@
+"""Asks the process that compiles grammars, and remembers what it said."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import Counter, Histogram
+
+from outrider.server.plugin.grammars import worker
+from outrider.server.plugin.grammars.examine import Outcome, Verdict
+from outrider.server.plugin.grammars.folder import GrammarFolder
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 4096
+"""Verdicts that are kept, of the latest grammars."""
+CARRIED_BYTES = 128 * 1024 * 1024
+"""Compiled grammars that are kept in the folder."""
+ANSWER_SECONDS = 2.0
+"""How much later than its own limit the process may answer before it is taken for stuck."""
+START_SECONDS = 30.0
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
+
+Key = tuple[str, str]
+
+
+class GrammarMetrics:
+    """What became of the grammars that requests brought."""
+
+    def __init__(self) -> None:
+        outcomes = Counter("outrider_grammars", "Grammars that requests brought, by what became of them.", ["outcome"])
+        self._outcomes = {name: outcomes.labels(name) for name in ("known", *Outcome)}
+        self._seconds = Histogram(
+            "outrider_grammar_seconds",
+            "Processor time in which a grammar was compiled and tried out.",
+            buckets=SECONDS_BUCKETS,
+        )
+
+    def known(self) -> None:
+        self._outcomes["known"].inc()
+
+    def examined(self, verdict: Verdict) -> None:
+        self._outcomes[verdict.outcome].inc()
+        if verdict.outcome is Outcome.ACCEPTED:
+            self._seconds.observe(verdict.seconds)
+
+
+class GrammarProcess:
+    """The process, started with the first question and again when it has ended. To be used on one event loop."""
+
+    def __init__(self, folder: Path, limits: worker.CompileLimits | None = None) -> None:
+        self.folder, self._limits = GrammarFolder(folder), limits or worker.CompileLimits()
+        self._metrics = GrammarMetrics()
+        self._verdicts: OrderedDict[Key, Verdict] = OrderedDict()
+        self._carried = 0
+        self._asked: dict[Key, asyncio.Future[Verdict]] = {}
+        self._answers: dict[int, asyncio.Future[Verdict]] = {}
+        self._numbers = itertools.count()
+        self._starting = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def examine(self, kind: str, text: str, key: str | None = None) -> Verdict:
+        """Whether the scheduler may follow the grammar; at most some seconds later.
+
+        kind: json, regex, ebnf or structural_tag. key: the text that the scheduler knows it by, if another.
+        """
+        name = kind, key or text
+        if (known := self._verdicts.get(name)) is not None:
+            self._verdicts.move_to_end(name)
+            self._metrics.known()
+            return known
+        if name not in self._asked:
+            task = asyncio.get_running_loop().create_task(self._ask(kind, text, name))
+            self._asked[name] = task
+            task.add_done_callback(lambda _: self._asked.pop(name))
+        # Others may wait for the same grammar when this request is given up.
+        return await asyncio.shield(self._asked[name])
+
+    async def begin(self) -> None:
+        """Start the process, if grammars can be compiled here, so that no request waits for its start."""
+        if self.folder.read_options() is not None:
+            await self._start()
+
+    async def _ask(self, kind: str, text: str, name: Key) -> Verdict:
+        try:
+            verdict = await self._answer({"kind": kind, "text": text, "key": name[1]})
+        except (OSError, EOFError, TimeoutError) as error:
+            logger.warning("the process that compiles grammars has failed (%r); it will be started again", error)
+            verdict = Verdict(Outcome.BUSY, "grammars cannot be compiled at the moment; try again")
+        self._metrics.examined(verdict)
+        if verdict.outcome is not Outcome.BUSY:
+            self._remember(name, verdict)
+        return verdict
+
+    async def _answer(self, job: dict[str, str]) -> Verdict:
+        process = await self._start()
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            process.stdin.write(json.dumps({"number": number, **job}).encode() + b"\n")  # type: ignore[union-attr]
+            async with asyncio.timeout(self._limits.seconds + ANSWER_SECONDS):
+                return await answer
+        except TimeoutError:
+            self._drop(process)
+            raise
+        finally:
+            self._answers.pop(number, None)
+
+    def _remember(self, name: Key, verdict: Verdict) -> None:
+        self._verdicts[name] = verdict
+        self._carried += verdict.carried
+        while len(self._verdicts) > REMEMBERED or self._carried > CARRIED_BYTES:
+            forgotten, dropped = self._verdicts.popitem(last=False)
+            self._carried -= dropped.carried
+            if dropped.carried:
+                self.folder.remove(*forgotten)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """The running process."""
+        async with self._starting:
+            if self._process is not None:
+                return self._process
+            async with asyncio.timeout(START_SECONDS):
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", worker.__name__, str(self.folder.path)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                ready = await process.stdout.readline()  # type: ignore[union-attr]
+            if ready != worker.READY:
+                raise EOFError("it did not start")
+            self._process = process
+            self._reader = asyncio.get_running_loop().create_task(self._read(process))
+            return process
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Hand on verdicts until the process ends, and then tell all who wait."""
+        lines: Any = process.stdout
+        async for line in lines:
+            fields = json.loads(line)
+            answer = self._answers.get(fields.pop("number"))
+            if answer is not None and not answer.done():
+                answer.set_result(Verdict.from_json(fields))
+        self._drop(process)
+        await process.wait()
+
+    def _drop(self, process: asyncio.subprocess.Process) -> None:
+        """Have nobody wait for this process any longer; the next question starts another."""
+        if process is not self._process:
+            return
+        self._process = None
+        if process.returncode is None:
+            process.kill()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EOFError("it ended"))

@@ -1,0 +1,1 @@
+"""Grammars: compiled in a process of their own within limits, carried to the scheduler, watched while followed."""

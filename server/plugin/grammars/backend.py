@@ -1,0 +1,204 @@
+"""SGLang's xgrammar backend in the scheduler, bounded: what it keeps, what it compiles, and what following may take."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+from sglang.srt.constrained.base_grammar_backend import (
+    BaseGrammarBackend,
+    BaseGrammarObject,
+    GrammarStats,
+    InvalidGrammarObject,
+)
+from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar, XGrammarGrammarBackend
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
+
+from outrider.server.plugin.grammars.budget import Budget
+from outrider.server.plugin.grammars.folder import CompileOptions, GrammarFolder
+
+CACHE_BYTES = 64 * 1024 * 1024
+"""Compiled grammars that the scheduler keeps."""
+ENTRY_BYTES = 64 * 1024
+"""Of each, beyond what xgrammar counts: its matcher and objects."""
+NICE = 5
+"""Niceness of the thread that compiles."""
+TOO_SLOW = "the request's grammar takes too long to follow; simplify its repetitions and alternatives"
+
+
+class GrammarCache:
+    """In place of SGLang's dictionary of grammars: the latest used of them, up to a number of bytes.
+
+    registry: a process can have a metric once in each; other than the default only for tests.
+    """
+
+    def __init__(self, limit: int = CACHE_BYTES, registry: CollectorRegistry = REGISTRY) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[tuple[str, str], tuple[BaseGrammarObject, int]] = OrderedDict()
+        self.bytes = 0
+        self._gauge = Gauge(
+            "outrider_grammar_cache_bytes",
+            "Compiled grammars that the scheduler keeps.",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: tuple[str, str]) -> BaseGrammarObject | None:
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        fate = getattr(followed(found[0]), "fate", None)
+        return InvalidGrammarObject(TOO_SLOW) if fate is not None and fate.refused else found[0]
+
+    def __setitem__(self, key: tuple[str, str], grammar: BaseGrammarObject) -> None:
+        self._drop(key)
+        size = ENTRY_BYTES + 2 * len(key[1]) + compiled_bytes(grammar)
+        self._kept[key] = grammar, size
+        self.bytes += size
+        while self.bytes > self._limit:
+            self._drop(next(iter(self._kept)))
+        self._gauge.set(self.bytes)
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.bytes = 0
+        self._gauge.set(0)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        dropped = self._kept.pop(key, None)
+        if dropped is not None:
+            self.bytes -= dropped[1]
+
+
+def compiled_bytes(grammar: Any) -> int:
+    """Bytes of the compiled grammar behind SGLang's object, as xgrammar counts them; 0 where there is none."""
+    compiled = getattr(followed(grammar), "ctx", None)
+    return 0 if compiled is None else int(compiled.memory_size_bytes)
+
+
+def followed(grammar: Any) -> Any:
+    """The grammar itself, without SGLang's wrapper that lets a model think first."""
+    return getattr(grammar, "grammar", grammar)
+
+
+@dataclass(slots=True)
+class Fate:
+    """What copies of a grammar share. refused: following one of them took too long."""
+
+    refused: bool = False
+
+
+class BoundedGrammar(XGrammarGrammar):
+    """A grammar that is no longer followed once it has taken more time than it may; its requests end with an error.
+
+    Until they end nothing may raise, because masks are made in the middle of a verification: it allows everything.
+    """
+
+    def __init__(self, *args: Any, budget: Budget, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.budget, self.fate = budget, Fate()
+        self._not_accepted = 0  # tokens since it is no longer followed
+
+    def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
+        if not self.budget.exceeded:
+            with self.budget:
+                super().fill_vocab_mask(vocab_mask, idx)
+
+    def accept_token(self, token: int) -> None:
+        if self.budget.exceeded:
+            self._not_accepted += 1
+            return
+        with self.budget:
+            super().accept_token(token)
+
+    def rollback(self, k: int) -> None:
+        skipped = min(k, self._not_accepted)
+        self._not_accepted -= skipped
+        if k > skipped:
+            super().rollback(k - skipped)
+
+    def copy(self) -> BoundedGrammar:
+        stats = self.grammar_stats
+        if stats is not None:
+            stats = dataclasses.replace(stats, is_cache_hit=True, tree_traversal_time=[])
+        copied = bounded(
+            self.ctx, self.vocab_size, self.override_stop_tokens, self.key_string, stats, self.budget.unlimited
+        )
+        copied.fate = self.fate
+        return copied
+
+
+def bounded(
+    compiled: CompiledGrammar, vocab_size: int, stops: Any, key: str | None, stats: Any, unlimited: bool
+) -> BoundedGrammar:
+    """A grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: it may take long."""
+    matcher = GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS, override_stop_tokens=stops)
+    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=Budget(unlimited=unlimited))
+
+
+class BoundedBackend(XGrammarGrammarBackend):
+    """Takes compiled grammars from the folder; those that are not there it compiles, in one thread of low priority.
+
+    What reaches it was examined by the HTTP process, whose folder has all that takes long to compile.
+    """
+
+    grammar_compiler: GrammarCompiler
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        from sglang.srt.runtime_context import get_parallel
+
+        info: TokenizerInfo = self.grammar_compiler.compile_regex("a").tokenizer_info
+        # xgrammar's own cache, without a bound, would keep what `GrammarCache` drops.
+        self.grammar_compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._tokenizer, self._folder = info, GrammarFolder.from_env()
+        # Ranks follow the same tokens; by the clock, each would end a request at another.
+        self._unlimited = get_parallel().tp_size > 1
+        if self._folder is not None:
+            options = CompileOptions(
+                info.serialize_json(), self.any_whitespace, self.max_whitespace_cnt, self.override_stop_tokens
+            )
+            self._folder.write_options(options)
+
+    def _init_value_dispatch(self, key: tuple[str, str], require_reasoning: bool) -> BaseGrammarObject:
+        kind, text = key
+        carried = self._folder and self._folder.read(kind, text)
+        if not carried:
+            return super()._init_value_dispatch(key, require_reasoning)
+        compiled = CompiledGrammar.deserialize_json(carried, self._tokenizer)
+        return self._from_context(compiled, text, GrammarStats(dispatch_type=kind))
+
+    def _from_context(self, ctx: CompiledGrammar, key_string: str, grammar_stats: GrammarStats) -> BoundedGrammar:
+        return bounded(ctx, self.vocab_size, self.override_stop_tokens, key_string, grammar_stats, self._unlimited)
+
+
+def bound(backend: BaseGrammarBackend) -> None:
+    """Bound what a backend of SGLang's keeps, and how many grammars it compiles at the same time."""
+    backend.executor.shutdown(wait=False)
+    backend.executor = ThreadPoolExecutor(1, "grammars", initializer=_give_way)
+    backend.cache = GrammarCache()
+
+
+def _give_way() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def end_if_too_slow(req: Any) -> bool:
+    """End the request with an error if its grammar is no longer followed; whether it was."""
+    grammar = followed(req.grammar)
+    if not isinstance(grammar, BoundedGrammar) or not grammar.budget.exceeded:
+        return False
+    grammar.fate.refused = True
+    req.to_finish = FINISH_ABORT(TOO_SLOW, 400, "BadRequestError")
+    return True

@@ -1,0 +1,155 @@
+"""Compiling one grammar and trying it out: what is done in a process that may be killed for it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import xgrammar
+from jsonschema import Draft202012Validator, SchemaError
+
+from outrider.server.plugin.grammars.budget import Budget
+from outrider.server.plugin.grammars.folder import CompileOptions, GrammarFolder
+
+CARRY_SECONDS = 0.1
+"""A grammar that took longer to compile is carried to the scheduler as it is; others compile as fast as they load."""
+MAX_CARRIED_BYTES = 24 * 1024 * 1024
+"""Largest compiled grammar that is carried; it is read at 35 MB/s."""
+WALKS = 3
+SHORT_WALK, LONG_WALK = 12, 200
+"""Tokens of a walk through a grammar, and of one whose calls have taken more than SUSPICIOUS_SECONDS."""
+SUSPICIOUS_SECONDS = 0.0005
+
+
+class Outcome(StrEnum):
+    """accepted: the scheduler may follow it. invalid: it is no grammar. costly: it takes too much time or memory. busy:
+    too many others are being compiled."""
+
+    ACCEPTED = "accepted"
+    INVALID = "invalid"
+    COSTLY = "costly"
+    BUSY = "busy"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """reason: why it was not accepted. seconds: of processor time. carried: bytes of the compiled grammar's file; 0:
+    there is none."""
+
+    outcome: Outcome
+    reason: str = ""
+    seconds: float = 0.0
+    carried: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Verdict:
+        return cls(**fields | {"outcome": Outcome(fields["outcome"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Examiner:
+    """Compiles and tries out grammars for one tokenizer. threads: of a compilation."""
+
+    folder: GrammarFolder
+    options: CompileOptions
+    tokenizer: xgrammar.TokenizerInfo
+    threads: int
+
+    @classmethod
+    def of(cls, folder: GrammarFolder, options: CompileOptions, threads: int) -> Examiner:
+        return cls(folder, options, xgrammar.TokenizerInfo.deserialize_json(options.tokenizer), threads)
+
+    def examine(self, kind: str, text: str, key: str) -> Verdict:
+        """Compile the grammar and walk through it; takes as long, and as much memory, as it takes.
+
+        kind: json, regex, ebnf or structural_tag. key: the text that the scheduler knows it by.
+        """
+        begun = time.process_time()
+        try:
+            compiled = self._compile(kind, text)
+        except SchemaError as error:
+            place = "/".join(str(part) for part in error.absolute_path)
+            return Verdict(Outcome.INVALID, f"{error.message}{f' (at {place})' if place else ''}")
+        except RecursionError:
+            return Verdict(Outcome.INVALID, "nested too deeply")
+        except (RuntimeError, ValueError) as error:
+            if "bad_alloc" in str(error):
+                raise MemoryError from None
+            return Verdict(Outcome.INVALID, _reason(error))
+        seconds = time.process_time() - begun
+        if too_slow(compiled, self.options.override_stop_tokens):
+            return Verdict(Outcome.COSTLY, "takes too long to follow; simplify its repetitions and alternatives")
+        carried = 0
+        if seconds > CARRY_SECONDS:
+            written = compiled.serialize_json()
+            if len(written) > MAX_CARRIED_BYTES:
+                return Verdict(Outcome.COSTLY, "is too large when compiled; simplify it")
+            self.folder.write(kind, key, written)
+            carried = len(written)
+        return Verdict(Outcome.ACCEPTED, seconds=time.process_time() - begun, carried=carried)
+
+    def _compile(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
+        compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=self.threads, cache_enabled=False)
+        if kind == "regex":
+            return compiler.compile_regex(text)
+        if kind == "ebnf":
+            return compiler.compile_grammar(text)
+        if kind == "structural_tag":
+            return compiler.compile_structural_tag(text)
+        Draft202012Validator.check_schema(json.loads(text))
+        return compiler.compile_json_schema(
+            text, any_whitespace=self.options.any_whitespace, max_whitespace_cnt=self.options.max_whitespace_cnt
+        )
+
+
+def too_slow(compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
+    """Whether random walks through the grammar take longer than following it may (`Budget`)."""
+    budget = Budget()
+    for seed in range(WALKS):
+        _walk(compiled, stop_tokens, np.random.default_rng(seed), budget, repeats=seed % 2 == 1)
+        if budget.exceeded:
+            return True
+    return False
+
+
+def _walk(
+    compiled: xgrammar.CompiledGrammar,
+    stop_tokens: list[int] | None,
+    random: np.random.Generator,
+    budget: Budget,
+    *,
+    repeats: bool,
+) -> None:
+    """Follow the grammar along random tokens that it allows. repeats: a token is taken again while it may be."""
+    matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
+    mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
+    stops = matcher.stop_token_ids
+    token, steps = -1, 0
+    while steps < (LONG_WALK if budget.worst > SUSPICIOUS_SECONDS else SHORT_WALK):
+        steps += 1
+        with budget:
+            matcher.fill_next_token_bitmask(mask)
+        allowed = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+        allowed[stops] = 0
+        if not (repeats and token >= 0 and allowed[token]):
+            choices = np.flatnonzero(allowed)
+            if not choices.size:
+                return
+            token = int(random.choice(choices))
+        with budget:
+            matcher.accept_token(token)
+        if budget.exceeded or matcher.is_terminated():
+            return
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's messages begin with its source file and time."""
+    text = " ".join(str(error).split())
+    return text.rpartition(": ")[2] if text.startswith("[") else text

@@ -1,0 +1,88 @@
+"""The folder through which the scheduler and the process that compiles grammars know of each other's results.
+
+The scheduler writes what a grammar is compiled for (tokenizer and options); the compiling process writes grammars that
+took long, so that the scheduler need not compile them again. It lies in the server's run folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ENV = "OUTRIDER_GRAMMARS"
+"""Environment: the folder. Where it is not set, the scheduler compiles everything itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """What a grammar is compiled for.
+
+    tokenizer: xgrammar's TokenizerInfo as JSON. any_whitespace, max_whitespace_cnt: of JSON schemas.
+    override_stop_tokens: of matchers; None: the tokenizer's.
+    """
+
+    tokenizer: str
+    any_whitespace: bool = True
+    max_whitespace_cnt: int | None = None
+    override_stop_tokens: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarFolder:
+    """Files are written whole or not at all; a reader may find any of them gone."""
+
+    path: Path
+
+    @classmethod
+    def from_env(cls) -> GrammarFolder | None:
+        """The folder of this server, or None."""
+        path = os.environ.get(ENV)
+        return cls(Path(path)) if path else None
+
+    def write_options(self, options: CompileOptions) -> None:
+        self._write(self._options, json.dumps(asdict(options)))
+
+    def read_options(self) -> CompileOptions | None:
+        """What the scheduler has written; None where its grammar backend is not xgrammar."""
+        try:
+            return CompileOptions(**json.loads(self._options.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def write(self, kind: str, text: str, compiled: str) -> None:
+        """Keep a compiled grammar. kind, text: as in SGLang's grammar keys. compiled: xgrammar's JSON."""
+        self._write(self.file(kind, text), compiled)
+
+    def read(self, kind: str, text: str) -> str | None:
+        try:
+            return self.file(kind, text).read_text()
+        except FileNotFoundError:
+            return None
+
+    def remove(self, kind: str, text: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.file(kind, text).unlink()
+
+    def file(self, kind: str, text: str) -> Path:
+        """Where the compiled grammar is kept."""
+        name = hashlib.sha256(f"{kind}\n{text}".encode()).hexdigest()
+        return self.path / f"{name}.json"
+
+    @property
+    def _options(self) -> Path:
+        return self.path / "options.json"
+
+    def _write(self, path: Path, text: str) -> None:
+        handle, name = tempfile.mkstemp(dir=self.path)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise

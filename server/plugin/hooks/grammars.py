@@ -1,0 +1,44 @@
+"""SGLang's grammars, replaced by bounded ones (`outrider.server.plugin.grammars`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+MAKE = "sglang.srt.constrained.base_grammar_backend.create_grammar_backend"
+RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+
+
+def register() -> None:
+    HookRegistry.register(MAKE, _make, HookType.AROUND)
+    HookRegistry.register(f"{RESULTS}._accept_grammar_tokens", _accept, HookType.AROUND)
+    HookRegistry.register(f"{RESULTS}._apply_prefill_grammar", _accept_first, HookType.AROUND)
+
+
+def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # Imported here: the module needs more of SGLang than is there when plugins are loaded.
+    from sglang.srt.constrained import xgrammar_backend
+
+    from outrider.server.plugin.grammars.backend import BoundedBackend, bound
+
+    xgrammar_backend.XGrammarGrammarBackend = BoundedBackend
+    backend = original(*args, **kwargs)
+    if backend is not None:
+        bound(backend)
+    return backend
+
+
+def _accept(original: Callable[..., list[int]], processor: Any, req: Any, tokens: Any) -> list[int]:
+    from outrider.server.plugin.grammars.backend import end_if_too_slow
+
+    retained = original(processor, req, tokens)
+    return [] if end_if_too_slow(req) else retained
+
+
+def _accept_first(original: Callable[..., None], processor: Any, *, req: Any, **others: Any) -> None:
+    from outrider.server.plugin.grammars.backend import end_if_too_slow
+
+    original(processor, req=req, **others)
+    end_if_too_slow(req)
