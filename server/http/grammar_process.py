@@ -11,7 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from outrider.server.plugin.grammars import worker
 from outrider.server.plugin.grammars.examine import Outcome, Verdict
@@ -32,15 +32,20 @@ Key = tuple[str, str]
 
 
 class GrammarMetrics:
-    """What became of the grammars that requests brought."""
+    """What became of the grammars that requests brought.
 
-    def __init__(self) -> None:
-        outcomes = Counter("outrider_grammars", "Grammars that requests brought, by what became of them.", ["outcome"])
+    registry: a process can have a metric once in each; other than the default only for tests.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        text = "Grammars that requests brought, by what became of them."
+        outcomes = Counter("outrider_grammars", text, ["outcome"], registry=registry)
         self._outcomes = {name: outcomes.labels(name) for name in ("known", *Outcome)}
         self._seconds = Histogram(
             "outrider_grammar_seconds",
             "Processor time in which a grammar was compiled and tried out.",
             buckets=SECONDS_BUCKETS,
+            registry=registry,
         )
 
     def known(self) -> None:
@@ -55,16 +60,16 @@ class GrammarMetrics:
 class GrammarProcess:
     """The process, started with the first question and again when it has ended. To be used on one event loop."""
 
-    def __init__(self, folder: Path, limits: worker.CompileLimits | None = None) -> None:
-        self.folder, self._limits = GrammarFolder(folder), limits or worker.CompileLimits()
-        self._metrics = GrammarMetrics()
+    def __init__(self, folder: Path, metrics: GrammarMetrics | None = None) -> None:
+        self.folder, self._limits = GrammarFolder(folder), worker.CompileLimits()
+        self._metrics = metrics or GrammarMetrics()
         self._verdicts: OrderedDict[Key, Verdict] = OrderedDict()
         self._carried = 0
         self._asked: dict[Key, asyncio.Future[Verdict]] = {}
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        self.running: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
     async def examine(self, kind: str, text: str, key: str | None = None) -> Verdict:
@@ -126,8 +131,8 @@ class GrammarProcess:
     async def _start(self) -> asyncio.subprocess.Process:
         """The running process."""
         async with self._starting:
-            if self._process is not None:
-                return self._process
+            if self.running is not None:
+                return self.running
             async with asyncio.timeout(START_SECONDS):
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", worker.__name__, str(self.folder.path)),
@@ -137,7 +142,7 @@ class GrammarProcess:
                 ready = await process.stdout.readline()  # type: ignore[union-attr]
             if ready != worker.READY:
                 raise EOFError("it did not start")
-            self._process = process
+            self.running = process
             self._reader = asyncio.get_running_loop().create_task(self._read(process))
             return process
 
@@ -152,11 +157,17 @@ class GrammarProcess:
         self._drop(process)
         await process.wait()
 
+    async def end(self) -> None:
+        """End the process, and whoever waits for it."""
+        if (process := self.running) is not None:
+            self._drop(process)
+            await process.wait()
+
     def _drop(self, process: asyncio.subprocess.Process) -> None:
         """Have nobody wait for this process any longer; the next question starts another."""
-        if process is not self._process:
+        if process is not self.running:
             return
-        self._process = None
+        self.running = None
         if process.returncode is None:
             process.kill()
         for answer in self._answers.values():

@@ -35,7 +35,7 @@ class CompileLimits:
     seconds: float = 4.0
     memory: int = 256 * 1024 * 1024
     places: int = 3
-    share: float = 0.3
+    share: float = 0.15
     waiting: int = 32
 
 

@@ -1,0 +1,83 @@
+"""Asking the process that compiles grammars: a real one, with a small vocabulary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from small_grammars import nested_repeats, small_schema, with_options
+
+from outrider.server.http import grammar_process
+from outrider.server.http.grammar_process import GrammarMetrics, GrammarProcess
+from outrider.server.plugin.grammars.examine import Outcome, Verdict
+from outrider.server.plugin.grammars.folder import GrammarFolder
+
+
+def asking(folder: Path, ask: Callable[[GrammarProcess, CollectorRegistry], Awaitable[None]]) -> None:
+    """Run `ask(process, its metrics)`, and end the process."""
+    with_options(GrammarFolder(folder))
+    registry = CollectorRegistry()
+
+    async def main() -> None:
+        process = GrammarProcess(folder, GrammarMetrics(registry))
+        await process.begin()
+        try:
+            await ask(process, registry)
+        finally:
+            await process.end()
+
+    asyncio.run(main())
+
+
+def counted(registry: CollectorRegistry, outcome: str) -> float:
+    return registry.get_sample_value("outrider_grammars_total", {"outcome": outcome}) or 0.0
+
+
+def test_one_grammar_is_compiled_once_for_all_who_ask(tmp_path: Path) -> None:
+    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
+        schema = small_schema("name")
+        found = await asyncio.gather(*(process.examine("json", schema) for _ in range(20)))
+        assert {verdict.outcome for verdict in found} == {Outcome.ACCEPTED}
+        assert counted(registry, "accepted") == 1
+        await process.examine("json", schema)
+        assert counted(registry, "known") == 1
+        assert counted(registry, "accepted") == 1
+
+    asking(tmp_path, ask)
+
+
+def test_one_who_leaves_takes_nobody_along(tmp_path: Path) -> None:
+    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
+        schema = small_schema("name")
+        first, second = (asyncio.create_task(process.examine("json", schema)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).outcome is Outcome.ACCEPTED
+
+    asking(tmp_path, ask)
+
+
+def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
+        assert process.running is not None
+        waiting = asyncio.create_task(process.examine("regex", nested_repeats(8)))
+        await asyncio.sleep(0.2)
+        process.running.kill()
+        assert (await waiting).outcome is Outcome.BUSY
+        assert (await process.examine("json", small_schema("name"))).outcome is Outcome.ACCEPTED
+        assert (await process.examine("regex", nested_repeats(8))).outcome is not Outcome.ACCEPTED
+
+    asking(tmp_path, ask)
+
+
+def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_process, "CARRIED_BYTES", 1000)
+    process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
+    for index in range(10):
+        process.folder.write("regex", str(index), "x" * 300)
+        process._remember(("regex", str(index)), Verdict(Outcome.ACCEPTED, carried=300))
+    there = [index for index in range(10) if process.folder.read("regex", str(index)) is not None]
+    assert there == [7, 8, 9]

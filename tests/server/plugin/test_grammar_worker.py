@@ -1,0 +1,195 @@
+"""The process that compiles grammars: what it does with those that take too long, too much, or kill it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from small_grammars import nested_repeats, options, small_schema, with_options
+
+from outrider.server.plugin.grammars import examine, worker
+from outrider.server.plugin.grammars.examine import Examiner, Outcome, Verdict
+from outrider.server.plugin.grammars.folder import GrammarFolder
+from outrider.server.plugin.grammars.worker import READY, Compilations, CompileLimits, Job
+
+
+@dataclass
+class Kinds:
+    """Does what the kind of a job names, in the copy of the process."""
+
+    def examine(self, kind: str, text: str, key: str) -> Verdict:
+        if kind == "spin":
+            while True:
+                pass
+        if kind == "sleep":
+            time.sleep(60)
+        if kind == "allocate":
+            bytearray(1 << 40)
+        if kind == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if kind == "fail":
+            raise KeyError(text)
+        return Verdict(Outcome.ACCEPTED, reason=text)
+
+
+@contextmanager
+def compilations(**limits: float) -> Iterator[Compilations]:
+    made = Compilations(Kinds(), CompileLimits(**limits))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def verdicts(running: Compilations, count: int, seconds: float = 60) -> dict[int, dict[str, object]]:
+    """The next verdicts by number of job."""
+    found: dict[int, dict[str, object]] = {}
+    deadline = time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < deadline, found
+        pipes = running.pipes()
+        ready, _, _ = select.select(list(pipes), [], [], 0.01)
+        results = [*(running.finish(pipes[pipe]) for pipe in ready), *running.advance()]
+        found |= {result["number"]: result for result in results}
+    return found
+
+
+def test_one_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LEAST_USED", 0.0)  # where tests run, others compute too
+    with compilations(seconds=1) as running:
+        running.add(Job(0, "spin", "", ""))
+        verdict = verdicts(running, 1)[0]
+        assert not running.pipes()
+    assert (verdict["outcome"], verdict["reason"]) == ("costly", "takes longer than 1 s to compile; simplify it")
+
+
+def test_each_end_has_its_verdict() -> None:
+    ends = {
+        "allocate": ("costly", "more than 256 MiB of memory"),
+        "crash": ("costly", "cannot be compiled"),
+        "fail": ("costly", "cannot be compiled"),
+        "fine": ("accepted", "text"),
+    }
+    with compilations(seconds=60, places=5) as running:
+        for number, kind in enumerate(ends):
+            running.add(Job(number, kind, "text", "text"))
+        found = verdicts(running, len(ends))
+        assert not running.pipes()
+    for number, (outcome, reason) in enumerate(ends.values()):
+        assert found[number]["outcome"] == outcome, found
+        assert reason in str(found[number]["reason"])
+
+
+def test_one_that_had_no_processor_may_be_asked_for_again() -> None:
+    with compilations(seconds=0.5) as running:
+        running.add(Job(0, "sleep", "", ""))
+        assert verdicts(running, 1)[0]["outcome"] == "busy"
+
+
+def test_slow_ones_make_room_for_those_that_wait() -> None:
+    with compilations(seconds=60, places=2, share=0.1) as running:
+        for number in range(4):
+            running.add(Job(number, "spin", "", ""))
+        running.add(Job(4, "fine", "", ""))
+        found = verdicts(running, 4)
+        assert found.pop(4)["outcome"] == "accepted"
+        assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
+        assert set(found) == {0, 1, 2}
+        assert len(running.pipes()) == 1  # nobody waits for its place
+
+
+def test_more_than_may_wait_are_refused_at_once() -> None:
+    with compilations(places=1, waiting=2, share=60) as running:
+        for number in range(6):
+            running.add(Job(number, "spin", "", ""))
+        found = verdicts(running, 3, seconds=3)
+    assert set(found) == {3, 4, 5}
+    assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
+
+
+def test_a_copy_cannot_take_more_memory_than_it_may() -> None:
+    program = f"""
+from {worker.__name__} import *
+limit(CompileLimits(memory=64 << 20))
+bytearray(32 << 20)
+try:
+    bytearray(128 << 20)
+except MemoryError:
+    print("refused")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=_environment(), capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "refused\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> GrammarFolder:
+    return with_options(GrammarFolder(tmp_path))
+
+
+def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFolder) -> None:
+    examiner = Examiner.of(folder, options(), threads=1)
+
+    def outcome(kind: str, text: str) -> Verdict:
+        return examiner.examine(kind, text, text)
+
+    assert outcome("json", small_schema("name")).outcome is Outcome.ACCEPTED
+    assert outcome("json", '{"type": "object"}').outcome is Outcome.ACCEPTED
+    assert outcome("regex", r"[0-9]{3}-[a-z]+").outcome is Outcome.ACCEPTED
+    assert outcome("ebnf", 'root ::= "yes" | "no" root').outcome is Outcome.ACCEPTED
+    content = {"type": "tag", "begin": "<a>", "end": "</a>", "content": {"type": "any_text"}}
+    tag = json.dumps({"type": "structural_tag", "format": content})
+    assert outcome("structural_tag", tag).outcome is Outcome.ACCEPTED
+    invalid = {"ebnf": "root ::= (", "regex": "(", "json": '{"type": "objekt"}', "structural_tag": "{}"}
+    for kind, text in invalid.items():
+        assert outcome(kind, text).outcome is Outcome.INVALID, (kind, text)
+    slow = outcome("regex", nested_repeats(5))
+    assert slow.outcome is Outcome.COSTLY
+    assert "too long to follow" in slow.reason
+
+
+def test_what_took_long_is_carried(folder: GrammarFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    examiner = Examiner.of(folder, options(), threads=1)
+    assert examiner.examine("regex", "a|b", "a|b").carried == 0
+    assert folder.read("regex", "a|b") is None
+    monkeypatch.setattr(examine, "CARRY_SECONDS", -1.0)
+    verdict = examiner.examine("regex", "a|b", "a|b")
+    assert verdict.carried == folder.file("regex", "a|b").stat().st_size > 0
+    monkeypatch.setattr(examine, "MAX_CARRIED_BYTES", 10)
+    assert examiner.examine("regex", "c", "c").outcome is Outcome.COSTLY
+
+
+def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> None:
+    command = [sys.executable, "-m", worker.__name__, str(folder.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == READY
+        process.send_signal(signal.SIGTERM)  # is the server's, which ends it
+        jobs = [("regex", nested_repeats(6)), ("json", small_schema("name"))]
+        for number, (kind, text) in enumerate(jobs):
+            line = json.dumps({"number": number, "kind": kind, "text": text, "key": text})
+            process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
+        found = {one["number"]: one["outcome"] for one in (json.loads(process.stdout.readline()) for _ in jobs)}
+        assert found[1] == "accepted"
+        assert found[0] in ("costly", "busy")
+        assert not psutil.Process(process.pid).children()
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
