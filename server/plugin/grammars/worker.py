@@ -5,8 +5,8 @@ is compiled in a copy of the process (fork), which is killed when it takes too l
 may: whatever a grammar does, its memory is given back and the next is not affected. A copy costs milliseconds, because
 all that is needed is imported before.
 
-The copies run on half of the machine's cores and give way to the engine. Nobody is starved by another's slow grammars:
-a compilation that has had its share of time makes room when others wait.
+The copies run on half of the machine's cores and, unless they are done at once, give way to the engine. Nobody is
+starved by another's slow grammars: a compilation that has had its share of time makes room when others wait.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class CompileLimits:
     waiting: int = 32
 
 
-NICE, SLOW_NICE = 5, 10
-"""Niceness of a compilation, and of one that has had its share."""
+QUICK_SECONDS, NICE = 0.05, 10
+"""Processor time within which an ordinary grammar is compiled, and the niceness of what takes longer."""
 LEAST_USED = 0.25
 """Share of its time that a compilation must have computed to be refused for taking too long."""
 POLL_SECONDS = 0.02
@@ -101,9 +101,9 @@ class Compilations:
         for running in list(self._running):
             if now - running.job.arrived > self._limits.seconds:
                 verdicts.append(self._timed_out(running))
-            elif not running.slow and used_seconds(running.process) > self._limits.share:
-                running.slow = True
-                os.setpriority(os.PRIO_PROCESS, running.process, SLOW_NICE)
+            elif not running.slow and (used := used_seconds(running.process)) > QUICK_SECONDS:
+                os.setpriority(os.PRIO_PROCESS, running.process, NICE)
+                running.slow = used > self._limits.share
         while self._waiting and now - self._waiting[0].arrived > self._limits.seconds:
             verdicts.append(_busy(self._waiting.popleft()))
         while self._waiting and (len(self._running) < self._limits.places or self._make_room(verdicts)):
@@ -170,7 +170,6 @@ class Compilations:
             silence = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silence, 1)  # the asker reads verdicts there, and no log of a library
             os.dup2(silence, 2)
-            os.nice(NICE)
             limit(self._limits)
             verdict = self._examiner.examine(job.kind, job.text, job.key).to_json().encode()
             while verdict:
