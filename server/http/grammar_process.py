@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from outrider.server.plugin.grammars import worker
 from outrider.server.plugin.grammars.examine import Outcome, Verdict
-from outrider.server.plugin.grammars.folder import GrammarFolder
+from outrider.server.plugin.grammars.folder import GrammarFolder, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ ANSWER_SECONDS = 2.0
 """How much later than its own limit the process may answer before it is taken for stuck."""
 START_SECONDS = 30.0
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
-
-Key = tuple[str, str]
 
 
 class GrammarMetrics:
@@ -63,21 +61,24 @@ class GrammarProcess:
     def __init__(self, folder: Path, metrics: GrammarMetrics | None = None) -> None:
         self.folder, self._limits = GrammarFolder(folder), worker.CompileLimits()
         self._metrics = metrics or GrammarMetrics()
-        self._verdicts: OrderedDict[Key, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._carried = 0
-        self._asked: dict[Key, asyncio.Future[Verdict]] = {}
+        self._asked: dict[str, asyncio.Future[Verdict]] = {}
         self._answers: dict[int, asyncio.Future[Verdict]] = {}
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
         self.running: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    async def examine(self, kind: str, text: str, key: str | None = None) -> Verdict:
+    async def examine(self, kind: str, text: str, name: str | None = None) -> Verdict:
         """Whether the scheduler may follow the grammar; at most some seconds later.
 
-        kind: json, regex, ebnf or structural_tag. key: the text that the scheduler knows it by, if another.
+        kind: json, regex, ebnf or structural_tag. name: that the scheduler knows it by, if not this text's. All are
+        accepted where SGLang has another grammar backend than xgrammar.
         """
-        name = kind, key or text
+        name = name or name_of(kind, text)
+        if not self.folder.ready:
+            return Verdict(Outcome.ACCEPTED)
         if (known := self._verdicts.get(name)) is not None:
             self._verdicts.move_to_end(name)
             self._metrics.known()
@@ -91,12 +92,12 @@ class GrammarProcess:
 
     async def begin(self) -> None:
         """Start the process, if grammars can be compiled here, so that no request waits for its start."""
-        if self.folder.read_options() is not None:
+        if self.folder.ready:
             await self._start()
 
-    async def _ask(self, kind: str, text: str, name: Key) -> Verdict:
+    async def _ask(self, kind: str, text: str, name: str) -> Verdict:
         try:
-            verdict = await self._answer({"kind": kind, "text": text, "key": name[1]})
+            verdict = await self._answer({"kind": kind, "text": text, "name": name})
         except (OSError, EOFError, TimeoutError) as error:
             logger.warning("the process that compiles grammars has failed (%r); it will be started again", error)
             verdict = Verdict(Outcome.BUSY, "grammars cannot be compiled at the moment; try again")
@@ -119,14 +120,14 @@ class GrammarProcess:
         finally:
             self._answers.pop(number, None)
 
-    def _remember(self, name: Key, verdict: Verdict) -> None:
+    def _remember(self, name: str, verdict: Verdict) -> None:
         self._verdicts[name] = verdict
         self._carried += verdict.carried
         while len(self._verdicts) > REMEMBERED or self._carried > CARRIED_BYTES:
             forgotten, dropped = self._verdicts.popitem(last=False)
             self._carried -= dropped.carried
             if dropped.carried:
-                self.folder.remove(*forgotten)
+                self.folder.remove(forgotten)
 
     async def _start(self) -> asyncio.subprocess.Process:
         """The running process."""

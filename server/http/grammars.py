@@ -12,6 +12,7 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.protocol import ChatRequest, TextRequest
 from outrider.server.plugin.grammars.examine import Outcome, Verdict
+from outrider.server.plugin.grammars.folder import name_of
 from outrider.server.plugin.hooks import older_sglang
 
 # What people write by hand is a hundredth of this.
@@ -88,7 +89,9 @@ async def compile_for(
         return
     kind, text = found
     name = _name_of(request, kind)
-    verdict = await process.examine(kind, _compilable(text) if kind == "structural_tag" else text, text)
+    key = "full_assistant_ebnf" if sampling_params.get("ebnf_full_assistant") else kind  # SGLang's
+    compilable = _compilable(text) if kind == "structural_tag" else text
+    verdict = await process.examine(kind, compilable, name_of(key, text))
     if verdict.outcome is Outcome.ACCEPTED:
         return
     if name == "tools" and verdict.outcome is not Outcome.BUSY:

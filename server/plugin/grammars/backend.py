@@ -22,7 +22,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from outrider.server.plugin.grammars.budget import Budget
-from outrider.server.plugin.grammars.folder import CompileOptions, GrammarFolder
+from outrider.server.plugin.grammars.folder import CompileOptions, GrammarFolder, name_of
 
 CACHE_BYTES = 64 * 1024 * 1024
 """Compiled grammars that the scheduler keeps."""
@@ -173,7 +173,7 @@ class BoundedBackend(XGrammarGrammarBackend):
 
     def _init_value_dispatch(self, key: tuple[str, str], require_reasoning: bool) -> BaseGrammarObject:
         kind, text = key
-        carried = self._folder and self._folder.read(kind, text)
+        carried = self._folder and self._folder.read(name_of(kind, text))
         if not carried:
             return super()._init_value_dispatch(key, require_reasoning)
         compiled = CompiledGrammar.deserialize_json(carried, self._tokenizer)

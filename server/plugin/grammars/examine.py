@@ -19,6 +19,8 @@ CARRY_SECONDS = 0.1
 """A grammar that took longer to compile is carried to the scheduler as it is; others compile as fast as they load."""
 MAX_CARRIED_BYTES = 24 * 1024 * 1024
 """Largest compiled grammar that is carried; it is read at 35 MB/s."""
+MAX_REASON = 300
+"""Characters of a reason; some quote all of a schema."""
 WALKS = 3
 SHORT_WALK, LONG_WALK = 12, 200
 """Tokens of a walk through a grammar, and of one whose calls have taken more than SUSPICIOUS_SECONDS."""
@@ -66,17 +68,18 @@ class Examiner:
     def of(cls, folder: GrammarFolder, options: CompileOptions, threads: int) -> Examiner:
         return cls(folder, options, xgrammar.TokenizerInfo.deserialize_json(options.tokenizer), threads)
 
-    def examine(self, kind: str, text: str, key: str) -> Verdict:
+    def examine(self, kind: str, text: str, name: str) -> Verdict:
         """Compile the grammar and walk through it; takes as long, and as much memory, as it takes.
 
-        kind: json, regex, ebnf or structural_tag. key: the text that the scheduler knows it by.
+        kind: json, regex, ebnf or structural_tag. name: what a grammar that is carried is called.
         """
         begun = time.process_time()
         try:
             compiled = self._compile(kind, text)
         except SchemaError as error:
             place = "/".join(str(part) for part in error.absolute_path)
-            return Verdict(Outcome.INVALID, f"{error.message}{f' (at {place})' if place else ''}")
+            where = f" (at {place[:MAX_REASON]})" if place else ""
+            return Verdict(Outcome.INVALID, f"{error.message[:MAX_REASON]}{where}")
         except RecursionError:
             return Verdict(Outcome.INVALID, "nested too deeply")
         except (RuntimeError, ValueError) as error:
@@ -91,7 +94,7 @@ class Examiner:
             written = compiled.serialize_json()
             if len(written) > MAX_CARRIED_BYTES:
                 return Verdict(Outcome.COSTLY, "is too large when compiled; simplify it")
-            self.folder.write(kind, key, written)
+            self.folder.write(name, written)
             carried = len(written)
         return Verdict(Outcome.ACCEPTED, seconds=time.process_time() - begun, carried=carried)
 
@@ -152,4 +155,4 @@ def _walk(
 def _reason(error: Exception) -> str:
     """xgrammar's messages begin with its source file and time."""
     text = " ".join(str(error).split())
-    return text.rpartition(": ")[2] if text.startswith("[") else text
+    return (text.rpartition(": ")[2] if text.startswith("[") else text)[:MAX_REASON]

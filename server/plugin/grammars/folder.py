@@ -6,7 +6,6 @@ took long, so that the scheduler need not compile them again. It lies in the ser
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +15,11 @@ from pathlib import Path
 
 ENV = "OUTRIDER_GRAMMARS"
 """Environment: the folder. Where it is not set, the scheduler compiles everything itself."""
+
+
+def name_of(kind: str, text: str) -> str:
+    """A name for the grammar of an SGLang grammar key."""
+    return hashlib.sha256(f"{kind}\n{text}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +58,27 @@ class GrammarFolder:
         except FileNotFoundError:
             return None
 
-    def write(self, kind: str, text: str, compiled: str) -> None:
-        """Keep a compiled grammar. kind, text: as in SGLang's grammar keys. compiled: xgrammar's JSON."""
-        self._write(self.file(kind, text), compiled)
+    @property
+    def ready(self) -> bool:
+        """Whether grammars can be compiled here: a scheduler has written for what."""
+        return self._options.exists()
 
-    def read(self, kind: str, text: str) -> str | None:
+    def write(self, name: str, compiled: str) -> None:
+        """Keep a compiled grammar. compiled: xgrammar's JSON."""
+        self._write(self.file(name), compiled)
+
+    def read(self, name: str) -> str | None:
+        """What was kept; None where nothing was, or is any longer."""
         try:
-            return self.file(kind, text).read_text()
+            return self.file(name).read_text()
         except FileNotFoundError:
             return None
 
-    def remove(self, kind: str, text: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.file(kind, text).unlink()
+    def remove(self, name: str) -> None:
+        self.file(name).unlink(missing_ok=True)
 
-    def file(self, kind: str, text: str) -> Path:
-        """Where the compiled grammar is kept."""
-        name = hashlib.sha256(f"{kind}\n{text}".encode()).hexdigest()
+    def file(self, name: str) -> Path:
+        """Where the compiled grammar of this name is kept."""
         return self.path / f"{name}.json"
 
     @property

@@ -43,6 +43,8 @@ QUICK_SECONDS, NICE = 0.05, 10
 """Processor time within which an ordinary grammar is compiled, and the niceness of what takes longer."""
 LEAST_USED = 0.25
 """Share of its time that a compilation must have computed to be refused for taking too long."""
+THREADS = 8
+"""Most threads of a compilation."""
 POLL_SECONDS = 0.02
 READY = b"ready\n"
 """What the process says when it can take jobs."""
@@ -53,7 +55,7 @@ OUT_OF_MEMORY = 3
 class Examines(Protocol):
     """What a copy of the process does with a job; see `examine.Examiner`."""
 
-    def examine(self, kind: str, text: str, key: str) -> Any: ...
+    def examine(self, kind: str, text: str, name: str) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class Job:
     number: int
     kind: str
     text: str
-    key: str
+    name: str
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -171,7 +173,7 @@ class Compilations:
             os.dup2(silence, 1)  # the asker reads verdicts there, and no log of a library
             os.dup2(silence, 2)
             limit(self._limits)
-            verdict = self._examiner.examine(job.kind, job.text, job.key).to_json().encode()
+            verdict = self._examiner.examine(job.kind, job.text, job.name).to_json().encode()
             while verdict:
                 verdict = verdict[os.write(pipe, verdict) :]
             code = 0
@@ -197,10 +199,11 @@ def used_seconds(process: int) -> float:
 
 def limit(limits: CompileLimits) -> None:
     """Have the system end this process when it takes more than it may."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + limits.memory
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    seconds = int(limits.seconds) + 1
+    data = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
+    most = int(data.split()[1]) * 1024 + limits.memory
+    # Not the address space, of which allocators reserve far more for each thread than they use.
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    seconds = (int(limits.seconds) + 1) * THREADS
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -251,7 +254,7 @@ def main() -> None:
     options = folder.read_options()
     if options is None:
         sys.exit(f"{folder.path} says of no tokenizer")
-    examiner = Examiner.of(folder, options, threads=min(len(cores()), 8))
+    examiner = Examiner.of(folder, options, threads=min(len(cores()), THREADS))
     os.write(sys.stdout.fileno(), READY)
     serve(Compilations(examiner, CompileLimits()), sys.stdin.fileno(), sys.stdout.fileno())
 

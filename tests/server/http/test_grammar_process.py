@@ -77,7 +77,7 @@ def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatc
     monkeypatch.setattr(grammar_process, "CARRIED_BYTES", 1000)
     process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
     for index in range(10):
-        process.folder.write("regex", str(index), "x" * 300)
-        process._remember(("regex", str(index)), Verdict(Outcome.ACCEPTED, carried=300))
-    there = [index for index in range(10) if process.folder.read("regex", str(index)) is not None]
+        process.folder.write(str(index), "x" * 300)
+        process._remember(str(index), Verdict(Outcome.ACCEPTED, carried=300))
+    there = [index for index in range(10) if process.folder.read(str(index)) is not None]
     assert there == [7, 8, 9]

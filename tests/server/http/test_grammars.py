@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -107,8 +108,19 @@ def test_each_kind_is_refused_by_name(server: Server, fields: dict[str, Any], pa
     assert_refused(text(server, **fields), param, may_be_busy="[a-z]" in str(fields))
 
 
+@pytest.fixture(scope="module")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("tools") / "log"
+    started = Server(log, "--max-total-tokens", "4096", "--tool-call-parser", "qwen25")
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.stop()
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_tool_whose_schema_cannot_be_followed_is_named(server: Server, stream: bool) -> None:
+def test_the_tool_whose_schema_cannot_be_followed_is_named(tools_server: Server, stream: bool) -> None:
+    server = tools_server
     good = tool("good", json.loads(small_schema("name")))
     slow = {"type": "object", "properties": {"a": {"type": "string", "pattern": nested_repeats(8)}}, "required": ["a"]}
     for tools, index in (([tool("slow", slow)], 0), ([good, tool("slow", slow)], 1)):
