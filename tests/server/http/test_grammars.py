@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,36 +11,16 @@ import httpx
 import psutil
 import pytest
 from metrics_page import metric
+from refusals import assert_refused
 from running import Server
 from small_grammars import nested_repeats, slow_schema, small_schema
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TEXT = "/v1/completions"
 WAIT = 60
 
 
 def text(server: Server, **fields: Any) -> httpx.Response:
     return httpx.post(server.url + TEXT, json={"prompt": "Hello", "max_tokens": 8} | fields, timeout=WAIT)
-
-
-def chat(server: Server, **fields: Any) -> httpx.Response:
-    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8} | fields
-    return httpx.post(server.url + CHAT, json=body, timeout=WAIT)
-
-
-def tool(name: str, parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-def assert_refused(response: httpx.Response, param: str, *, may_be_busy: bool = False) -> None:
-    """A 400 that names the field; may_be_busy: or a 503, where others computed too."""
-    error = response.json()["error"]
-    if may_be_busy and response.status_code == 503:
-        assert error["code"] == "grammars_busy"
-        return
-    assert response.status_code == 400, response.text
-    assert error["code"] == "invalid_grammar", error
-    assert error["param"] == param
-    assert "\n" not in error["message"]
 
 
 def engine_memory(server: Server) -> int:
@@ -106,32 +85,6 @@ def test_many_grammars_leave_little_behind(server: Server) -> None:
 )
 def test_each_kind_is_refused_by_name(server: Server, fields: dict[str, Any], param: str) -> None:
     assert_refused(text(server, **fields), param, may_be_busy="[a-z]" in str(fields))
-
-
-@pytest.fixture(scope="module")
-def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("tools") / "log"
-    started = Server(log, "--max-total-tokens", "4096", "--tool-call-parser", "qwen25")
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_tool_whose_schema_cannot_be_followed_is_named(tools_server: Server, stream: bool) -> None:
-    server = tools_server
-    good = tool("good", json.loads(small_schema("name")))
-    slow = {"type": "object", "properties": {"a": {"type": "string", "pattern": nested_repeats(8)}}, "required": ["a"]}
-    for tools, index in (([tool("slow", slow)], 0), ([good, tool("slow", slow)], 1)):
-        response = chat(server, tools=tools, tool_choice="required", stream=stream)
-        assert_refused(response, f"tools[{index}].function.parameters", may_be_busy=True)
-    missing = tool("missing", {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}, "required": ["a"]})
-    response = chat(server, tools=[good, missing], tool_choice="required", stream=stream)
-    assert_refused(response, "tools[1].function.parameters")
-    large = tool("large", {"type": "object", "properties": {f"f{i}": {"type": "string"} for i in range(4000)}})
-    assert_refused(chat(server, tools=[large]), "tools[0].function.parameters")
-    assert chat(server, tools=[good], tool_choice="required").status_code == 200
 
 
 def test_a_grammar_is_followed_whether_it_is_carried_or_compiled_again(server: Server) -> None:

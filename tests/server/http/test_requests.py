@@ -66,7 +66,7 @@ def test_what_is_right_comes_through() -> None:
         (CHAT, {"n": 5}, "n", "from 1 to 4"),
         (CHAT, {"max_tokens": 64}, "max_tokens", "from 1 to 63"),
         (CHAT, {"logit_bias": {"100": 1}}, "logit_bias", "0 to 99"),
-        (CHAT, {"regex": "(["}, "regex", "not valid"),
+        (CHAT, {"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "exclude each other"),
         (TEXT, {"prompt": [100]}, "prompt", "token ids"),
         (TEXT, {"suffix": "x"}, "suffix", "does not support"),
     ],
