@@ -109,7 +109,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="serve /metrics there, without key and TLS, and not on --port",
     )
-    http.add_argument("--metrics-host", metavar="HOST", help="of --metrics-port (default: as --host)")
+    http.add_argument(
+        "--metrics-host",
+        default=defaults.metrics_host,
+        metavar="HOST",
+        help="of --metrics-port (default: %(default)s, this machine only)",
+    )
+    http.add_argument(
+        "--allowed-hosts",
+        type=_names,
+        default=defaults.allowed_hosts,
+        metavar="NAME,…",
+        help="answer requests to these host names, beside this machine's; *: to any (default: any, but without a key on"
+        " this machine only its own)",
+    )
     http.add_argument("--max-choices", type=int, default=defaults.max_choices, metavar="N", help="largest n")
     http.add_argument(
         "--max-body-bytes", type=int, default=defaults.max_body_bytes, metavar="N", help="largest request body"
@@ -130,11 +143,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end a request with an error that runs longer, its waiting not counted (default: never)",
     )
     http.add_argument(
+        "--max-receive-seconds",
+        type=float,
+        default=defaults.max_receive_seconds,
+        metavar="S",
+        help="close a connection whose request, headers and body, has not come whole after so long"
+        " (default: %(default)g)",
+    )
+    http.add_argument(
         "--max-stall-seconds",
         type=float,
         default=defaults.max_stall_seconds,
         metavar="S",
         help="end a connection whose client takes nothing of its answer for so long (default: %(default)g)",
+    )
+    http.add_argument(
+        "--max-step-seconds",
+        type=float,
+        default=defaults.max_step_seconds,
+        metavar="S",
+        help="/health says 503 when requests are under way and no step has ended for so long; more than a chunk of a"
+        " prompt takes (default: %(default)g)",
     )
     http.add_argument(
         "--drain-seconds",
@@ -162,6 +191,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send OpenTelemetry traces there: HOST:4317 for gRPC, HOST:4318 for HTTP",
     )
     parser.add_argument("sglang_flags", nargs="*", metavar="-- SGLANG_FLAG", help="flags for SGLang, after --")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
-from outrider.server.engine import hardware, threads, topology, traces
+from outrider.server.engine import hardware, host_names, threads, topology, traces
 from outrider.server.engine.parallel import Parallel
 from outrider.server.engine.topology import Topology
 from outrider.server.errors import UserError
@@ -56,7 +56,11 @@ class Settings:
     threads: that an engine, or each of its ranks, computes with, on a CPU.
     api_key: an administrator's. api_keys: a file of them, see `server/http/keys.py`.
     ssl_certfile, ssl_keyfile, ssl_ca_certs: TLS, as uvicorn has it; the last asks clients for a certificate.
-    metrics_port: serves /metrics instead of port, at metrics_host (None: host).
+    metrics_port: serves /metrics instead of port, at metrics_host.
+    allowed_hosts: names in requests' Host and Origin that are answered; empty: any where a key is asked for or others
+    reach the server, else this machine's own.
+    max_receive_seconds: how long a request may take to come, headers and body.
+    max_step_seconds: how long the engine may work on requests without ending a step; /health is red beyond.
     max_queued_requests: further ones are refused. max_queue_seconds, max_request_seconds: how long a request may wait,
     and run. max_stall_seconds: how long a client may take nothing of its answer.
     max_choices: largest `n` that one request may ask for.
@@ -77,7 +81,10 @@ class Settings:
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
     metrics_port: int | None = None
-    metrics_host: str | None = None
+    metrics_host: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()
+    max_receive_seconds: float = 30.0
+    max_step_seconds: float = 120.0
     max_queued_requests: int | None = None
     max_queue_seconds: float | None = None
     max_request_seconds: float | None = None
@@ -149,6 +156,8 @@ class Settings:
         self._require_between("max_body_bytes", 1024, 1 << 32)
         self._require_between("drain_seconds", 0, 86400)
         self._require_between("max_stall_seconds", 1, 86400)
+        self._require_between("max_receive_seconds", 1, 86400)
+        self._require_between("max_step_seconds", 1, 86400)
         for name, least, most in (
             ("metrics_port", 1, 65535),
             ("max_queued_requests", 1, 1 << 20),
@@ -157,6 +166,9 @@ class Settings:
         ):
             if getattr(self, name) is not None:
                 self._require_between(name, least, most)
+        for name in self.allowed_hosts:
+            if name != "*" and not host_names.is_host(name):
+                raise UserError(f"--allowed-hosts takes names and addresses without scheme or port, or *, not {name!r}")
         if self.metrics_port == self.port:
             raise UserError("--metrics-port is --port; choose another, or leave it out to serve metrics there")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):

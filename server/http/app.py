@@ -18,6 +18,7 @@ from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
 from outrider.server.http.grammar_process import GrammarProcess
+from outrider.server.http.hosts import HostGuard, Hosts
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.live import Live
 from outrider.server.http.metrics import HttpMetrics
@@ -34,9 +35,13 @@ def build(
     engine: Engine,
     lifecycle: Lifecycle,
     access: Access,
+    hosts: Hosts,
     lifespan: Lifespan,
 ) -> Watch:
-    """lifespan is entered before the first request is taken, and left after the last."""
+    """hosts: those that are answered for.
+
+    lifespan is entered before the first request is taken, and left after the last.
+    """
     settings, manager = resolved.settings, engine.tokenizer_manager
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,
@@ -47,8 +52,7 @@ def build(
         has_tool_parser=bool(manager.config_value("tool_call_parser")),
         diffusion=settings.diffusion is not None,
     )
-    app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    errors.install(app)
+    app = bare(lifespan)
     app.state.compiler = GrammarProcess(engine.run_folder.path / GRAMMARS)
     queue = QueueLimit(manager, settings.max_queued_requests)
     openai.install(app, engine, lifecycle, limits, queue, app.state.compiler)
@@ -61,8 +65,18 @@ def build(
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, has_key=not access.open)
     app.add_middleware(Gate, access=access, lifecycle=lifecycle)
+    app.add_middleware(HostGuard, hosts=hosts)
     name_requests_in_logs()
     return Watch(app, HttpMetrics(about(settings, limits.model)), log=settings.log_requests != "none")
+
+
+def bare(lifespan: Lifespan | None = None) -> FastAPI:
+    """An app without routes. It redirects nobody: FastAPI would send /docs/ to /docs of whatever `Host` says."""
+    app = FastAPI(
+        title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    errors.install(app)
+    return app
 
 
 def about(settings: Settings, model: str) -> dict[str, str]:
@@ -75,10 +89,10 @@ def about(settings: Settings, model: str) -> dict[str, str]:
     }
 
 
-def build_for_metrics(engine: Part, lifecycle: Lifecycle) -> FastAPI:
+def build_for_metrics(engine: Part, lifecycle: Lifecycle, hosts: Hosts) -> FastAPI:
     """What a port of its own for metrics answers: they, and probes. It asks for no key."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    errors.install(app)
+    app = bare()
     health.install(app, engine, lifecycle)
     health.install_metrics(app)
+    app.add_middleware(HostGuard, hosts=hosts)
     return app

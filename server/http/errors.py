@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -88,6 +89,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
         return error.response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_incomplete(request: Request, error: ClientDisconnect) -> JSONResponse:
+        # For log and metrics: its client has gone, or `connection.py` has answered and closed.
+        return ApiError("the request did not come whole", status=408, code="receive_timeout").response()
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -11,6 +11,7 @@ from outrider.server.http import openapi, watch
 from outrider.server.http.access import Access, Holder
 from outrider.server.http.errors import ApiError
 from outrider.server.http.lifecycle import Lifecycle
+from outrider.server.http.received import once_whole
 
 # Probes carry no key, nor do browsers that open a page.
 OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | openapi.PATHS
@@ -33,9 +34,11 @@ class Gate:
         try:
             holder = self._holder(scope)
             if scope["method"] == "POST":
-                with _counted(holder):
-                    async with self.lifecycle.request():
-                        await self.app(scope, receive, send)
+                # A key's concurrency counts requests that are still received: what never comes whole takes places of
+                # its own key, and nothing of others.
+                with _counted(holder), contextlib.ExitStack() as under_way:
+                    whole = once_whole(receive, lambda: under_way.enter_context(self.lifecycle.request()))
+                    await self.app(scope, whole, send)
             else:
                 await self.app(scope, receive, send)
         except ApiError as refusal:  # ours: those of the routes are answered there

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from typing import Any
 
@@ -25,6 +25,8 @@ from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextR
 from outrider.server.http.speculation import Overheard, Told, add_to_answer
 from outrider.server.http.tool_stream import TokenwiseChat
 from outrider.server.plugin.options import RequestOptions
+
+TRACE_HEADERS = ("traceparent", "tracestate")
 
 # It warns of every request that asks for the logprobs of its prompt, which it can return all the same.
 logging.getLogger(serving_completions.__name__).addFilter(
@@ -176,9 +178,22 @@ def _drop_what_followed(answer: dict[str, Any]) -> None:
         answer["meta_info"].pop(name, None)
 
 
+def _without_orders(raw: Request, shown: Collection[str]) -> Request:
+    """The request with the headers of these names alone.
+
+    By others SGLang lets a client choose the engine that answers it, its priority, where to fetch a cache from, and
+    further fields of the answer.
+    """
+    kept = [(name, value) for name, value in raw.scope["headers"] if name.decode("latin-1") in shown]
+    return Request({**raw.scope, "headers": kept}, raw.receive)
+
+
 async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | TextRequest, raw: Request) -> Response:
     """Run a request through SGLang's handler."""
-    result = await handler.handle_request(request, raw)
+    shown = {*TRACE_HEADERS}
+    if handler.allowed_custom_labels:  # SGLang's flags ask for it
+        shown.add(handler.tokenizer_manager.server_args.tokenizer_metrics_custom_labels_header.lower())
+    result = await handler.handle_request(request, _without_orders(raw, shown))
     if isinstance(result, StreamingResponse):
         stream: Any = result.body_iterator
         first = await anext(stream)  # which SGLang has waited for

@@ -7,13 +7,14 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine, Iterator
 from enum import Enum
 from typing import Any
 
 import uvicorn
 
 from outrider.server.engine.part import Part
+from outrider.server.http.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +31,15 @@ class State(Enum):
 
 
 class Lifecycle:
-    """One server's life: STARTING, then UP, then DRAINING or FAILED."""
+    """One server's life: STARTING, then UP, then DRAINING or FAILED.
 
-    def __init__(self, engine: Part, drain_seconds: float) -> None:
+    progress: of its engine, where it is watched.
+    """
+
+    def __init__(self, engine: Part, drain_seconds: float, progress: Progress | None = None) -> None:
         self.engine = engine
         self.drain_seconds = drain_seconds
+        self.progress = progress
         self.state = State.STARTING
         self.in_flight = 0
         self.ending = asyncio.Event()  # the engine has died, or the server was told to stop
@@ -46,7 +51,16 @@ class Lifecycle:
 
     @property
     def healthy(self) -> bool:
-        return self.state is not State.FAILED and not self.engine.dead_processes()
+        return self.state is not State.FAILED and not self.engine.dead_processes() and not self.stalled
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the engine has requests and makes no progress."""
+        return self.progress is not None and self.progress.stalled is not None
+
+    @property
+    def status(self) -> str:
+        return "stalled" if self.stalled else self.state.value
 
     @property
     def accepting(self) -> bool:
@@ -76,9 +90,9 @@ class Lifecycle:
         if self.state is State.STARTING:
             self.state = State.UP
 
-    @contextlib.asynccontextmanager
-    async def request(self) -> AsyncIterator[None]:
-        """Counts a request as under way."""
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts a request as under way, from when it was received whole."""
         self.in_flight += 1
         self._changed.set()
         try:

@@ -19,19 +19,22 @@ from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.http import keys
+from outrider.server.http.connection import protocol
+from outrider.server.http.hosts import Hosts
 from outrider.server.http.lifecycle import Lifecycle, State
+from outrider.server.http.progress import Progress
 from outrider.server.http.tls import Tls
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
-def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A socket on the address, not listening yet; raises UserError, which names the flag, where there can be none."""
+def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") -> socket.socket:
+    """A socket on the address, not listening yet; raises UserError, which names a flag, where there can be none."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror:
-        raise UserError(f"--host {host} is not an address of this machine") from None
+        raise UserError(f"{host_flag} {host} is not an address of this machine") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -69,8 +72,16 @@ class Listeners:
         requests, metrics = bind(settings.host, settings.port), None
         end_stalled(requests, settings.max_stall_seconds)
         if settings.metrics_port is not None:
-            metrics = bind(settings.metrics_host or settings.host, settings.metrics_port, "--metrics-port")
+            metrics = bind(settings.metrics_host, settings.metrics_port, "--metrics-port", "--metrics-host")
         return cls(requests, metrics, tls)
+
+    def hosts(self, settings: Settings) -> tuple[Hosts, Hosts]:
+        """The hosts that are answered on the port for requests, and on that for metrics, which asks for no key."""
+        asks_key = settings.api_key is not None or settings.api_keys is not None
+        requests = Hosts.of(settings, self.requests, host=settings.host, asks_key=asks_key)
+        if self.metrics is None:
+            return requests, requests
+        return requests, Hosts.of(settings, self.metrics, host=settings.metrics_host, asks_key=False)
 
 
 def serve(
@@ -91,7 +102,8 @@ def serve(
 
     settings = resolved.settings
     access = Access(settings.api_key, settings.api_keys)
-    lifecycle = Lifecycle(engine, settings.drain_seconds)
+    progress = Progress(engine.tokenizer_manager, settings.max_step_seconds)
+    lifecycle = Lifecycle(engine, settings.drain_seconds, progress)
     failure: str | None = None
 
     @contextlib.asynccontextmanager
@@ -105,6 +117,7 @@ def serve(
                 lifecycle.run(beside(lifecycle))
                 lifecycle.run(access.watch())
                 lifecycle.run(app.state.compiler.begin())
+                lifecycle.run(progress.watch())
                 if listeners.tls is not None and server.config.ssl is not None:
                     lifecycle.run(listeners.tls.watch(server.config.ssl))
                 if listeners.metrics is not None:
@@ -116,9 +129,12 @@ def serve(
         lifecycle.end()
         metrics.should_exit = True
 
+    hosts, metrics_hosts = listeners.hosts(settings)
+    connection = protocol(settings.max_receive_seconds)
     metrics = Server(
         uvicorn.Config(
-            app.build_for_metrics(engine, lifecycle),
+            app.build_for_metrics(engine, lifecycle, metrics_hosts),
+            http=connection,
             log_config=None,
             log_level="error",
             access_log=False,
@@ -127,7 +143,8 @@ def serve(
     )
     server = Server(
         uvicorn.Config(
-            app.build(resolved, engine, lifecycle, access, lifespan),
+            app.build(resolved, engine, lifecycle, access, hosts, lifespan),
+            http=connection,
             log_config=None,  # the log is that of all other parts
             log_level=settings.log_level,
             access_log=settings.log_level in ("debug", "info"),

@@ -29,7 +29,7 @@ class Live:
         """Sums over all engines (`plugin/decode/live.py`), how many those are, whole answers that met and missed their
         service level, and `time`: seconds on this server's clock."""
         if not self._lifecycle.accepting:
-            raise ApiError(f"the server is {self._lifecycle.state.value}", status=503, code="unavailable")
+            raise ApiError(f"the server is {self._lifecycle.status}", status=503, code="unavailable")
         now = time.monotonic()
         if self._answer is None or (self._answer.done() and now - self._asked > FRESH_SECONDS):
             self._asked, self._answer = now, asyncio.create_task(self._read())

@@ -18,10 +18,11 @@ from fastapi import FastAPI
 from outrider.server.engine.part import Part
 from outrider.server.engine.resolve import Resolved
 from outrider.server.http import app as whole
-from outrider.server.http import errors
 from outrider.server.http.access import Access
+from outrider.server.http.connection import protocol
 from outrider.server.http.errors import ApiError
 from outrider.server.http.gate import Gate
+from outrider.server.http.hosts import HostGuard, Hosts
 from outrider.server.http.lifecycle import Lifecycle, State
 from outrider.server.http.listen import Listeners, Server
 from outrider.server.http.metrics import HttpMetrics
@@ -72,18 +73,21 @@ def serve(resolved: Resolved, part: Part, listeners: Listeners) -> int:
         metrics.should_exit = True
 
     plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "log_level": "error"}
+    plain["http"] = protocol(settings.max_receive_seconds)
+    hosts, metrics_hosts = listeners.hosts(settings)
     tls = listeners.tls.options() if listeners.tls is not None else {}
-    metrics = Server(uvicorn.Config(whole.build_for_metrics(part, life), **plain))
-    server = Server(uvicorn.Config(_build(resolved, part, life, access, lifespan), **plain, **tls))
+    metrics = Server(uvicorn.Config(whole.build_for_metrics(part, life, metrics_hosts), **plain))
+    server = Server(uvicorn.Config(_build(resolved, part, life, access, hosts, lifespan), **plain, **tls))
     life.server = server
     server.run(sockets=[listeners.requests])
     return life.exit_code
 
 
-def _build(resolved: Resolved, part: Part, life: Membership, access: Access, lifespan: whole.Lifespan) -> Watch:
+def _build(
+    resolved: Resolved, part: Part, life: Membership, access: Access, hosts: Hosts, lifespan: whole.Lifespan
+) -> Watch:
     settings = resolved.settings
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    errors.install(app)
+    app = whole.bare(lifespan)
     health.install(app, part, life)
     if settings.metrics_port is None:
         health.install_metrics(app)
@@ -94,6 +98,7 @@ def _build(resolved: Resolved, part: Part, life: Membership, access: Access, lif
         raise ApiError(f"this is node {parallel.node_rank} of {parallel.nnodes}: node 0 takes requests", status=404)
 
     app.add_middleware(Gate, access=access, lifecycle=life)
+    app.add_middleware(HostGuard, hosts=hosts)
     name_requests_in_logs()
     name = settings.served_model_name or resolved.model.name
     return Watch(app, HttpMetrics(whole.about(settings, name)), log=settings.log_requests != "none")

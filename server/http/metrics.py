@@ -53,7 +53,7 @@ class HttpMetrics:
         )
         self._in_flight = Gauge(
             "outrider_requests_in_flight",
-            "Requests for completions that have come and are not answered yet.",
+            "Requests for completions that have come whole and are not answered yet.",
             multiprocess_mode="livesum",
         )
         seconds = Histogram(

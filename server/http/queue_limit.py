@@ -22,16 +22,18 @@ class QueueLimit:
 
     @contextlib.contextmanager
     def entering(self) -> Iterator[None]:
-        """Around the reading of a request, before the manager knows of it; raises ApiError while that many wait."""
-        self._check()
+        """Around the checks of a request, before the manager knows of it; raises ApiError like `check`."""
+        self.check()
         self._entering += 1
         try:
             yield
         finally:
             self._entering -= 1
 
-    def _check(self) -> None:
-        """By what the schedulers publish every few steps and, since that is late in a burst, by what is under way here,
+    def check(self) -> None:
+        """Raises ApiError while that many wait.
+
+        By what the schedulers publish every few steps and, since that is late in a burst, by what is under way here,
         which is never more than all their places and so many besides."""
         under_way = len(self.manager.rid_to_state) + self._entering
         if self.most is None or under_way < self.most:

@@ -6,7 +6,9 @@ Every route that takes a body takes it through here, so that none can leave out 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -34,17 +36,27 @@ JSON_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boo
 T = TypeVar("T")
 
 
-async def receive(raw: Request, kind: Kind, limits: Limits) -> ChatRequest | TextRequest:
-    """A request to OpenAI's routes that SGLang's handlers can answer; raises ApiError for the first thing wrong."""
-    body = given_fields(kind, _decode(await _read(raw, limits.max_body_bytes)))
-    if kind is CHAT:
-        _check_messages(body.get("messages"))
-    request = _parse(kind.model.model_validate_json, body)
-    reject_unknown_nested_fields(request, body)
-    _fill_in(request, raw, limits)
-    validation.check(request, limits)
-    # Off the event loop: a large grammar must not hold up the streams of others.
-    await asyncio.to_thread(grammars.check, request)
+async def receive(
+    raw: Request,
+    kind: Kind,
+    limits: Limits,
+    entering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> ChatRequest | TextRequest:
+    """A request to OpenAI's routes that SGLang's handlers can answer; raises ApiError for the first thing wrong.
+
+    entering: entered when the body has come whole, around its checks.
+    """
+    data = await _read(raw, limits.max_body_bytes)
+    with entering():
+        body = given_fields(kind, _decode(data))
+        if kind is CHAT:
+            _check_messages(body.get("messages"))
+        request = _parse(kind.model.model_validate_json, body)
+        reject_unknown_nested_fields(request, body)
+        _fill_in(request, raw, limits)
+        validation.check(request, limits)
+        # Off the event loop: a large grammar must not hold up the streams of others.
+        await asyncio.to_thread(grammars.check, request)
     return request
 
 
@@ -59,7 +71,7 @@ async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """The body, read no further than `limit` bytes."""
+    """The body, read no further than `limit` bytes; raises ClientDisconnect where it does not come whole."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.engine.logs import REQUESTS
 from outrider.server.http.metrics import ANSWERING_PATHS, HttpMetrics
+from outrider.server.http.received import once_whole
 
 logger = logging.getLogger(REQUESTS)
 
@@ -68,7 +69,7 @@ class Watch:
 
         async def watching_receive() -> Message:
             nonlocal left
-            message = await receive()
+            message = await whole_receive()
             if message["type"] == "http.disconnect" and not complete:
                 left = True
             return message
@@ -84,7 +85,8 @@ class Watch:
 
         token = _current.set(watched)
         try:
-            with self._in_flight(scope):
+            with contextlib.ExitStack() as in_flight:
+                whole_receive = once_whole(receive, lambda: in_flight.enter_context(self._in_flight(scope)))
                 await self.app(scope, watching_receive, watching_send)
         finally:
             outcome = "cancelled" if left else outcome_of(status if status >= 400 else watched.error or status)

@@ -71,6 +71,7 @@ def test_compose_starts_what_is_there() -> None:
     service = compose["services"]["server"]
     server = settings(list(service["command"]))
     assert server.host == ANY_ADDRESS
+    assert server.metrics_host == ANY_ADDRESS  # Prometheus is another container
     assert int(service["stop_grace_period"].removesuffix("s")) > server.drain_seconds
     scraped = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())["scrape_configs"]
     assert scraped[0]["static_configs"] == [{"targets": [f"server:{server.metrics_port}"]}]
@@ -105,6 +106,7 @@ def test_a_pod_has_time_to_start_and_to_drain(objects: dict[str, Any]) -> None:
     (container,) = pod["containers"]
     server = settings(list(container["args"]))
     assert server.host == ANY_ADDRESS
+    assert server.metrics_host == ANY_ADDRESS
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"http": server.port, "metrics": server.metrics_port}
     annotations = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]

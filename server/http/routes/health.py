@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -11,23 +12,27 @@ from outrider.server.engine.part import Part
 from outrider.server.http import metrics, openapi
 from outrider.server.http.lifecycle import Lifecycle
 
+RENDERING = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+"""Not the loop's own threads: those check what clients sent, and a scrape must not wait for them."""
+
 
 def install(app: FastAPI, engine: Part, lifecycle: Lifecycle) -> None:
     """Add the routes. None of them asks the engine for anything that takes its time."""
 
-    @app.get("/health", responses={503: {"description": "a process of the engine has died"}})
+    @app.get("/health", responses={503: {"description": "a process of the engine has died, or its steps do not end"}})
     async def health() -> JSONResponse:
-        dead = engine.dead_processes()
-        body = {"status": "ok" if lifecycle.healthy else "failed", "dead_processes": dead}
+        body = {"status": "ok" if lifecycle.healthy else "failed", "dead_processes": engine.dead_processes()}
+        if lifecycle.stalled and lifecycle.progress is not None:
+            body |= {"status": lifecycle.status, "reason": lifecycle.progress.reason}
         return JSONResponse(body, 200 if lifecycle.healthy else 503)
 
     @app.get("/ready", responses={503: {"description": "no requests are taken: it starts, stops or has failed"}})
     async def ready() -> JSONResponse:
-        return JSONResponse({"status": lifecycle.state.value}, 200 if lifecycle.accepting else 503)
+        return JSONResponse({"status": lifecycle.status}, 200 if lifecycle.accepting else 503)
 
 
 def install_metrics(app: FastAPI) -> None:
     @app.get("/metrics", responses=openapi.answers(kind="text/plain", says="Prometheus' format"))
     async def get_metrics() -> Response:
-        body, content_type = await asyncio.to_thread(metrics.render)
+        body, content_type = await asyncio.get_running_loop().run_in_executor(RENDERING, metrics.render)
         return Response(body, media_type=content_type)

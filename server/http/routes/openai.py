@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Literal
 
 from fastapi import FastAPI, Request, Response
@@ -59,11 +61,20 @@ def install(
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler)
 
-    async def complete(kind: Kind, handler: ChatHandler | TextHandler, raw: Request) -> Response:
+    def check_accepting() -> None:
         if not lifecycle.accepting:
-            raise ApiError(f"the server is {lifecycle.state.value}; try another", status=503, code="unavailable")
+            raise ApiError(f"the server is {lifecycle.status}; try another", status=503, code="unavailable")
+
+    @contextlib.contextmanager
+    def entering() -> Iterator[None]:
+        check_accepting()  # once more: a body takes as long as its client likes
         with queue.entering():
-            request = await requests.receive(raw, kind, limits)
+            yield
+
+    async def complete(kind: Kind, handler: ChatHandler | TextHandler, raw: Request) -> Response:
+        check_accepting()
+        queue.check()
+        request = await requests.receive(raw, kind, limits, entering)
         return await handlers.answer(handler, request, raw)
 
     @app.post(

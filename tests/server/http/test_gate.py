@@ -35,8 +35,13 @@ class Passed:
     async def coming(self, path: str, method: str, **headers: bytes) -> int:
         raw = [(name.encode(), value) for name, value in headers.items()]
         scope = {"type": "http", "path": path, "method": method, "headers": raw}
+        pieces = iter((True, False))  # a body in two
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "more_body": next(pieces)}
+
         self.sent.clear()
-        await self.gate(scope, None, self.send)
+        await self.gate(scope, receive, self.send)
         return self.sent[0]["status"]
 
     @property
@@ -81,10 +86,14 @@ def test_the_page_needs_no_key_and_its_numbers_do() -> None:
         assert Passed(answer, KEY).ask(path) == status
 
 
-def test_only_posts_are_under_way() -> None:
+def test_only_posts_are_under_way_and_once_they_are_whole() -> None:
     under_way = []
 
     async def fail(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            under_way.append(passed.lifecycle.in_flight)
+            more = (await receive())["more_body"]
         under_way.append(passed.lifecycle.in_flight)
         raise RuntimeError("a bug")
 
@@ -92,8 +101,31 @@ def test_only_posts_are_under_way() -> None:
     for method in ("GET", "POST"):
         with pytest.raises(RuntimeError):
             passed.ask("/v1/completions", method)
-    assert under_way == [0, 1]
+    assert under_way == [0, 0, 0, 0, 0, 1]  # from its last byte on
     assert passed.lifecycle.in_flight == 0
+
+
+def test_what_never_comes_whole_holds_a_place_of_its_own_key_alone(tmp_path: Path) -> None:
+    path, header = file_of(tmp_path, one={"concurrency": 1}, free={})
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/endless":
+            await asyncio.Event().wait()
+        await answer(scope, receive, send)
+
+    passed = Passed(wait, file=path)
+
+    async def main() -> None:
+        endless = asyncio.create_task(passed.coming("/endless", "POST", authorization=header["one"]))
+        await asyncio.sleep(0)
+        assert passed.lifecycle.in_flight == 0
+        assert await passed.coming("/v1/completions", "POST", authorization=header["one"]) == 429
+        assert await passed.coming("/v1/completions", "POST", authorization=header["free"]) == 200
+        endless.cancel()
+        await asyncio.wait([endless])
+        assert await passed.coming("/v1/completions", "POST", authorization=header["one"]) == 200
+
+    asyncio.run(main())
 
 
 def test_what_is_not_http_passes() -> None:

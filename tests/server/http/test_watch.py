@@ -127,6 +127,8 @@ def test_a_stream_that_ends_with_an_error_ended_so(error: int, outcome: str) -> 
 
 def test_a_bug_counts_and_leaves_nothing_under_way() -> None:
     async def fail(scope: Any, receive: Any, send: Any) -> None:
+        assert passed.counted.under_way == 0  # not before it is whole
+        await receive()
         assert passed.counted.under_way == 1
         raise RuntimeError("a bug")
 

@@ -42,7 +42,7 @@ def test_a_piece_is_given_up_for_a_request_and_begun_again() -> None:
         running = asyncio.ensure_future(Idle(server, quiet_seconds=0).run(piece))
         await settle()
         assert seen == ["begun"]
-        async with server.request():
+        with server.request():
             await settle()
             assert seen == ["begun", "given up"]  # before the request had anything to wait for
             await asyncio.sleep(0.6)
@@ -63,7 +63,7 @@ def test_nothing_is_begun_until_it_has_been_quiet_for_long_enough() -> None:
             begun.set()
 
         running = asyncio.ensure_future(Idle(server, quiet_seconds=0.7).run(piece))
-        async with server.request():
+        with server.request():
             await asyncio.sleep(0.9)
         await asyncio.sleep(0.5)
         assert not begun.is_set()

@@ -1,0 +1,37 @@
+"""Names of hosts, as requests and flags write them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+HOST = r"\[[0-9a-f:.]+\]|[a-z0-9_.-]+"
+"""A name or an address, as it stands in a URL."""
+AUTHORITY = re.compile(rf"({HOST})(?::\d*)?", re.ASCII | re.IGNORECASE)
+
+
+def is_host(text: str) -> bool:
+    """Whether it is a name or an address, without a port."""
+    return address_of(text) is not None or re.fullmatch(HOST, text, re.ASCII | re.IGNORECASE) is not None
+
+
+def host_of(authority: str) -> str | None:
+    """The host of HOST, HOST:PORT or [IPv6]:PORT, in the one form that is compared; None where it is none of these."""
+    matched = AUTHORITY.fullmatch(authority)
+    return canonical(matched[1]) if matched else None
+
+
+def canonical(host: str) -> str:
+    """A name in lower case and without the root's dot, or an address as Python writes it."""
+    host = host.strip("[]").lower()
+    address = address_of(host)
+    return host.removesuffix(".") if address is None else str(address)
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for a name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

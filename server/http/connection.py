@@ -1,0 +1,88 @@
+"""HTTP connections: a request has to be received whole, headers and body together, within a time.
+
+uvicorn waits for ever for the end of headers and bodies, and for the first byte of a new connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from outrider.server.http.errors import ApiError
+
+
+class Connection(H11Protocol):
+    """A client's connection, closed when a request on it takes longer than `receive_seconds` to come.
+
+    The time begins with the connection, or with the first byte of a further request, and ends with a request's last
+    byte. Between requests uvicorn's keep-alive time counts, during an answer `--max-stall-seconds`.
+    """
+
+    receive_seconds = 30.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_receiving()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_receiving()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:  # of a further request, whose headers came during the answer
+            self._watch_receiving()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch_receiving(self) -> None:
+        if self.transport.is_closing() or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.receive_seconds, self._give_up)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        """Say so, where a request has begun and is not answered yet, and close."""
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        begun = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
+        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._answer_408()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # whoever handles it can send nothing more
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _answer_408(self) -> None:
+        error = ApiError(
+            f"the request did not come whole within {self.receive_seconds:g} s (--max-receive-seconds)",
+            status=408,
+            code="receive_timeout",
+        )
+        body = json.dumps(error.body()).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
+        begin = h11.Response(status_code=408, headers=headers, reason=HTTPStatus.REQUEST_TIMEOUT.phrase.encode())
+        events = (begin, h11.Data(data=body), h11.EndOfMessage())
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+
+
+def protocol(receive_seconds: float) -> type[Connection]:
+    """The class for `uvicorn.Config(http=...)`."""
+    return type("Connection", (Connection,), {"receive_seconds": receive_seconds})

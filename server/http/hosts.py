@@ -1,0 +1,91 @@
+"""Which hosts' requests are answered: a browser must not carry those of foreign pages to a server without a key.
+
+A page whose name is made to lead to 127.0.0.1 (DNS rebinding) is of the server's own origin to the browser, and may
+read its answers; its name still stands in `Host`. A page of another origin may read nothing, but send; browsers name it
+in `Origin`.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outrider.server.engine.host_names import address_of, canonical, host_of
+from outrider.server.engine.settings import Settings
+from outrider.server.http.errors import ApiError
+
+ANY = "*"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+SHOWN = 80
+"""Characters of a foreign name that an error repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """names: those that are answered, whatever the port; None is any. origins: whether `Origin` is checked too."""
+
+    names: frozenset[str] | None
+    origins: bool
+
+    @classmethod
+    def of(cls, settings: Settings, listener: socket.socket, *, host: str, asks_key: bool) -> Hosts:
+        """Those of a server at `host` whose socket is `listener`.
+
+        Where a key is asked for, or machines beyond this one reach the server, any host is answered unless
+        --allowed-hosts names some.
+        """
+        local = address_of(str(listener.getsockname()[0]))
+        reached_from_here = local is not None and local.is_loopback
+        named = frozenset(map(canonical, settings.allowed_hosts))
+        if ANY in named or (not named and (asks_key or not reached_from_here)):
+            return cls(None, origins=False)
+        return cls(named | LOOPBACK | {canonical(host)}, origins=not asks_key)
+
+    def check(self, scope: Scope) -> None:
+        """Raises ApiError for a request to a foreign host, or of a foreign page.
+
+        One without `Host` (HTTP/1.0, some probes) is no browser's. The address that a connection came to is no foreign
+        name: probes use it.
+        """
+        if self.names is None:
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get(b"host")
+        if host is not None and not self._knows(host, scope):
+            raise ApiError(
+                f"this server is not {host[:SHOWN]!r}; --allowed-hosts names the hosts that it answers for",
+                status=421,
+                code="misdirected_request",
+            )
+        origin = headers.get(b"origin")
+        if self.origins and origin is not None and not self._knows(origin.partition("://")[2], scope):
+            raise ApiError(
+                f"a page of {origin[:SHOWN]!r} may not ask this server; --allowed-hosts names the hosts that may",
+                status=403,
+                code="foreign_origin",
+            )
+
+    def _knows(self, authority: str, scope: Scope) -> bool:
+        host = host_of(authority)
+        if host is None or self.names is None:
+            return False
+        return host in self.names or (scope.get("server") is not None and host == canonical(scope["server"][0]))
+
+
+class HostGuard:
+    """Plain ASGI, around the gate: a foreign request learns nothing of keys either."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self.app = app
+        self.hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self.hosts.check(scope)
+            except ApiError as refusal:
+                await refusal.response()(scope, receive, send)
+                return
+        await self.app(scope, receive, send)

@@ -1,0 +1,193 @@
+"""Connections whose requests do not come, by uvicorn on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+
+from outrider.server.http import errors
+from outrider.server.http.connection import protocol
+
+SECONDS = 0.4
+HEAD = b"POST /echo HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
+WHOLE = HEAD % 4 + b"body"
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body of the next answer."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return int(head.split()[1]), await self.reader.readexactly(int(length.partition(b":")[2]))
+
+    async def closed(self) -> bytes:
+        """What still comes until the server closes."""
+        return await asyncio.wait_for(self.reader.read(), 10)
+
+
+class Echo:
+    """An app that answers with the body, `answer_seconds` after it came. entered, left: requests handled."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        errors.install(self.app)
+        self.answer_seconds = 0.0
+        self.entered = 0
+
+        @self.app.post("/echo")
+        async def echo(request: Request) -> str:
+            self.entered += 1
+            body = await request.body()
+            await asyncio.sleep(self.answer_seconds)
+            return body.decode()
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[Any]:
+        """A function that connects."""
+        config = uvicorn.Config(self.app, port=0, log_level="error", log_config=None, http=protocol(SECONDS))
+        server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        task = asyncio.create_task(server._serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+
+        async def connect() -> Client:
+            return Client(*await asyncio.open_connection("127.0.0.1", port))
+
+        try:
+            yield connect
+        finally:
+            server.should_exit = True
+            await task
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+def run(coroutine: Any) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+@pytest.mark.parametrize("sent", [b"POST /ec", b"POST /echo HTTP/1.1\r\nHost: he", HEAD % 100, HEAD % 100 + b"some"])
+def test_a_request_that_does_not_come_whole_is_answered_so_and_closed(
+    echo: Echo, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def main() -> None:
+        async with echo.served() as connect:
+            client = await connect()
+            await client.send(sent)
+            status, body = await client.answer()
+            assert status == 408
+            error = json.loads(body)["error"]
+            assert error["code"] == "receive_timeout"
+            assert "0.4 s" in error["message"]
+            assert await client.closed() == b""
+
+    run(main())
+    assert not caplog.records  # a client's slowness is no fault of the server
+
+
+def test_a_connection_that_says_nothing_is_closed(echo: Echo) -> None:
+    async def main() -> None:
+        async with echo.served() as connect:
+            assert await (await connect()).closed() == b""
+
+    run(main())
+
+
+def test_a_byte_now_and_then_keeps_nothing_open(echo: Echo) -> None:
+    """Neither in the head nor in the body: the time is that of the whole request."""
+
+    async def trickle(client: Client) -> None:
+        with contextlib.suppress(ConnectionError):
+            while not client.reader.at_eof():
+                await client.send(b"x")
+                await asyncio.sleep(SECONDS / 8)
+
+    async def main() -> None:
+        async with echo.served() as connect:
+            for begin in (b"POST /echo", HEAD % 1000):
+                client = await connect()
+                await client.send(begin)
+                began = asyncio.get_running_loop().time()
+                trickling = asyncio.create_task(trickle(client))
+                with contextlib.suppress(ConnectionError):
+                    await client.closed()
+                assert asyncio.get_running_loop().time() - began < 10 * SECONDS
+                trickling.cancel()
+
+    run(main())
+
+
+def test_requests_that_come_are_answered_however_long_that_takes(echo: Echo) -> None:
+    """One after the other on a connection, in pieces, pipelined, and after a pause."""
+    echo.answer_seconds = 2 * SECONDS
+
+    async def main() -> None:
+        async with echo.served() as connect:
+            client = await connect()
+            await client.send(WHOLE)
+            assert await client.answer() == (200, b'"body"')
+            await asyncio.sleep(2 * SECONDS)  # between requests the keep-alive time counts
+            for piece in (WHOLE[:9], WHOLE[9:-2], WHOLE[-2:]):
+                await client.send(piece)
+                await asyncio.sleep(SECONDS / 8)
+            assert await client.answer() == (200, b'"body"')
+            await client.send(WHOLE + WHOLE)
+            assert await client.answer() == await client.answer() == (200, b'"body"')
+            assert echo.entered == 4
+
+    run(main())
+
+
+def test_a_further_request_has_a_time_of_its_own(echo: Echo) -> None:
+    """Also one whose headers came during the answer before."""
+
+    async def main() -> None:
+        async with echo.served() as connect:
+            for seconds, further in ((0.0, HEAD % 9), (SECONDS, HEAD % 9), (0.0, b"POST")):
+                echo.answer_seconds = seconds
+                client = await connect()
+                await client.send(WHOLE)
+                if not seconds:
+                    assert await client.answer() == (200, b'"body"')
+                await client.send(further)
+                if seconds:
+                    assert await client.answer() == (200, b'"body"')
+                assert (await client.answer())[0] == 408
+                assert await client.closed() == b""
+
+    run(main())
+
+
+def test_an_answer_before_the_end_of_its_request_stays_and_the_rest_is_not_waited_for(echo: Echo) -> None:
+    async def main() -> None:
+        async with echo.served() as connect:
+            client = await connect()
+            await client.send((HEAD % 100).replace(b"/echo", b"/none"))
+            assert (await client.answer())[0] == 404
+            assert await client.closed() == b""
+
+    run(main())

@@ -1,0 +1,195 @@
+"""A server, and clients that do not send, that are sent by foreign pages, or that give SGLang orders."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from metrics_page import MetricsPage
+from running import Server, free_port, wait_until
+
+RECEIVE_SECONDS, STEP_SECONDS = 3.0, 4.0
+ENDLESS = 120
+"""Connections whose requests never come whole."""
+SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 4, "temperature": 0}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
+ORDERS = {
+    "X-SMG-Routing-Key": "key",
+    "X-Data-Parallel-Rank": "none",
+    "X-Override-Priority": "high",
+    "X-Override-Bootstrap-Host": "evil.example",
+    "X-Sglext-Return-Input-Ids": "1",
+    "X-Sglext-Return-Output-Ids": "1",
+}
+
+
+class Guarded:
+    """A server without a key whose queue has one place, and its metrics."""
+
+    def __init__(self, server: Server, metrics_port: int) -> None:
+        self.server, self.url, self.metrics_url = server, server.url, f"http://127.0.0.1:{metrics_port}"
+
+    def ask(self, body: dict[str, Any] = SHORT, **options: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return MetricsPage(self.metrics_url).value(name, **labels)
+
+
+@pytest.fixture(scope="module")
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    metrics_port = free_port()
+    flags = {
+        "--metrics-port": metrics_port,
+        "--max-receive-seconds": RECEIVE_SECONDS,
+        "--max-step-seconds": STEP_SECONDS,
+        "--max-running-requests": 4,
+        "--max-queued-requests": 1,
+        "--max-total-tokens": 4096,
+    }
+    words = [str(word) for flag in flags.items() for word in flag]
+    started = Server(tmp_path_factory.mktemp("guarded") / "log", *words)
+    try:
+        yield Guarded(started.wait_until_ready(), metrics_port)
+    finally:
+        started.kill()
+
+
+def test_bodies_that_never_end_take_nobodys_place_and_are_closed(guarded_server: Guarded) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    pieces = (f"{head}Content-Length: 1000\r\n\r\n{{", f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n", head)
+    clients = [socket.create_connection(("127.0.0.1", guarded_server.server.port)) for _ in range(ENDLESS)]
+    try:
+        began = time.monotonic()
+        for index, client in enumerate(clients):
+            client.settimeout(30)
+            client.sendall(pieces[index % len(pieces)].encode())
+        for _ in range(3):
+            assert guarded_server.ask().status_code == 200  # the queue has a place
+        assert guarded_server.metric("outrider_requests_in_flight") == 0
+        for client in clients:
+            answer = b"".join(iter(lambda: client.recv(4096), b""))  # noqa: B023: it is read at once
+            assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+            assert b'"receive_timeout"' in answer
+        assert time.monotonic() - began < 5 * RECEIVE_SECONDS
+    finally:
+        for client in clients:
+            client.close()
+    counted = guarded_server.metric("outrider_http_requests_total", path="/v1/completions", status="408")
+    assert counted == ENDLESS * 2 / 3  # those whose headers came
+    assert "Traceback" not in guarded_server.server.output()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/outrider/live", "/health", "/ready", "/docs/", "/"])
+def test_a_foreign_host_learns_nothing(guarded_server: Guarded, path: str) -> None:
+    for url in (guarded_server.url, guarded_server.metrics_url):
+        answer = httpx.get(url + path, headers={"Host": "evil.example"})
+        assert answer.status_code == 421
+        assert answer.json()["error"]["code"] == "misdirected_request"
+        assert "location" not in answer.headers
+
+
+def test_nobody_is_redirected(guarded_server: Guarded) -> None:
+    for path in ("/docs/", "/v1/models/", "/outrider/live/"):
+        answer = httpx.get(guarded_server.url + path)
+        assert answer.status_code == 404
+        assert "location" not in answer.headers
+
+
+def test_a_foreign_page_cannot_ask_with_what_browsers_send_unasked(guarded_server: Guarded) -> None:
+    evil = {"Origin": "http://evil.example"}
+    url, data = f"{guarded_server.url}/v1/completions", json.dumps(SHORT)
+    answer = httpx.post(url, content=data, headers=evil | {"Content-Type": "text/plain"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
+    assert httpx.post(url, json=SHORT, headers=evil).status_code == 403
+    assert httpx.post(url, content=data, headers={"Content-Type": "text/plain"}).status_code == 415  # of older browsers
+    assert httpx.post(url, json=SHORT, headers={"Origin": guarded_server.url}).status_code == 200
+    preflight = httpx.options(url, headers=evil | {"Access-Control-Request-Method": "POST"})
+    assert not [name for name in preflight.headers if name.startswith("access-control")]
+
+
+def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
+    """Each of them would be refused by SGLang, or change the answer."""
+    for path, body in (("completions", SHORT), ("chat/completions", CHAT)):
+        url = f"{guarded_server.url}/v1/{path}"
+        plain = httpx.post(url, json=body, timeout=60).json()
+        ordered = httpx.post(url, json=body, headers=ORDERS, timeout=60)
+        assert ordered.status_code == 200, ordered.text
+        assert ordered.json().keys() == plain.keys()
+        assert ordered.json()["choices"] == plain["choices"]
+
+
+def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_server: Guarded) -> None:
+    """Whether it had begun them or not, and not for a client that reads nothing, nor without requests."""
+    server = guarded_server.server
+    scheduler = server.children()["scheduler"]
+
+    def stop_and_go_on(body: dict[str, Any], begun: bool) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            if not begun:
+                scheduler.suspend()
+            asked = pool.submit(guarded_server.ask, body)
+            if begun:
+                wait_until(lambda: guarded_server.metric("sglang:num_running_reqs") == 1, 20)
+                scheduler.suspend()
+            try:
+                assert server.status("/health") == server.status("/ready") == 200
+                wait_until(lambda: server.status("/health") == 503, 5 * STEP_SECONDS)
+                found = httpx.get(f"{guarded_server.url}/health").json()
+                assert found["status"] == "stalled"
+                assert "--max-step-seconds" in found["reason"]
+                assert server.status("/ready") == 503
+                refused = guarded_server.ask()
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            finally:
+                scheduler.resume()
+            assert asked.result().status_code == 200
+        wait_until(lambda: server.status("/health") == server.status("/ready") == 200, 10)
+        assert guarded_server.ask().status_code == 200
+
+    stop_and_go_on(SHORT, begun=False)
+    stop_and_go_on(SHORT | {"max_tokens": 1500, "ignore_eos": True}, begun=True)
+    assert "no step has ended" in server.output()
+    assert "makes progress again" in server.output()
+
+    scheduler.suspend()
+    time.sleep(2 * STEP_SECONDS)
+    assert server.status("/health") == 200  # nobody waits for it
+    scheduler.resume()
+
+
+def test_health_stays_green_for_a_slow_reader(guarded_server: Guarded) -> None:
+    messages = [{"role": "user", "content": "Count."}]
+    body = {"messages": messages, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", guarded_server.server.port))
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + content)
+        wait_until(lambda: guarded_server.metric("outrider_requests_in_flight") == 1, 10)
+        wait_until(lambda: guarded_server.metric("sglang:num_running_reqs") == 0, 60)
+        until = time.monotonic() + 2 * STEP_SECONDS
+        while time.monotonic() < until:
+            assert guarded_server.server.status("/health") == 200
+            time.sleep(0.2)
+
+
+def test_it_still_drains(guarded_server: Guarded) -> None:
+    """The last test. A body that is not whole keeps it from nothing."""
+    server = guarded_server.server
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        client.sendall(b"Content-Length: 9\r\n\r\n")
+        children = [*psutil.Process(server.process.pid).children(recursive=True)]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0  # --drain-seconds are 30
+        assert not any(child.is_running() for child in children)
