@@ -172,6 +172,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long requests may go on after SIGTERM (default: %(default)g)",
     )
+    http.add_argument(
+        "--lame-duck-seconds",
+        type=float,
+        default=defaults.lame_duck_seconds,
+        metavar="S",
+        help="take new requests for so long after SIGTERM, while /ready says 503 already: for balancers that try"
+        " nothing again (default: %(default)g)",
+    )
 
     observing = parser.add_argument_group("observing")
     observing.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")

@@ -62,10 +62,13 @@ class Engine(Part):
         self.tokenizer_manager.server_status = ServerStatus.Up
 
     def fail_requests(self, message: str) -> None:
-        """End every request that is under way with an error, as the scheduler would have ended it."""
+        """End every request that is under way with an error, as the scheduler would have ended it.
+
+        Not with 503, after which proxies try another server: what a request did to this engine it would do there.
+        """
         from sglang.srt.managers.io_struct import AbortReq
 
-        reason = {"type": "abort", "status_code": HTTPStatus.SERVICE_UNAVAILABLE, "message": message}
+        reason = {"type": "abort", "status_code": HTTPStatus.INTERNAL_SERVER_ERROR, "message": message}
         for request_id in list(self.tokenizer_manager.rid_to_state):
             self.tokenizer_manager._handle_abort_req(AbortReq(rid=request_id, finished_reason=reason))
 

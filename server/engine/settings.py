@@ -65,7 +65,8 @@ class Settings:
     and run. max_stall_seconds: how long a client may take nothing of its answer.
     max_choices: largest `n` that one request may ask for.
     max_body_bytes: largest request body.
-    drain_seconds: how long running requests may go on after SIGTERM.
+    drain_seconds: how long running requests may go on after SIGTERM. lame_duck_seconds: how long, before that, new ones
+    are still taken.
     log_requests: a line in the log when a request has ended; content: with what was asked and answered.
     otlp_endpoint: of a collector of OpenTelemetry traces; None sends none.
     sglang_flags: further flags, as SGLang's own command line takes them.
@@ -122,6 +123,7 @@ class Settings:
     max_choices: int = 128
     max_body_bytes: int = 10 * 2**20
     drain_seconds: float = 30.0
+    lame_duck_seconds: float = 0.0
     log_level: str = "warning"
     log_format: str = "text"
     log_requests: str = "none"
@@ -155,6 +157,7 @@ class Settings:
         self._require_between("max_choices", 1, 1 << 16)
         self._require_between("max_body_bytes", 1024, 1 << 32)
         self._require_between("drain_seconds", 0, 86400)
+        self._require_between("lame_duck_seconds", 0, 86400)
         self._require_between("max_stall_seconds", 1, 86400)
         self._require_between("max_receive_seconds", 1, 86400)
         self._require_between("max_step_seconds", 1, 86400)

@@ -20,6 +20,8 @@ TYPES: dict[int, str] = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 """Others are `server_error` and `invalid_request_error`."""
+AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+"""What a client may ask again, after a second unless an error says another time."""
 
 
 class ApiError(Exception):
@@ -48,7 +50,7 @@ class ApiError(Exception):
         headers = {}
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers = {"WWW-Authenticate": "Bearer"}
-        elif self.retry_after is not None or self.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        elif self.retry_after is not None or self.status in AGAIN:
             headers = {"Retry-After": str(self.retry_after or 1)}
         return JSONResponse(self.body(), self.status, headers)
 
@@ -75,9 +77,11 @@ def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
     """An error that SGLang worded."""
     message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
     if "waiting timeout reached" in message:
-        return ApiError("the request waited longer than it may here; try again", status=503, code="queue_timeout")
+        return ApiError("the request waited longer than it may here; try again", status=429, code="queue_timeout")
     if "running timeout reached" in message:
         return ApiError("the request ran longer than it may here; ask for less", status=504, code="request_timeout")
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        status = HTTPStatus.INTERNAL_SERVER_ERROR  # 503 says that nothing was done: proxies then ask another server
     # OpenAI's clients look for this one.
     code = "context_length_exceeded" if "context length" in message else None
     return ApiError(message, status=status, param=param, code=code)

@@ -33,12 +33,17 @@ class State(Enum):
 class Lifecycle:
     """One server's life: STARTING, then UP, then DRAINING or FAILED.
 
-    progress: of its engine, where it is watched.
+    drain_seconds: how long requests may go on after a signal. lame_duck_seconds: how long, before that, more are taken
+    while `/ready` says no already. progress: of its engine, where it is watched.
     """
 
-    def __init__(self, engine: Part, drain_seconds: float, progress: Progress | None = None) -> None:
+    def __init__(
+        self, engine: Part, drain_seconds: float, lame_duck_seconds: float = 0.0, progress: Progress | None = None
+    ) -> None:
         self.engine = engine
         self.drain_seconds = drain_seconds
+        self.lame_duck_seconds = lame_duck_seconds
+        self._lame_duck_until = 0.0
         self.progress = progress
         self.state = State.STARTING
         self.in_flight = 0
@@ -63,8 +68,18 @@ class Lifecycle:
         return "stalled" if self.stalled else self.state.value
 
     @property
-    def accepting(self) -> bool:
+    def ready(self) -> bool:
+        """Whether it is to be sent requests."""
         return self.state is State.UP and self.healthy
+
+    @property
+    def accepting(self) -> bool:
+        """Whether it takes those that it is sent."""
+        return self.ready or (self._lame_duck and self.healthy)
+
+    @property
+    def _lame_duck(self) -> bool:
+        return self.state is State.DRAINING and time.monotonic() < self._lame_duck_until
 
     @property
     def exit_code(self) -> int:
@@ -134,15 +149,18 @@ class Lifecycle:
     def _on_stop_signal(self) -> None:
         if self.state is State.DRAINING:
             logger.warning("second signal: stopping now, %d requests are cut off", self.in_flight)
-            self.drain_seconds = 0
+            self.drain_seconds = self._lame_duck_until = 0
         elif self.state is not State.FAILED:
             self.state = State.DRAINING
+            self._lame_duck_until = time.monotonic() + self.lame_duck_seconds
             self.ending.set()
             self._changed.set()
             self.run(self._drain())
 
     async def _drain(self) -> None:
         logger.warning("stopping; %d requests are under way", self.in_flight)
+        while self._lame_duck:
+            await asyncio.sleep(0.05)
         begun = time.monotonic()
         while self.in_flight and time.monotonic() - begun < self.drain_seconds:
             await asyncio.sleep(0.05)

@@ -103,7 +103,7 @@ def serve(
     settings = resolved.settings
     access = Access(settings.api_key, settings.api_keys)
     progress = Progress(engine.tokenizer_manager, settings.max_step_seconds)
-    lifecycle = Lifecycle(engine, settings.drain_seconds, progress)
+    lifecycle = Lifecycle(engine, settings.drain_seconds, settings.lame_duck_seconds, progress)
     failure: str | None = None
 
     @contextlib.asynccontextmanager

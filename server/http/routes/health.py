@@ -28,7 +28,7 @@ def install(app: FastAPI, engine: Part, lifecycle: Lifecycle) -> None:
 
     @app.get("/ready", responses={503: {"description": "no requests are taken: it starts, stops or has failed"}})
     async def ready() -> JSONResponse:
-        return JSONResponse({"status": lifecycle.status}, 200 if lifecycle.accepting else 503)
+        return JSONResponse({"status": lifecycle.status}, 200 if lifecycle.ready else 503)
 
 
 def install_metrics(app: FastAPI) -> None:

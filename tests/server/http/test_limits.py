@@ -191,7 +191,7 @@ def test_who_waits_or_runs_too_long_is_ended(limited_server: Limited) -> None:
         wait_until(lambda: limited_server.metrics().value("sglang:num_running_reqs") == RUNNING, 10)
         waiting = [pool.submit(limited_server.ask, "operator", body) for body in (SHORT, SHORT | {"stream": True})]
         for late in (future.result() for future in waiting):
-            assert late.status_code == 503
+            assert late.status_code == 429
             assert code(late) == "queue_timeout"
             assert late.headers["Retry-After"] == "1"
         answers = [future.result() for future in running]

@@ -139,3 +139,27 @@ def test_measurement_that_cannot_be(body: object, message: str) -> None:
     with pytest.raises(ApiError) as refused:
         tune_request(body)
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize("kind", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "routed_dp_rank",
+        "data_parallel_rank",
+        "disagg_prefill_dp_rank",
+        "priority",
+        "routing_key",
+        "rid",
+        "session_id",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "conversation_id",
+        "extra_key",
+        "return_hidden_states",
+    ],
+)
+def test_no_field_chooses_engine_priority_or_name(kind: Kind, field: str) -> None:
+    prompt = HELLO if kind is CHAT else {"prompt": "Hello"}
+    assert refusal(kind, prompt | {field: 1}).param == field
