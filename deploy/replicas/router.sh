@@ -8,14 +8,15 @@ if [ $# = 0 ]; then
     echo "usage: router.sh URL_OF_SERVER..." >&2
     exit 2
 fi
-# A server that drains (/ready) gets no more requests, and what it refused until that was seen is tried again. No circuit
-# breaker: of sglang-router 0.3.2 it counts the clients' own mistakes (400) too, and shuts out servers that are well.
+# A server that drains (/ready) gets no more requests; with --lame-duck-seconds 3 it answers those that come until that is
+# seen. Nothing is sent again: the router cannot tell what a server refused from what ended it. No circuit breaker: of
+# sglang-router 0.3.2 it counts the clients' own mistakes (400) too, and shuts out servers that are well.
 # Small thresholds of balance: a server of ours runs few requests at a time.
 exec "${PYTHON:-python3}" -m sglang_router.launch_router --worker-urls "$@" \
     --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" \
     --policy cache_aware --cache-threshold 0.3 --balance-abs-threshold 8 --balance-rel-threshold 1.5 \
     --health-check-endpoint /ready --health-check-interval-secs 1 \
     --health-failure-threshold 1 --health-success-threshold 1 \
-    --disable-circuit-breaker --retry-max-retries 5 --retry-initial-backoff-ms 200 --retry-max-backoff-ms 1000 \
+    --disable-circuit-breaker --disable-retries \
     --worker-startup-check-interval 1 --shutdown-grace-period-secs 45 \
     --prometheus-host "${HOST:-127.0.0.1}" --prometheus-port "${METRICS_PORT:-29000}" --log-level warn

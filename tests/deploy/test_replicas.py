@@ -11,11 +11,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from aiohttp import web
 from running import Server, environment, free_port, wait_until
+from small_openai import SmallServer, answer
 
 REPLICAS = Path(__file__).parents[2] / "deploy" / "replicas"
 KINDS = ("sglang-router", "haproxy")
@@ -30,7 +33,9 @@ STORY = " ".join(
 @pytest.fixture(scope="module")
 def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A second server beside the shared one."""
-    started = Server(tmp_path_factory.mktemp("replica") / "log", "--max-total-tokens", "4096")
+    # The router needs a moment to see that it leaves.
+    flags = ("--max-total-tokens", "4096", "--lame-duck-seconds", "3")
+    started = Server(tmp_path_factory.mktemp("replica") / "log", *flags)
     try:
         yield started.wait_until_ready()
     finally:
@@ -38,12 +43,12 @@ def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @contextmanager
-def balancer(kind: str, *servers: Server) -> Iterator[str]:
+def balancer(kind: str, *servers: Server | SmallServer) -> Iterator[str]:
     """Address of a load balancer in front of them."""
     port = free_port()
     if kind == "haproxy":
         command: list[str | Path] = ["haproxy", "-f", REPLICAS / "haproxy.cfg"]
-        env = {f"SERVER_{index}": f"127.0.0.1:{each.port}" for index, each in enumerate(servers, 1)}
+        env = {f"SERVER_{index}": each.url.removeprefix("http://") for index, each in enumerate(servers, 1)}
         env["LISTEN"] = f"127.0.0.1:{port}"
     else:
         command = [REPLICAS / "router.sh", *(each.url for each in servers)]
@@ -121,6 +126,56 @@ def test_which_fields_come_through(front: str, model: str, request: pytest.Fixtu
     assert "speculation" in texts.text
     router = request.node.callspec.params["front"] == "sglang-router"
     assert chats.status_code == (200 if router else 400)  # sglang-router 0.3.2 drops what it does not know of a chat
+
+
+async def as_told(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Does what the message says: to die is to close the connection without an answer."""
+    told = body["messages"][0]["content"].split()[0]
+    if told == "die":
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+    return web.json_response({"error": told}, status=int(told)) if told.isdigit() else await answer(request, body)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def small_front(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list[SmallServer]]]:
+    """Kind and address of a load balancer before two servers that do as they are told, and these."""
+    if request.param == "haproxy" and not shutil.which("haproxy"):
+        pytest.skip("needs haproxy")
+    with SmallServer(as_told) as one, SmallServer(as_told) as two, balancer(request.param, one, two) as url:
+        yield request.param, url, [one, two]
+
+
+@pytest.mark.parametrize("told", ["die", "500", "502", "504", "429"])
+def test_what_a_server_took_and_failed_at_is_sent_to_no_other(
+    small_front: tuple[str, str, list[SmallServer]], told: str
+) -> None:
+    """What ended one engine would end the next."""
+    _, front, servers = small_front
+    for number in range(4):  # to one, or the other
+        before = sum(len(each.asked) for each in servers)
+        body = {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": f"{told} {number}"}]}
+        status = httpx.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code
+        assert status == int(told) if told.isdigit() else status >= 500
+        assert sum(len(each.asked) for each in servers) == before + 1
+
+
+def test_what_a_server_refused_haproxy_sends_to_the_other(small_front: tuple[str, str, list[SmallServer]]) -> None:
+    kind, front, servers = small_front
+    if kind != "haproxy":
+        pytest.skip("the router cannot tell it from what failed")
+
+    async def refuse(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"code": "unavailable"}}, status=503)
+
+    for one in servers:
+        one.handler = refuse
+        for number in range(4):
+            body = {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": f"hello {number}"}]}
+            assert httpx.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        one.handler = as_told
+    assert all(each.asked for each in servers)
 
 
 def test_nothing_is_lost_when_a_server_leaves(fronts: dict[str, str], replica_server: Server, model: str) -> None:
