@@ -16,7 +16,7 @@ import pytest
 from metrics_page import MetricsPage
 from running import Server, free_port, wait_until
 
-RECEIVE_SECONDS, STEP_SECONDS = 3.0, 4.0
+RECEIVE_SECONDS, STEP_SECONDS, LAME_DUCK_SECONDS = 3.0, 4.0, 3.0
 ENDLESS = 120
 """Connections whose requests never come whole."""
 SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 4, "temperature": 0}
@@ -51,6 +51,7 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded
         "--metrics-port": metrics_port,
         "--max-receive-seconds": RECEIVE_SECONDS,
         "--max-step-seconds": STEP_SECONDS,
+        "--lame-duck-seconds": LAME_DUCK_SECONDS,
         "--max-running-requests": 4,
         "--max-queued-requests": 1,
         "--max-total-tokens": 4096,
@@ -183,13 +184,15 @@ def test_health_stays_green_for_a_slow_reader(guarded_server: Guarded) -> None:
             time.sleep(0.2)
 
 
-def test_it_still_drains(guarded_server: Guarded) -> None:
-    """The last test. A body that is not whole keeps it from nothing."""
+def test_told_to_stop_it_answers_who_does_not_know_yet_and_waits_for_no_endless_body(guarded_server: Guarded) -> None:
+    """The last test."""
     server = guarded_server.server
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         client.sendall(b"Content-Length: 9\r\n\r\n")
         children = [*psutil.Process(server.process.pid).children(recursive=True)]
         server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.status("/ready") == 503, LAME_DUCK_SECONDS)
+        assert guarded_server.ask().status_code == server.status("/health") == 200
         assert server.process.wait(20) == 0  # --drain-seconds are 30
         assert not any(child.is_running() for child in children)
