@@ -92,7 +92,7 @@ def test_a_grammar_is_followed_whether_it_is_carried_or_compiled_again(server: S
     for given in (json.dumps(schema), small_schema("name")):
         for speculation in (True, False):
             response = text(server, json_schema=given, max_tokens=120, speculation={"enabled": speculation})
-            if response.status_code == 503:  # others compute too
+            if response.status_code == 429:  # others compute too
                 continue
             answer = response.json()["choices"][0]
             if answer["finish_reason"] == "stop":
