@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from outrider.profiles.fingerprint import Fingerprint
-from outrider.profiles.replacing import replace
 from outrider.scheduler.cost.step_times import Point
+from outrider.storage.replacing import replace
 
 SCHEMA = 2
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.profiles.fingerprint import Fingerprint
-from outrider.profiles.replacing import replace
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
+from outrider.storage.replacing import replace
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server")
+FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server", "storage")
 WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now"}
 SAYS_WHEN = {"server/doctor/machine.py", "server/http/routes/openai.py", "server/tune/result.py"}
 """Those that tell people, or clients, when something was made."""

@@ -15,7 +15,7 @@ import pytest
 from running import environment
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server")
+FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server", "storage")
 TAKES_PART = (".src", *FOLDERS, "pyproject.toml", "README.md", "LICENSE")
 DATA = ("drafters/weights", "kernels/cpu/csrc", "profiles/shipped", "server/http/page")
 """Folders of which everything is installed, descriptions and pictures too."""

@@ -16,6 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from outrider.storage.replacing import replace, replacing
+
 from ..target import Rows
 from .config import BlockConfig, CheckpointError
 from .model import BlockModel, DraftModel
@@ -156,8 +158,9 @@ def save_compact(model: DraftModel, folder: str | Path) -> None:
 def _write(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({n: v.contiguous() for n, v in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with replacing(folder / WEIGHTS) as temporary:
+        save_file({n: v.contiguous() for n, v in tensors.items()}, temporary, metadata={"format": "pt"})
+    replace({folder / "config.json": json.dumps(config, indent=2) + "\n"})
 
 
 def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> BlockModel:

@@ -14,6 +14,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from outrider.storage.replacing import replace, replacing
+
 from ..block.checkpoint import WEIGHTS, quantise, target_identity
 from ..block.config import CheckpointError
 from .model import ConvertedModel
@@ -38,8 +40,9 @@ def save(model: ConvertedModel, folder: Path) -> None:
     layout = model.layout
     config = {name: getattr(layout, name) for name in FIELDS} | {"rank": model.rank, "target": model.config.target}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({n: v.contiguous() for n, v in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with replacing(folder / WEIGHTS) as temporary:
+        save_file({n: v.contiguous() for n, v in tensors.items()}, temporary, metadata={"format": "pt"})
+    replace({folder / "config.json": json.dumps(config, indent=2) + "\n"})
 
 
 def read_config(folder: Path) -> dict[str, Any]:

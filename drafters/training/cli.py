@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from outrider.storage import replacing
+
 from .. import registry
 from ..block import checkpoint
 from ..block.config import BLOCK_KINDS, BlockConfig
@@ -266,7 +268,7 @@ def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training
         "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
         "anchors": training.anchors, "seconds": round(training.seconds),
     }  # fmt: skip
-    (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    replacing.replace({folder / "training.json": json.dumps(facts, indent=2) + "\n"})
     print(f"{folder.name} written to {folder}")
 
 

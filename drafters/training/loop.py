@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from tqdm import tqdm
+
+from outrider.storage.replacing import replacing
 
 from ..acceptance import Acceptance
 from ..block.config import BlockConfig
@@ -182,12 +183,11 @@ class TrainingRun(ABC, Generic[Model]):
         return {"config": self.model.config.to_json()}
 
     def save(self, path: Path | None = None) -> None:
-        """Write the checkpoint, replacing the old one only when complete."""
+        """Write the checkpoint; the old one is replaced when the new one is whole and on the disk."""
         path = path or self.checkpoint
         state = {"optimiser": self.optimiser.state_dict(), "step": self.step, "anchors": self.anchors}
-        temporary = path.with_suffix(".tmp")
-        torch.save({**state, **self.shape(), "vocab": self.model.vocab.cpu(), "seconds": self.seconds}, temporary)
-        os.replace(temporary, path)
+        with replacing(path, alone=True) as temporary:
+            torch.save({**state, **self.shape(), "vocab": self.model.vocab.cpu(), "seconds": self.seconds}, temporary)
 
     def resume(self) -> bool:
         """Go on from the checkpoint if there is one; rows of the CSV beyond it are dropped."""

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.storage.replacing import replace
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -89,7 +91,7 @@ class FeatureStore:
                 what = ", ".join(f"{k} {found.get(k)} instead of {wanted[k]}" for k in differ)
                 raise ValueError(f"{folder} holds features made with {what}; use another --out or delete it")
         else:
-            path.write_text(json.dumps(wanted))
+            replace({path: json.dumps(wanted)})
         self.index = self.folder / "index.jsonl"
         self.maps: dict[str, np.ndarray] = {}
         self.entries: list[Entry] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outrider.server.engine.logs import SERVER
 from outrider.server.errors import UserError
+from outrider.storage import replacing
 
 MANIFEST = "outrider-manifest.json"
 
@@ -22,7 +23,7 @@ def cached(target: Path, fill: Callable[[Path], None], *, what: str, needs: int)
     """Return the folder `target`, made or mended if need be.
 
     Safe against two starts at once (a lock, which the system drops when its holder is killed) and against being
-    killed halfway (the folder appears by one rename, when it is complete).
+    killed halfway (the folder appears by one rename, when it is complete and on the disk).
 
     fill: writes the files into an empty folder. what: is in it, for people. needs: free bytes that it takes.
     """
@@ -58,9 +59,11 @@ def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> 
         checksums = {path.name: sha256(path) for path in _files(temporary)}
         (temporary / MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
         temporary.chmod(0o755)
+        replacing.sync_tree(temporary)
         if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)
+        replacing.sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider.server.errors import UserError
+from outrider.storage.replacing import replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,7 @@ class Report:
 
     def _write(self) -> None:
         content = {"about": self.about, "steps": self.steps, "not_reached": self.missing}
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, self.path)
+        replace({self.path: json.dumps(content, indent=1) + "\n"})
 
     @property
     def faults(self) -> list[str]:

@@ -1,0 +1,69 @@
+"""Files that are replaced at once: whoever reads, is killed, or loses power meanwhile finds an old or a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+MODE = 0o644
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = MODE, *, alone: bool = False) -> Iterator[Path]:
+    """Yield an empty file beside `path`, to be written by its name; it takes the place of `path` when the block ends.
+
+    Its content is on the disk before it does, and the change of name when this returns. If the block raises, `path`
+    stays as it was, and no file is left beside it.
+
+    mode: permissions of the new file. alone: no other process writes `path`, so what killed writers left of it is
+    removed first. Raises OSError.
+    """
+    prefix = f".{path.name}."
+    if alone:
+        for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):
+            leftover.unlink(missing_ok=True)
+    handle, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(mode)
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def replace(texts: Mapping[Path, str], mode: int = MODE) -> None:
+    """Write the files, in this order, and only when all of them are on the disk: where it is full, none is changed.
+
+    Raises OSError.
+    """
+    with contextlib.ExitStack() as stack:
+        for path, text in reversed(texts.items()):  # what is entered last is put in place first
+            temporary = stack.enter_context(replacing(path, mode))
+            temporary.write_text(text, encoding="utf-8")
+            sync(temporary)
+
+
+def sync(path: Path) -> None:
+    """Have the content of a file, or the names in a folder, on the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Have a folder on the disk with all that is in it. Raises OSError."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            sync(path)
+    for path in (*(found for found in folder.rglob("*") if found.is_dir() and not found.is_symlink()), folder):
+        sync(path)
