@@ -1,10 +1,16 @@
-"""Make an API key and add it to a file of keys for `outrider serve --api-keys FILE`.
+"""Make an API key and add it to a file of keys for `outrider serve --api-keys FILE`, list the keys, or remove one.
 
-The key is printed once; the file holds its hash. A running server takes it up within a second. To take a key back,
-remove its table from the file.
+The key is printed once; the file holds its hash. A running server takes a changed file up within a second. Tokens are
+those of prompts and answers together, as `usage` in the answers counts them, those from the cache too.
 
   outrider key team-a --api-keys keys.toml --rate 600/minute --concurrency 8
+  outrider key team-b --api-keys keys.toml --tokens-per-minute 100000 --tokens-per-day 5000000
   outrider key operator --api-keys keys.toml --admin
+  outrider key --list --api-keys keys.toml
+  outrider key team-a --remove --api-keys keys.toml
+
+To change a key's limits, edit its table in the file: rate, concurrency, tokens_per_minute, tokens_per_day,
+max_tokens_per_request, admin.
 """
 
 from __future__ import annotations
@@ -15,19 +21,57 @@ from pathlib import Path
 from outrider.server.errors import UserError
 from outrider.server.http import keys
 
+LIMITS = ("rate", *keys.NUMBERS, "admin")
+SHOWN = {None: "-", False: "-", True: "yes"}
+HELP = {
+    "concurrency": "choices at the same time: n, for each prompt, of all requests together",
+    "tokens_per_minute": "in any minute; an answer counts as its max_tokens until it has ended",
+    "tokens_per_day": "the same, from midnight to midnight UTC",
+    "max_tokens_per_request": "of prompts and all choices; a request without max_tokens may have so many",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="stands for the key in logs: letters, digits, dashes, underscores")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="stands for the key in logs: letters, digits, dashes, underscores"
+    )
     parser.add_argument("--api-keys", required=True, type=Path, metavar="FILE", help="made if there is none")
-    parser.add_argument("--rate", metavar="N/UNIT", help="requests per second, minute or hour (default: any number)")
-    parser.add_argument("--concurrency", type=int, metavar="N", help="requests at the same time (default: any number)")
-    parser.add_argument("--admin", action="store_true", help="may also use /outrider/tune")
+    limits = parser.add_argument_group("limits of a new key (default: none)")
+    limits.add_argument("--rate", metavar="N/UNIT", help="requests per second, minute or hour")
+    for name, text in HELP.items():
+        limits.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=text)
+    limits.add_argument("--admin", action="store_true", help="may also use /outrider/tune")
+    instead = parser.add_argument_group("instead of making a key").add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="print the keys' names and limits")
+    instead.add_argument("--remove", action="store_true", help="take the key NAME back")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the key; nothing else goes to stdout."""
-    if args.concurrency is not None and args.concurrency < 1:
-        raise UserError(f"--concurrency is a number from 1 on, not {args.concurrency}")
+    """Print the key, or the list; nothing else goes to stdout."""
+    given = [name for name in LIMITS if getattr(args, name) not in (None, False)]
+    if args.list or args.remove:
+        if given:
+            raise UserError(f"--{given[0].replace('_', '-')} goes with a new key; to change one, edit {args.api_keys}")
+        if args.list and args.name is not None:
+            raise UserError(f"--list shows all keys; leave {args.name} out")
+    if args.list:
+        print(_table(keys.read(args.api_keys)))
+        return 0
+    if args.name is None:
+        raise UserError("name the key: outrider key NAME --api-keys FILE, or list them: outrider key --list")
+    if args.remove:
+        keys.remove(args.api_keys, args.name)
+        return 0
+    print(_made(args))
+    return 0
+
+
+def _made(args: argparse.Namespace) -> str:
+    """A new key, which is in the file now."""
+    for name in keys.NUMBERS:
+        number = getattr(args, name)
+        if number is not None and not 1 <= number <= keys.MOST:
+            raise UserError(f"--{name.replace('_', '-')} is a number from 1 to {keys.MOST}, not {number}")
     try:
         rate = keys.Rate.parse(args.rate) if args.rate is not None else None
     except ValueError as error:
@@ -37,9 +81,18 @@ def run(args: argparse.Namespace) -> int:
         name=args.name,
         digest=keys.digest(secret.encode()),
         rate=rate,
-        concurrency=args.concurrency,
         admin=args.admin,
+        **{name: getattr(args, name) for name in keys.NUMBERS},
     )
     keys.add(args.api_keys, key)
-    print(secret)
-    return 0
+    return secret
+
+
+def _table(found: tuple[keys.Key, ...]) -> str:
+    rows = [("name", *(name.replace("_", " ") for name in LIMITS))]
+    for key in found:
+        values = (getattr(key, name) for name in LIMITS)
+        rows.append((key.name, *(SHOWN.get(value, str(value)) for value in values)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

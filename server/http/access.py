@@ -99,24 +99,26 @@ class Access:
         matching = [holder for holder in self._holders if holder.key.is_key(digest)]
         return matching[0] if matching else None
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Read the file again if it has changed. One that cannot be used leaves the keys as they are."""
         signature = _signature(self.path)
         if self.path is None or signature == self._seen:
             return
         self._seen = signature
         try:
-            self._take(keys.read(self.path))
+            self._take(await asyncio.to_thread(keys.read, self.path))  # a large one must not hold up streams
         except BadKeys as error:
             logger.error("the API keys stay as they were: %s", error)
+        except Exception as error:  # whatever was written there, the server goes on, and looks again
+            logger.exception("the API keys stay as they were: %s cannot be used: %r", self.path, error)
         else:
             logger.warning("API keys read again: %d in %s", len(self._holders) - bool(self._alone), self.path)
 
     async def watch(self) -> None:
-        """Look at the file every second."""
+        """Look at the file every second, whatever it has become."""
         while self.path is not None:
             await asyncio.sleep(LOOK_SECONDS)
-            self.look()
+            await self.look()
 
     def _take(self, found: Iterable[Key]) -> None:
         former = {holder.key.name: holder for holder in self._holders}
@@ -134,4 +136,5 @@ def _signature(path: Path | None) -> tuple[int, ...] | None:
         found = os.stat(path) if path is not None else None
     except OSError:
         return ()
-    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+    # The time of change tells new permissions too, with which a file that could not be read can be.
+    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)

@@ -3,12 +3,16 @@
 TOML, one table per key, by the name that stands for it in logs and metrics:
 
   [team-a]
-  sha256 = "…"           # of the key; `outrider key` makes both
-  rate = "600/minute"    # requests to the model, per second, minute or hour; without: any number
-  concurrency = 8        # requests at the same time; without: any number
-  admin = true           # may also measure the server; without: may not
+  sha256 = "…"                   # of the key; `outrider key` makes both
+  rate = "600/minute"            # requests to the model, per second, minute or hour
+  concurrency = 8                # choices at the same time: n times prompts, of all requests together
+  tokens_per_minute = 100000     # of prompts and answers together, cached prompt tokens too
+  tokens_per_day = 5000000       # the same; days begin at midnight UTC
+  max_tokens_per_request = 8192  # the same, of one request
+  admin = true                   # may also measure the server
 
-The keys themselves are in no file. They are random, so a plain hash of them cannot be searched.
+What is left out is not limited, and an administrator says so. The keys themselves are in no file. They are random, so
+a plain hash of them cannot be searched.
 """
 
 from __future__ import annotations
@@ -18,22 +22,39 @@ import hashlib
 import hmac
 import os
 import re
+import reprlib
 import secrets
-import tempfile
+import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from outrider.server.errors import UserError
+from outrider.storage.replacing import replace
 
 PREFIX = "or-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 RATE = re.compile(r"([1-9][0-9]{0,8})/(second|minute|hour)")
 SECONDS = {"second": 1, "minute": 60, "hour": 3600}
-FIELDS = ("sha256", "rate", "concurrency", "admin")
+NUMBERS = {
+    "concurrency": "choices",
+    "tokens_per_minute": "tokens",
+    "tokens_per_day": "tokens",
+    "max_tokens_per_request": "tokens",
+}
+"""Limits that are numbers, with what they count."""
+MOST = 10**15
+"""Largest of them."""
+FIELDS = ("sha256", "rate", *NUMBERS, "admin")
+MAX_BYTES = 1 << 20
+"""Largest file of keys: some ten thousand."""
+LOCK_SECONDS = 10.0
+"""For which a command waits for another one that writes to the same file."""
 
 
 class BadKeys(UserError):
@@ -61,12 +82,15 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """digest: SHA-256 of the key. rate, concurrency: None is without limit."""
+    """digest: SHA-256 of the key. The limits are as in the file; None is without limit."""
 
     name: str
     digest: bytes
     rate: Rate | None = None
     concurrency: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    max_tokens_per_request: int | None = None
     admin: bool = False
 
     def is_key(self, digest: bytes) -> bool:
@@ -84,14 +108,15 @@ def new() -> str:
 
 
 def read(path: Path) -> tuple[Key, ...]:
-    """The keys of a file; raises BadKeys."""
+    """The keys of a file; raises BadKeys, whatever the file is."""
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
+        tables = tomllib.loads(_content(path).decode("utf-8"))
     except OSError as error:
         raise BadKeys(f"the file of API keys {path} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadKeys(f"{path} is not TOML: {error}") from None
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise BadKeys(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise BadKeys(f"{path} is not TOML of keys: it is nested too deeply") from None
     if not tables:
         raise BadKeys(f"{path} holds no keys; add one: outrider key NAME --api-keys {path}")
     found = tuple(_key(path, name, table) for name, table in tables.items())
@@ -100,62 +125,129 @@ def read(path: Path) -> tuple[Key, ...]:
     return found
 
 
+def _content(path: Path) -> bytes:
+    """Raises OSError, and BadKeys for what is no file or too large; waits for no pipe."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise BadKeys(f"the file of API keys {path} is not a file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise BadKeys(f"{path} is larger than {MAX_BYTES} bytes, too large for a file of API keys")
+    return content
+
+
 def add(path: Path, key: Key) -> None:
     """Add a key to the file, which need not exist; it is replaced at once. Raises BadKeys, and UserError."""
     if not NAME.fullmatch(key.name):
         raise UserError(f"a key's name is up to 64 letters, digits, dashes and underscores, not {key.name!r}")
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    if before.strip() and any(other.name == key.name for other in read(path)):
-        raise UserError(f"{path} has a key {key.name} already; remove its table there, or choose another name")
-    lines = [f"[{key.name}]", f'sha256 = "{key.digest.hex()}"']
-    lines += [f'rate = "{key.rate}"'] if key.rate else []
-    lines += [f"concurrency = {key.concurrency}"] if key.concurrency else []
-    lines += ["admin = true"] if key.admin else []
-    text = f"{before.rstrip()}\n\n" if before.strip() else ""
-    try:
+    with _locked(path):
+        before = _content(path).decode("utf-8", errors="replace") if path.exists() else ""
+        if before.strip() and any(other.name == key.name for other in read(path)):
+            raise UserError(
+                f"{path} has a key {key.name} already; remove it (outrider key {key.name} --api-keys {path} --remove), "
+                "or choose another name"
+            )
+        lines = [f"[{key.name}]", f'sha256 = "{key.digest.hex()}"']
+        lines += [f'rate = "{key.rate}"'] if key.rate else []
+        lines += [f"{name} = {value}" for name in NUMBERS if (value := getattr(key, name)) is not None]
+        lines += ["admin = true"] if key.admin else []
+        text = f"{before.rstrip()}\n\n" if before.strip() else ""
         _replace(path, text + "\n".join(lines) + "\n")
+
+
+def remove(path: Path, name: str) -> None:
+    """Take the key's table out of the file, and leave the rest as it is. Raises BadKeys, and UserError."""
+    with _locked(path):
+        known = [key.name for key in read(path)]
+        if name not in known:
+            raise UserError(f"{path} has no key {name}; it has {', '.join(known)}")
+        if known == [name]:
+            raise UserError(
+                f"{name} is the only key of {path}, and a server goes on with the keys it had where a file has none; "
+                "add another one first, or stop the server and delete the file"
+            )
+        before = _content(path).decode("utf-8")
+        after = _without(before, name)
+        left = tomllib.loads(before)
+        del left[name]
+        if tomllib.loads(after) != left:
+            raise UserError(f"key {name} is not written as `outrider key` does; remove it from {path} by hand")
+        _replace(path, after)
+
+
+def _without(text: str, name: str) -> str:
+    """The text less the table [name], to its last field: comments below that are the next table's."""
+    kept: list[str] = []
+    inside, rest = False, 0
+    for line in text.splitlines(keepends=True):
+        content = line.strip()
+        if content.startswith("["):
+            inside = re.match(rf"\[\s*[\"']?{re.escape(name)}[\"']?\s*\]", content) is not None
+            rest = len(kept)
+        elif inside and content and not content.startswith("#"):
+            del kept[rest:]  # comments between its fields
+            continue
+        if not (inside and content.startswith("[")):
+            kept.append(line)
+    return "".join(kept).lstrip("\n")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """So that of two commands that change the file at the same time each sees what the other wrote."""
+    lock = FileLock(path.parent / f".{path.name}.lock", timeout=LOCK_SECONDS, mode=0o600)
+    try:
+        lock.acquire()
+    except TimeoutError:
+        raise UserError(f"another command has been writing to {path} for {LOCK_SECONDS:g} seconds") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _replace(path: Path, text: str) -> None:
+    target = path.resolve()  # a link to the file stays one
+    try:
+        replace({target: text}, mode=target.stat().st_mode & 0o777 if target.exists() else 0o600)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # for this user alone
+def _shown(value: Any) -> str:
+    """For a message: short, whatever it is."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            if path.exists():
-                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no numbers of thousands of digits
+        return "one of thousands of digits"
 
 
 def _key(path: Path, name: str, table: Any) -> Key:
     def wrong(field: str, expected: str) -> BadKeys:
-        return BadKeys(f"{path}: {field} of key {name} is {expected}, not {table[field]!r}")
+        return BadKeys(f"{path}: {field} of key {name} is {expected}, not {_shown(table[field])}")
 
     if not isinstance(table, Mapping):
         raise BadKeys(f"{path}: {name} is no table; a key begins with a line [{name}]")
     if not NAME.fullmatch(name):
-        raise BadKeys(f"{path}: a key's name is up to 64 letters, digits, dashes and underscores, not {name!r}")
+        raise BadKeys(f"{path}: a key's name is up to 64 letters, digits, dashes and underscores, not {_shown(name)}")
     if unknown := [field for field in table if field not in FIELDS]:
-        raise BadKeys(f"{path}: key {name} has {unknown[0]!r}; known are {', '.join(FIELDS)}")
+        raise BadKeys(f"{path}: key {name} has {_shown(unknown[0])}; known are {', '.join(FIELDS)}")
     if "sha256" not in table:
         raise BadKeys(f"{path}: key {name} lacks sha256; make a key: outrider key NAME --api-keys {path}")
     if not isinstance(table["sha256"], str) or not SHA256.fullmatch(table["sha256"]):
         raise BadKeys(f"{path}: sha256 of key {name} is not 64 hexadecimal digits in lower case")
-    rate, concurrency, admin = table.get("rate"), table.get("concurrency"), table.get("admin", False)
+    rate, admin = table.get("rate"), table.get("admin", False)
     if rate is not None:
         try:
             rate = Rate.parse(str(rate))
         except ValueError:
             raise wrong("rate", 'a number per second, minute or hour, like "600/minute"') from None
-    if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
-        raise wrong("concurrency", "a number of requests from 1 on")
+    numbers = {field: table.get(field) for field in NUMBERS}
+    for field, number in numbers.items():
+        if number is not None and not (type(number) is int and 1 <= number <= MOST):
+            raise wrong(field, f"a number of {NUMBERS[field]} from 1 on")
     if not isinstance(admin, bool):
         raise wrong("admin", "true or false")
-    return Key(name=name, digest=bytes.fromhex(table["sha256"]), rate=rate, concurrency=concurrency, admin=admin)
+    return Key(name=name, digest=bytes.fromhex(table["sha256"]), rate=rate, admin=admin, **numbers)

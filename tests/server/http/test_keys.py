@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,10 @@ def make(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return printed.strip()
 
 
+def look(watched: Access) -> None:
+    asyncio.run(watched.look())
+
+
 def header(key: str) -> bytes:
     return f"Bearer {key}".encode()
 
@@ -44,7 +50,7 @@ def test_command_makes_keys_that_are_nowhere_written(tmp_path: Path, capsys: pyt
     assert text.startswith("# ours\n")
     assert first not in text
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert os.listdir(tmp_path) == ["keys.toml"]
+    assert set(os.listdir(tmp_path)) <= {"keys.toml", ".keys.toml.lock"}
 
     team, operator = keys.read(file)
     assert (team.name, str(team.rate), team.concurrency, team.admin) == ("team-a", "600/minute", 8, False)
@@ -60,8 +66,14 @@ def test_command_makes_keys_that_are_nowhere_written(tmp_path: Path, capsys: pyt
         (["a b"], "a key's name is up to 64 letters"),
         (["team", "--rate", "600"], "--rate: a rate is a number per second, minute or hour, like 600/minute"),
         (["team", "--rate", "0/minute"], "--rate"),
-        (["team", "--concurrency", "0"], "--concurrency is a number from 1 on, not 0"),
+        (["team", "--concurrency", "0"], "--concurrency is a number from 1 to 1000000000000000, not 0"),
+        (["team", "--tokens-per-day", "-1"], "--tokens-per-day is a number from 1 to"),
         (["known"], "has a key known already"),
+        ([], "name the key: outrider key NAME"),
+        (["known", "--remove"], "known is the only key of"),
+        (["other", "--remove"], "has no key other; it has known"),
+        (["known", "--list"], "--list shows all keys; leave known out"),
+        (["known", "--remove", "--admin"], "--admin goes with a new key; to change one, edit"),
     ],
 )
 def test_command_says_what_was_wrong(
@@ -84,9 +96,21 @@ def test_command_says_what_was_wrong(
         ("a = 1", "a is no table; a key begins with a line [a]"),
         ("[a]", "key a lacks sha256; make a key: outrider key"),
         ("[a]\nsha256 = 'secret'", "sha256 of key a is not 64 hexadecimal digits"),
-        (f"[a]\nsha256 = '{DIGEST}'\nrates = 1", "key a has 'rates'; known are sha256, rate, concurrency, admin"),
+        (
+            f"[a]\nsha256 = '{DIGEST}'\nrates = 1",
+            "key a has 'rates'; known are sha256, rate, concurrency, tokens_per_minute",
+        ),
         (f"[a]\nsha256 = '{DIGEST}'\nrate = 60", "rate of key a is a number per second, minute or hour"),
-        (f"[a]\nsha256 = '{DIGEST}'\nconcurrency = true", "concurrency of key a is a number of requests from 1 on"),
+        (
+            f"[a]\nsha256 = '{DIGEST}'\nconcurrency = true",
+            "concurrency of key a is a number of choices from 1 on, not True",
+        ),
+        (f"[a]\nsha256 = '{DIGEST}'\ntokens_per_day = 1e6", "tokens_per_day of key a is a number of tokens from 1 on"),
+        (f"[a]\nsha256 = '{DIGEST}'\ntokens_per_minute = 0x{'f' * 9999}", "tokens_per_minute of key a is a number"),
+        (f"[a]\nsha256 = '{DIGEST}'\nconcurrency = {'9' * 9999}", "is not TOML"),
+        (f"[a]\nsha256 = '{DIGEST}'\nrate = '{'9' * 9999}'", "rate of key a is a number per second"),
+        ("a = " + "[" * 9999, "is not TOML of keys: it is nested too deeply"),
+        ("#" * (keys.MAX_BYTES + 1), "is larger than 1048576 bytes"),
         (f"[a]\nsha256 = '{DIGEST}'\nadmin = 'yes'", "admin of key a is true or false, not 'yes'"),
         (f"['a b']\nsha256 = '{DIGEST}'", "a key's name is up to 64 letters"),
         (f"[a]\nsha256 = '{DIGEST}'\n[b]\nsha256 = '{DIGEST}'", "two keys of"),
@@ -99,6 +123,7 @@ def test_bad_files_say_where_and_why(text: str, message: str, tmp_path: Path) ->
         keys.read(file)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < len(str(file)) + 300
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -118,17 +143,17 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
 
     new = make(capsys, "new", "--api-keys", str(file))
     assert watched.holder(header(new)) is None
-    watched.look()
+    look(watched)
     assert watched.holder(header(new)) is not None
     assert watched.holder(header(old)) is holder  # what it has used stays known
 
     with caplog.at_level(logging.ERROR):
         for bad in ("[old", ""):
             file.write_text(bad)
-            watched.look()
-            watched.look()
+            look(watched)
+            look(watched)
         file.unlink()
-        watched.look()
+        look(watched)
     assert [record.getMessage().partition(": ")[0] for record in caplog.records[1:]] == [
         "the API keys stay as they were"
     ] * 3  # once for each
@@ -136,7 +161,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     assert not watched.open
 
     make(capsys, "third", "--api-keys", str(file))
-    watched.look()
+    look(watched)
     assert watched.holder(header(old)) is None
     assert watched.holder(header(new)) is None
     holder.end()
@@ -152,7 +177,7 @@ def test_an_exchanged_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFix
     watched = Access(None, link / "keys.toml")
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(link)
-    watched.look()
+    look(watched)
     assert [watched.holder(header(key)) is not None for key in made] == [False, True]
 
 
@@ -173,3 +198,135 @@ def test_the_file_is_looked_at_again_and_again(
         task.cancel()
 
     asyncio.run(main())
+
+
+def a_pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+BROKEN = {
+    "a folder": Path.mkdir,
+    "a pipe": a_pipe,
+    "no UTF-8": lambda file: file.write_bytes(b"\xff"),
+    "10 MB, nested": lambda file: file.write_text("a = " + "[" * 10**7),
+    "nested": lambda file: file.write_text("a = " + "[" * 10**5),
+    "a link to itself": lambda file: file.symlink_to(file),
+    "a number of thousands of digits": lambda file: file.write_text(f"[a]\nrate = {'9' * 9999}"),
+    "a file of another's": lambda file: (file.touch(), file.chmod(0)),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_file_never_ends_the_watch(
+    how: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(access, "LOOK_SECONDS", 0.01)
+    file = tmp_path / "keys.toml"
+    old = make(capsys, "old", "--api-keys", str(file))
+    aside = tmp_path / "aside.toml"
+    new = make(capsys, "new", "--api-keys", str(aside))
+    watched = Access(None, file)
+
+    async def main() -> None:
+        task = asyncio.create_task(watched.watch())
+        async with asyncio.timeout(20):
+            file.unlink()
+            BROKEN[how](file)
+            while "stay as they were" not in caplog.text:
+                await asyncio.sleep(0.01)
+            assert watched.holder(header(old)) is not None
+            file.rename(tmp_path / "away")
+            aside.rename(file)
+            while watched.holder(header(new)) is None:
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(main())
+    assert watched.holder(header(old)) is None
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert all("the API keys stay as they were: " in record.getMessage() for record in errors)
+    assert max(len(record.getMessage()) for record in errors) < len(str(file)) + 300
+
+
+def test_what_nobody_thought_of_does_not_end_the_watch_either(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / "keys.toml"
+    old = make(capsys, "old", "--api-keys", str(file))
+    watched = Access(None, file)
+    make(capsys, "new", "--api-keys", str(file))
+    monkeypatch.setattr(keys, "read", lambda path: 1 / 0)
+    look(watched)
+    assert watched.holder(header(old)) is not None
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_commands_at_the_same_time_lose_no_key(tmp_path: Path) -> None:
+    """Each reads the file, adds its table, and replaces it."""
+    file, count = tmp_path / "keys.toml", 12
+    code = (
+        "import sys; from pathlib import Path; from outrider.server.http import keys; sys.stdin.read(1)\n"
+        "for i in range(4): keys.add(Path(sys.argv[1]), "
+        "keys.Key(name=f'{sys.argv[2]}-{i}', digest=keys.digest(f'{sys.argv[2]}-{i}'.encode())))"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(file), f"k{number}"], stdin=subprocess.PIPE)
+        for number in range(count // 4)
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
+    assert [process.wait(60) for process in started] == [0] * len(started)
+    assert len(keys.read(file)) == count
+
+
+def test_keys_are_listed_without_secrets_and_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.toml"
+    made = [
+        make(capsys, "team-a", "--api-keys", str(file), "--tokens-per-minute", "100000", "--tokens-per-day", "5000000"),
+        make(capsys, "list", "--api-keys", str(file), "--rate", "60/minute", "--max-tokens-per-request", "512"),
+        make(capsys, "team-ab", "--api-keys", str(file), "--admin"),
+    ]
+    by_hand = file.read_text().replace("[list]", "# the list\n['list'] # ours") + "\n# the end\n"
+    file.write_text(by_hand)
+    assert main(["key", "--list", "--api-keys", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["team-a", "-", "-", "100000", "5000000", "-", "-"],
+        ["list", "60/minute", "-", "-", "-", "512", "-"],
+        ["team-ab", "-", "-", "-", "-", "-", "yes"],
+    ]
+    for key in keys.read(file):
+        assert key.digest.hex() not in "".join(lines)
+    assert main(["key", "team-a", "--remove", "--api-keys", str(file)]) == 0
+    assert [key.name for key in keys.read(file)] == ["list", "team-ab"]
+    assert file.read_text() == by_hand[by_hand.index("# the list") :]
+    watched = Access(None, file)
+    assert [watched.holder(header(key)) is None for key in made] == [True, False, False]
+
+
+def test_a_table_written_otherwise_is_left_to_its_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.toml"
+    text = f"a.sha256 = '{DIGEST}'\n[b]\nsha256 = '{'cd' * 32}'\n"
+    file.write_text(text)
+    assert main(["key", "a", "--remove", "--api-keys", str(file)]) == 1
+    assert "remove it from" in capsys.readouterr().err
+    assert file.read_text() == text
+
+
+def test_a_link_to_the_file_stays_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "keys.toml"
+    link.symlink_to(tmp_path / "real" / "keys.toml")
+    for name in ("one", "two"):
+        make(capsys, name, "--api-keys", str(link))
+    assert link.is_symlink()
+    assert [key.name for key in keys.read(link)] == ["one", "two"]
