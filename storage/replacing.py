@@ -45,7 +45,7 @@ def replace(texts: Mapping[Path, str], mode: int = MODE) -> None:
     Raises OSError.
     """
     with contextlib.ExitStack() as stack:
-        for path, text in reversed(texts.items()):  # what is entered last is put in place first
+        for path, text in reversed(list(texts.items())):  # what is entered last is put in place first
             temporary = stack.enter_context(replacing(path, mode))
             temporary.write_text(text, encoding="utf-8")
             sync(temporary)

@@ -9,8 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server", "storage")
 WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now"}
-SAYS_WHEN = {"server/doctor/machine.py", "server/http/routes/openai.py", "server/tune/result.py"}
-"""Those that tell people, or clients, when something was made."""
+SAYS_WHEN = {
+    "server/doctor/machine.py",
+    "server/http/routes/openai.py",
+    "server/http/token_limits.py",
+    "server/tune/result.py",
+}
+"""Those that tell people, or clients, when something was made; or which day it is, once, at the start."""
 
 
 def uses(path: Path) -> Iterator[str]:

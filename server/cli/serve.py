@@ -93,6 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keys with limits of their own, made by `outrider key`; read again when the file changes",
     )
     http.add_argument(
+        "--usage-file",
+        type=Path,
+        metavar="FILE",
+        help="keeps what keys have used of their tokens_per_day over a restart (default: in the cache folder, by port)",
+    )
+    http.add_argument(
         "--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM); renewed ones are taken up"
     )
     http.add_argument(
@@ -128,7 +134,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-body-bytes", type=int, default=defaults.max_body_bytes, metavar="N", help="largest request body"
     )
     http.add_argument(
-        "--max-queued-requests", type=int, metavar="N", help="refuse more with 429 while N wait (default: never)"
+        "--max-request-tokens",
+        type=int,
+        metavar="N",
+        help="of a request's prompts and answers together (default: as many as the context allows)",
+    )
+    http.add_argument(
+        "--max-queued-requests",
+        type=int,
+        metavar="N",
+        help="refuse more with 429 while N wait, each choice one (default: never)",
     )
     http.add_argument(
         "--max-queue-seconds",

@@ -54,7 +54,8 @@ class Settings:
     max_total_tokens: tokens of the KV cache, all requests together.
     engines: that share the machine and one HTTP process; None is one per NUMA node of a CPU.
     threads: that an engine, or each of its ranks, computes with, on a CPU.
-    api_key: an administrator's. api_keys: a file of them, see `server/http/keys.py`.
+    api_key: an administrator's. api_keys: a file of them, see `server/http/keys.py`. usage_file: keeps what they have
+    used of their day; None is one in the cache folder.
     ssl_certfile, ssl_keyfile, ssl_ca_certs: TLS, as uvicorn has it; the last asks clients for a certificate.
     metrics_port: serves /metrics instead of port, at metrics_host.
     allowed_hosts: names in requests' Host and Origin that are answered; empty: any where a key is asked for or others
@@ -64,7 +65,7 @@ class Settings:
     max_queued_requests: further ones are refused. max_queue_seconds, max_request_seconds: how long a request may wait,
     and run. max_stall_seconds: how long a client may take nothing of its answer.
     max_choices: largest `n` that one request may ask for.
-    max_body_bytes: largest request body.
+    max_body_bytes: largest request body. max_request_tokens: of a request, its prompts and answers together.
     drain_seconds: how long running requests may go on after SIGTERM. lame_duck_seconds: how long, before that, new ones
     are still taken.
     log_requests: a line in the log when a request has ended; content: with what was asked and answered.
@@ -78,6 +79,7 @@ class Settings:
     port: int = 30000
     api_key: str | None = None
     api_keys: Path | None = None
+    usage_file: Path | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
@@ -122,6 +124,7 @@ class Settings:
     chat_template: str | None = None
     max_choices: int = 128
     max_body_bytes: int = 10 * 2**20
+    max_request_tokens: int | None = None
     drain_seconds: float = 30.0
     lame_duck_seconds: float = 0.0
     log_level: str = "warning"
@@ -166,12 +169,15 @@ class Settings:
             ("max_queued_requests", 1, 1 << 20),
             ("max_queue_seconds", 0.1, 86400),
             ("max_request_seconds", 0.1, 86400),
+            ("max_request_tokens", 2, 1 << 40),
         ):
             if getattr(self, name) is not None:
                 self._require_between(name, least, most)
         for name in self.allowed_hosts:
             if name != "*" and not host_names.is_host(name):
                 raise UserError(f"--allowed-hosts takes names and addresses without scheme or port, or *, not {name!r}")
+        if self.usage_file is not None and self.api_keys is None:
+            raise UserError("--usage-file keeps what keys have used; it goes with --api-keys")
         if self.metrics_port == self.port:
             raise UserError("--metrics-port is --port; choose another, or leave it out to serve metrics there")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):

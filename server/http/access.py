@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyrate_limiter
@@ -15,21 +16,38 @@ from pyrate_limiter import Decision, InMemoryBucket, RateItem
 from outrider.server.http import keys
 from outrider.server.http.errors import ApiError
 from outrider.server.http.keys import BadKeys, Key, Rate
+from outrider.server.http.token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """How often the file of keys is looked at."""
+ALONE = "--api-key"
+"""Name of the key that is in no file."""
 BUSY_SECONDS = 1
 """After which a client may ask again that had too many requests at the same time."""
 
 
-class Holder:
-    """A key and what it has used; it outlives changes of the key's limits."""
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit of tokens with what has been taken of it. name: as people say it."""
 
-    def __init__(self, key: Key) -> None:
+    name: str
+    limit: int
+    count: TokenWindow | DayCount
+
+
+class Holder:
+    """A key and what it has used; it outlives changes of the key's limits.
+
+    clock: seconds since 1970, monotonic. used_today: tokens, known from an earlier start.
+    """
+
+    def __init__(self, key: Key, clock: Callable[[], float], used_today: int = 0) -> None:
         self.key = key
         self.under_way = 0
+        self.clock = clock
+        self.minute, self.day = TokenWindow(), DayCount(day_of(clock()), used_today)
         self._bucket = _bucket(key.rate)
 
     def change(self, key: Key) -> None:
@@ -38,15 +56,8 @@ class Holder:
         self.key = key
 
     def begin(self) -> None:
-        """Count a request as under way, until `end`; raises ApiError where that is more than the key may."""
-        most = self.key.concurrency
-        if most is not None and self.under_way >= most:
-            raise ApiError(
-                f"key {self.key.name} has {most} requests under way, as many as it may; wait for one of them",
-                status=429,
-                code="concurrency_limit_exceeded",
-                retry_after=BUSY_SECONDS,
-            )
+        """Count a request of one choice as under way, until `end`; raises ApiError where the key may not."""
+        self._require_places(1)
         if self._bucket is not None:
             now = self._bucket.now()  # monotonic: no jump of the clock opens or closes the door
             self._bucket.leak(now)
@@ -61,8 +72,90 @@ class Holder:
                 )
         self.under_way += 1
 
-    def end(self) -> None:
-        self.under_way -= 1
+    def widen(self, choices: int) -> None:
+        """Count so many more choices of a request that was begun; raises ApiError where the key may not."""
+        if self.key.concurrency is not None and choices >= self.key.concurrency:
+            raise ApiError(
+                f"the request has {choices + 1} choices (n for each prompt), and key {self.key.name} may have "
+                f"{self.key.concurrency} at the same time; ask for fewer",
+                param="n",
+                code="too_many_choices",
+            )
+        self._require_places(choices)
+        self.under_way += choices
+
+    def end(self, choices: int) -> None:
+        self.under_way -= choices
+
+    def _require_places(self, choices: int) -> None:
+        most = self.key.concurrency
+        if most is not None and self.under_way + choices > most:
+            raise ApiError(
+                f"key {self.key.name} may have {most} choices under way, of all its requests together, and has "
+                f"{self.under_way}; wait for one of them",
+                status=429,
+                code="concurrency_limit_exceeded",
+                retry_after=BUSY_SECONDS,
+            )
+
+    @property
+    def budgets(self) -> list[Budget]:
+        limits = (("a minute", self.key.tokens_per_minute, self.minute), ("a day", self.key.tokens_per_day, self.day))
+        return [Budget(name, limit, count) for name, limit, count in limits if limit is not None]
+
+    def take(self, tokens: int) -> tuple[Grant, Grant]:
+        """Take tokens of the minute and of the day; raises ApiError where the key has not so many left."""
+        now = self.clock()
+        for budget in self.budgets:
+            if (wait := budget.count.wait(tokens, budget.limit, now)) > 0:
+                raise ApiError(
+                    f"key {self.key.name} may take {budget.limit} tokens {budget.name} and has "
+                    f"{max(0, budget.limit - budget.count.taken(now))} left; this request may take {tokens}: its prompt"
+                    " and the longest answer that it asks for (max_tokens); try later, or ask for less",
+                    status=429,
+                    code="token_limit_exceeded",
+                    retry_after=math.ceil(wait) if math.isfinite(wait) else None,
+                )
+        return self.minute.take(tokens, now), self.day.take(tokens, now)
+
+    def settle(self, grants: Sequence[tuple[Grant, Grant]], used: int) -> None:
+        """Give back what a request did not use of its grants; what it used beyond them is taken."""
+        now, unused = self.clock(), sum(minute.tokens for minute, _ in grants) - used
+        for minute, day in reversed(grants):
+            rest = max(0, min(unused, minute.tokens))
+            self.minute.give_back(minute, rest, now)
+            self.day.give_back(day, rest, now)
+            unused -= rest
+        if unused < 0:
+            self.minute.take(-unused, now)
+            self.day.take(-unused, now)
+
+    def headers(self) -> Iterator[tuple[bytes, bytes]]:
+        """OpenAI's `x-ratelimit-…`, of the limits that the key has; of two of tokens, of the one with less left."""
+        if self._bucket is not None and self.key.rate is not None:
+            now = self._bucket.now()
+            self._bucket.leak(now)
+            latest = self._bucket.peek(0)
+            reset = 0.0 if latest is None else latest.timestamp / 1000 + self.key.rate.seconds - now / 1000
+            yield from _told("requests", self.key.rate.requests, self._bucket.count(), reset)
+        if budgets := self.budgets:
+            now = self.clock()
+            budget = min(budgets, key=lambda budget: budget.limit - budget.count.taken(now))
+            yield from _told("tokens", budget.limit, budget.count.taken(now), budget.count.reset(now))
+
+
+def _told(what: str, limit: int, taken: int, reset: float) -> Iterator[tuple[bytes, bytes]]:
+    said = {"limit": limit, "remaining": max(0, limit - taken), "reset": _duration(reset)}
+    return ((f"x-ratelimit-{name}-{what}".encode(), str(value).encode()) for name, value in said.items())
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes one: 1h2m3s, 850ms."""
+    if 0 < seconds < 1:
+        return f"{math.ceil(1000 * seconds)}ms"
+    minutes, left = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{left}s"
 
 
 def _bucket(rate: Rate | None) -> InMemoryBucket | None:
@@ -73,14 +166,24 @@ class Access:
     """The keys in force.
 
     api_key: one without limits, an administrator's. path: of the file of keys. With neither, everybody may do
-    everything. Raises BadKeys where the file cannot be used.
+    everything. clock: seconds since 1970, monotonic. used: tokens of today by the keys' names, known from an earlier
+    start. Raises BadKeys where the file cannot be used.
     """
 
-    def __init__(self, api_key: str | None, path: Path | None) -> None:
+    def __init__(
+        self,
+        api_key: str | None,
+        path: Path | None,
+        *,
+        clock: Callable[[], float] | None = None,
+        used: Mapping[str, int] | None = None,
+    ) -> None:
         self.path = path
+        self.clock = clock or ServerClock()
+        self._used = dict(used or {})
         self._alone = None
         if api_key is not None:
-            self._alone = Holder(Key(name="--api-key", digest=keys.digest(api_key.encode()), admin=True))
+            self._alone = self._holder(Key(name=ALONE, digest=keys.digest(api_key.encode()), admin=True))
         self._seen = _signature(path)
         self._holders: tuple[Holder, ...] = ()
         self._take(keys.read(path) if path is not None else ())
@@ -120,11 +223,19 @@ class Access:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
 
+    def _holder(self, key: Key) -> Holder:
+        return Holder(key, self.clock, self._used.pop(key.name, 0))
+
+    def used_today(self) -> tuple[int, dict[str, int]]:
+        """The day, see `token_limits.day_of`, and the tokens that each key has taken of it, by its name."""
+        now = self.clock()
+        return day_of(now), {holder.key.name: taken for holder in self._holders if (taken := holder.day.taken(now))}
+
     def _take(self, found: Iterable[Key]) -> None:
         former = {holder.key.name: holder for holder in self._holders}
         holders = [self._alone] if self._alone is not None else []
         for key in found:
-            holder = former.get(key.name) or Holder(key)
+            holder = former.get(key.name) or self._holder(key)
             holder.change(key)
             holders.append(holder)
         self._holders = tuple(holders)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang.srt.utils.request_logger import RequestLogger
 
-from outrider.server.http import watch
+from outrider.server.http import admission, watch
 from outrider.server.http.metrics import AnswerMetrics
 from outrider.server.plugin.options import RequestOptions
 
@@ -37,6 +37,7 @@ class AnswerWatch(RequestLogger):
         super().log_finished_request(obj, out, request)
         meta = out["meta_info"]
         reason = meta.get("finish_reason") or {}
+        self._count(obj, meta, reason)
         if not obj.log_metrics or reason.get("length") == 0:
             return  # a measurement of our own; a prompt without an answer, as SGLang reads one once for several choices
         finish = reason.get("type")
@@ -46,6 +47,17 @@ class AnswerWatch(RequestLogger):
             self._answers.finished(timing.tokens, timing.per_token, timing.speed, options.min_tokens_per_second or 0.0)
         if (watched := watch.current()) is not None:
             watched.fields.setdefault("answers", []).append(self._said(obj, out, finish, timing))
+
+    @staticmethod
+    def _count(obj: Any, meta: dict[str, Any], reason: dict[str, Any]) -> None:
+        """For the limits of the request's key."""
+        if (asking := admission.current()) is None or not obj.log_metrics:
+            return
+        if reason.get("type") == "abort" and "waiting timeout" in str(reason.get("message")):
+            asking.unread(obj.rid)
+            return
+        cached, completion = meta.get("cached_tokens") or 0, meta.get("completion_tokens") or 0
+        asking.answered(obj.rid, cached, completion, first_pass=reason.get("length") == 0)
 
     def _said(self, obj: Any, out: Any, finish: str | None, timing: Timing) -> dict[str, Any]:
         meta = out["meta_info"]

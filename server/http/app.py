@@ -13,12 +13,13 @@ from outrider.server.engine.part import Part
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.run_folder import GRAMMARS
 from outrider.server.engine.settings import Settings
-from outrider.server.http import errors, openapi
+from outrider.server.http import errors, metering, openapi
 from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
 from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.hosts import HostGuard, Hosts
+from outrider.server.http.key_metrics import KeyMetrics
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.live import Live
 from outrider.server.http.metrics import HttpMetrics
@@ -54,7 +55,9 @@ def build(
     )
     app = bare(lifespan)
     app.state.compiler = GrammarProcess(engine.run_folder.path / GRAMMARS)
-    queue = QueueLimit(manager, settings.max_queued_requests)
+    room = min(engine.context_length, engine.max_total_tokens)
+    table = metering.meter(manager, room, settings.max_request_tokens)
+    queue = QueueLimit(manager, table, settings.max_queued_requests)
     openai.install(app, engine, lifecycle, limits, queue, app.state.compiler)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
@@ -64,7 +67,7 @@ def build(
     page.install(app, settings, engine, Live(engine, lifecycle, answers))
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, has_key=not access.open)
-    app.add_middleware(Gate, access=access, lifecycle=lifecycle)
+    app.add_middleware(Gate, access=access, lifecycle=lifecycle, usage=KeyMetrics())
     app.add_middleware(HostGuard, hosts=hosts)
     name_requests_in_logs()
     return Watch(app, HttpMetrics(about(settings, limits.model)), log=settings.log_requests != "none")

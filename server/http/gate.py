@@ -1,15 +1,16 @@
-"""What every request passes on its way in: asks for the key and its limits."""
+"""What every request passes on its way in: asks for the key and its limits, and tells what is left of them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.http import openapi, watch
+from outrider.server.http import admission, openapi, watch
 from outrider.server.http.access import Access, Holder
 from outrider.server.http.errors import ApiError
+from outrider.server.http.key_metrics import KeyMetrics
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.received import once_whole
 
@@ -22,8 +23,9 @@ ADMIN_PATHS = frozenset({"/outrider/tune"})
 class Gate:
     """Plain ASGI, so that streams and disconnects pass unbuffered."""
 
-    def __init__(self, app: ASGIApp, access: Access, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, access: Access, lifecycle: Lifecycle, usage: KeyMetrics | None = None) -> None:
         self.app = app
+        self.usage = usage
         self.access = access
         self.lifecycle = lifecycle
 
@@ -33,16 +35,31 @@ class Gate:
             return
         try:
             holder = self._holder(scope)
+            send = _telling(holder, send)
             if scope["method"] == "POST":
                 # A key's concurrency counts requests that are still received: what never comes whole takes places of
                 # its own key, and nothing of others.
-                with _counted(holder), contextlib.ExitStack() as under_way:
+                with self._admitted(holder), contextlib.ExitStack() as under_way:
                     whole = once_whole(receive, lambda: under_way.enter_context(self.lifecycle.request()))
                     await self.app(scope, whole, send)
             else:
                 await self.app(scope, receive, send)
         except ApiError as refusal:  # ours: those of the routes are answered there
             await refusal.response()(scope, receive, send)
+
+    @contextlib.contextmanager
+    def _admitted(self, holder: Holder | None) -> Iterator[None]:
+        """To the end of the answer; its tokens go into the log, and are counted when the engine has let go of it."""
+        if holder is not None and self.usage is not None:
+            self.usage.asked(holder.key.name)
+        with admission.admitted(holder) as asking:
+            if holder is not None and self.usage is not None:
+                asking.at_last.append(self.usage.used)
+            try:
+                yield
+            finally:
+                if (watched := watch.current()) is not None:
+                    watched.fields |= asking.tokens.fields()
 
     def _holder(self, scope: Scope) -> Holder | None:
         """Whose request it is, None where no key is asked for; raises ApiError."""
@@ -67,17 +84,17 @@ class Gate:
         return holder
 
 
-@contextlib.contextmanager
-def _counted(holder: Holder | None) -> Iterator[None]:
-    """To the end of the answer, however it ends: for a stream, of its last byte or of its client."""
+def _telling(holder: Holder | None, send: Send) -> Send:
+    """Have the answer say what the key has left of its limits."""
     if holder is None:
-        yield
-        return
-    holder.begin()
-    try:
-        yield
-    finally:
-        holder.end()
+        return send
+
+    async def telling(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *holder.headers()]
+        await send(message)
+
+    return telling
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

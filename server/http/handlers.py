@@ -18,7 +18,7 @@ from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompl
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
-from outrider.server.http import errors, grammars, watch
+from outrider.server.http import admission, errors, grammars, watch
 from outrider.server.http.errors import ApiError
 from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
@@ -63,6 +63,8 @@ class _Handler:
     def create_error_response(
         self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None
     ) -> JSONResponse:
+        if (asking := admission.current()) is not None and asking.refusal is not None:
+            return asking.refusal.response()
         return errors.of_engine(message, status_code, param).response()
 
     def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:

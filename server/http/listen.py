@@ -18,7 +18,7 @@ from outrider.server.engine.engine import Engine
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
-from outrider.server.http import keys
+from outrider.server.http import keys, usage_file
 from outrider.server.http.connection import protocol
 from outrider.server.http.hosts import Hosts
 from outrider.server.http.lifecycle import Lifecycle, State
@@ -68,6 +68,8 @@ class Listeners:
         """Not listening yet; raises UserError for what cannot be, before anything slow begins."""
         if settings.api_keys is not None:
             keys.read(settings.api_keys)
+        if settings.usage_file is not None:
+            usage_file.read(settings.usage_file)
         tls = Tls.of(settings)
         requests, metrics = bind(settings.host, settings.port), None
         end_stalled(requests, settings.max_stall_seconds)
@@ -99,9 +101,13 @@ def serve(
     # Imports SGLang, which reads the environment that the engine was started with.
     from outrider.server.http import app
     from outrider.server.http.access import Access
+    from outrider.server.http.token_limits import ServerClock, day_of
+    from outrider.server.http.usage_file import UsageFile
 
     settings = resolved.settings
-    access = Access(settings.api_key, settings.api_keys)
+    usage, clock = UsageFile.of(settings), ServerClock()
+    used = usage.used_on(day_of(clock())) if usage is not None else {}
+    access = Access(settings.api_key, settings.api_keys, clock=clock, used=used)
     progress = Progress(engine.tokenizer_manager, settings.max_step_seconds)
     lifecycle = Lifecycle(engine, settings.drain_seconds, settings.lame_duck_seconds, progress)
     failure: str | None = None
@@ -118,6 +124,8 @@ def serve(
                 lifecycle.run(access.watch())
                 lifecycle.run(app.state.compiler.begin())
                 lifecycle.run(progress.watch())
+                if usage is not None:
+                    lifecycle.run(usage.keep(access))
                 if listeners.tls is not None and server.config.ssl is not None:
                     lifecycle.run(listeners.tls.watch(server.config.ssl))
                 if listeners.metrics is not None:
@@ -156,7 +164,11 @@ def serve(
         )
     )
     lifecycle.server = server
-    server.run(sockets=[listeners.requests])
+    try:
+        server.run(sockets=[listeners.requests])
+    finally:
+        if usage is not None:
+            usage.close(access)
     if failure is not None:
         raise UserError(f"the engine was loaded but cannot answer: {failure}")
     return lifecycle.exit_code

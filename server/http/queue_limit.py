@@ -1,4 +1,4 @@
-"""No more requests wait for the engine than are told to; those beyond are refused at once, instead of late."""
+"""No more choices wait for the engine than are told to; those beyond are refused at once, instead of late."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from outrider.server.http import admission
 from outrider.server.http.errors import ApiError
+from outrider.server.http.metering import ChoiceTable
 
 BUSY_SECONDS = 1
 """After which a refused client may ask again."""
 
 
 class QueueLimit:
-    """manager: SGLang's tokenizer manager. most: requests that may wait, each choice one; None is any number."""
+    """manager: SGLang's tokenizer manager. table: what is with the engine. most: choices that may wait; None is any
+    number."""
 
-    def __init__(self, manager: Any, most: int | None) -> None:
+    def __init__(self, manager: Any, table: ChoiceTable, most: int | None) -> None:
         self.manager = manager
+        self.table = table
         self.most = most
         self._entering = 0
 
     @contextlib.contextmanager
     def entering(self) -> Iterator[None]:
-        """Around the checks of a request, before the manager knows of it; raises ApiError like `check`."""
+        """Around the checks of a request, before its choices are known; raises ApiError like `check`."""
         self.check()
         self._entering += 1
         try:
@@ -31,19 +35,38 @@ class QueueLimit:
             self._entering -= 1
 
     def check(self) -> None:
-        """Raises ApiError while that many wait.
+        """Raises ApiError while as many wait as may."""
+        self._check(1)
 
-        By what the schedulers publish every few steps and, since that is late in a burst, by what is under way here,
+    def weigh(self, choices: int) -> None:
+        """A request that was read has so many choices; raises ApiError where they are too many, or always would be."""
+        if self.most is not None and choices > self._places() + self.most:
+            raise ApiError(
+                f"the request has {choices} choices (n for each prompt); this server takes {self._places()} at a time, "
+                f"and {self.most} wait; ask for fewer",
+                param="n",
+                code="too_many_choices",
+            )
+        self._check(choices)
+        if (asking := admission.current()) is not None:
+            self.table.take_on(asking)
+
+    def _places(self) -> int:
+        return sum(load.max_running_requests for load in self.manager.load_snapshot_reader.read_all())
+
+    def _check(self, more: int) -> None:
+        """By what the schedulers publish every few steps and, since that is late in a burst, by what is under way here,
         which is never more than all their places and so many besides."""
-        under_way = len(self.manager.rid_to_state) + self._entering
-        if self.most is None or under_way < self.most:
+        if self.most is None:
+            return
+        under_way = self.table.under_way + self._entering
+        if under_way + more <= self.most:
             return
         loads = self.manager.load_snapshot_reader.read_all()
         waiting = sum(load.num_waiting_reqs for load in loads)
-        places = sum(load.max_running_requests for load in loads)
-        if waiting >= self.most or under_way >= places + self.most:
+        if waiting >= self.most or under_way + more > self._places() + self.most:
             raise ApiError(
-                f"the server is busy: {self.most} requests wait, as many as may; try again, or another server",
+                f"the server is busy: {self.most} choices wait, as many as may; try again, or another server",
                 status=429,
                 code="queue_full",
                 retry_after=BUSY_SECONDS,

@@ -105,6 +105,11 @@ def _prompts(request: TextRequest) -> list[str] | list[list[int]]:
     return prompts  # type: ignore[return-value]
 
 
+def prompt_count(request: ChatRequest | TextRequest) -> int:
+    """Of a request that was checked."""
+    return len(_prompts(request)) if isinstance(request, TextRequest) else 1
+
+
 def _check_choices(n: int, prompts: int, limits: Limits) -> None:
     if not 1 <= n <= limits.max_choices:
         raise _out_of_range("n", f"a number from 1 to {limits.max_choices}", n)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from outrider.server.engine.engine import Engine
-from outrider.server.http import handlers, openapi, requests
+from outrider.server.http import admission, handlers, openapi, requests, validation
 from outrider.server.http.answers import ChatAnswer, TextAnswer
 from outrider.server.http.errors import ApiError
 from outrider.server.http.grammar_process import GrammarProcess
@@ -75,6 +75,10 @@ def install(
         check_accepting()
         queue.check()
         request = await requests.receive(raw, kind, limits, entering)
+        n, prompts = request.n, validation.prompt_count(request)
+        if (asking := admission.current()) is not None:
+            asking.weigh(n, prompts)
+        queue.weigh(n * prompts)
         return await handlers.answer(handler, request, raw)
 
     @app.post(

@@ -164,7 +164,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     look(watched)
     assert watched.holder(header(old)) is None
     assert watched.holder(header(new)) is None
-    holder.end()
+    holder.end(1)
 
 
 def test_an_exchanged_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

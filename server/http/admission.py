@@ -1,0 +1,186 @@
+"""What one request takes of its key's limits and of the queue, from the door to the last of its tokens.
+
+A request comes in as one choice. When its body is read, `weigh` adds the others. When its prompts are counted,
+`reserve` takes the tokens that it may become. When its answer has ended and the engine has let go of it, what it did
+not use is given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.server.http.access import Holder
+from outrider.server.http.errors import ApiError
+from outrider.server.http.token_limits import Grant
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Counts as in an answer's usage: cached ones are among those of the prompt."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def fields(self) -> dict[str, int]:
+        """For the request's line in the log; none where nothing was asked of the engine."""
+        if not self.prompt:
+            return {}
+        return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
+
+
+@dataclass(slots=True, eq=False)
+class Admission:
+    """holder: None where no key is asked for. at_last: called when the engine has nothing of it any more.
+
+    refusal: why the engine was not asked; SGLang's handlers only pass its text on. forget: has SGLang forget a choice.
+    """
+
+    holder: Holder | None
+    refusal: ApiError | None = None
+    forget: Callable[[str], None] = field(default=lambda request_id: None)
+    at_last: list[Callable[[Admission], None]] = field(default_factory=list)
+    choices: int = 1
+    prompts: int = 1
+    _reserved_choices: int = 0
+    _reserved: int = 0
+    _prompt_tokens: int = 0
+    _grants: list[tuple[Grant, Grant]] = field(default_factory=list)
+    _generated: dict[str, int] = field(default_factory=dict)
+    _cached: dict[str, int] = field(default_factory=dict)
+    _open: dict[str, Any] = field(default_factory=dict)
+    _finished: int = 0
+    _passes: int = 0  # for several choices without seeds SGLang reads each prompt first, as a request of its own
+    _ended: bool = False
+
+    def weigh(self, n: int, prompts: int) -> None:
+        """The request turned out to have n choices for each prompt; raises ApiError where its key may not."""
+        if self.holder is not None and n * prompts > 1:
+            self.holder.widen(n * prompts - 1)
+        self.choices, self.prompts = n * prompts, prompts
+
+    def reserve(self, prompt: int, samples: int, answer: int | None, room: int, most: int | None) -> int | None:
+        """Take the tokens of a prompt and of `samples` answers to it; returns how long each may be, None for any.
+
+        answer: as asked for. room: what the context leaves for it. most: tokens that any request may have. Raises
+        ApiError where the key has not so many left, or the request could never be answered.
+        """
+        n = self.choices // self.prompts
+        if samples < n and self._reserved_choices % n:
+            prompt = 0  # sent again, for another choice of its own seed; usage counts it once
+        if samples > 1:
+            self._passes += 1
+        if limits := self._limits(most):
+            limit, who = min(limits)
+            if answer is None:  # as long as it may be, beside those that come
+                share = (limit - self._reserved) * samples // max(samples, self.choices - self._reserved_choices)
+                answer = max(1, min(room, (share - prompt) // samples))
+            tokens = prompt + samples * answer
+            if self._reserved + tokens > limit:
+                raise ApiError(
+                    f"the request may take {self._reserved + tokens} tokens, its prompts and the longest answers that "
+                    f"it asks for (max_tokens), and {who} may have {limit}; ask for less",
+                    param="max_tokens",
+                    code="request_too_many_tokens",
+                )
+            if self.holder is not None:
+                self._grants.append(self.holder.take(tokens))
+            self._reserved += tokens
+        self._reserved_choices += samples
+        self._prompt_tokens += prompt
+        return answer
+
+    def _limits(self, most: int | None) -> list[tuple[int, str]]:
+        """Tokens that a request can have at all, with who says so."""
+        found = [(most, "a request to this server")] if most is not None else []
+        if self.holder is not None:
+            name = f"one of key {self.holder.key.name}"
+            limits = [self.holder.key.max_tokens_per_request, *(budget.limit for budget in self.holder.budgets)]
+            found += [(limit, name) for limit in limits if limit is not None]
+        return found
+
+    def opened(self, request_id: str, state: Any) -> None:
+        """SGLang knows of a choice, or of something that it does for one. state: SGLang's."""
+        self._open[request_id] = state
+
+    def closed(self, request_id: str) -> None:
+        """SGLang has forgotten it, which it does when the engine has ended it."""
+        state = self._open.pop(request_id)
+        if state.dispatched:
+            self._finished += 1
+            self._generated.setdefault(request_id, len(state.output_ids))
+        self._settle_at_last()
+
+    def answered(self, request_id: str, cached: int, completion: int, *, first_pass: bool = False) -> None:
+        """Counts of a whole answer, as SGLang says them. first_pass: see `_passes`; what that read, all others find."""
+        self._generated[request_id] = 0 if first_pass else completion
+        if first_pass or not self._passes:
+            self._cached[request_id] = cached
+
+    def unread(self, request_id: str) -> None:
+        """It waited in vain: not even its prompt was read."""
+        self._generated.pop(request_id, None)
+
+    @property
+    def places(self) -> int:
+        """Choices that the engine has before it or at work."""
+        if self._ended:
+            return len(self._open)
+        return max(0, min(self.choices, self.choices + self._passes - self._finished))
+
+    @property
+    def tokens(self) -> Tokens:
+        """As known by now."""
+        generated = sum(self._generated.values())
+        running = [len(state.output_ids) for state in self._open.values() if state.dispatched]
+        if not (self._generated or running):
+            return Tokens()
+        return Tokens(
+            self._prompt_tokens, min(self._prompt_tokens, sum(self._cached.values())), generated + sum(running)
+        )
+
+    def end(self) -> None:
+        """The answer has ended, however it did; what is still with the engine has been given up there."""
+        self._ended = True
+        for request_id, state in list(self._open.items()):
+            if not state.dispatched:  # SGLang leaves those that it made for `n` and did not need
+                self.forget(request_id)
+        if self.holder is not None:
+            self.holder.end(self.choices)
+        self._settle_at_last()
+
+    def _settle_at_last(self) -> None:
+        if not self._ended or self._open:
+            return
+        used = self.tokens
+        if self.holder is not None:
+            self.holder.settle(self._grants, used.prompt + used.completion)
+            self._grants.clear()
+        while self.at_last:
+            self.at_last.pop()(self)
+
+
+_current: ContextVar[Admission | None] = ContextVar("admission", default=None)
+
+
+def current() -> Admission | None:
+    """Of the request that the running code works for; None beside any."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def admitted(holder: Holder | None) -> Iterator[Admission]:
+    """To the end of the answer, however it ends: for a stream, of its last byte or of its client."""
+    if holder is not None:
+        holder.begin()
+    admission = Admission(holder)
+    token = _current.set(admission)
+    try:
+        yield admission
+    finally:
+        _current.reset(token)
+        admission.end()

@@ -1,0 +1,81 @@
+"""Where SGLang's tokenizer manager tells us what a request's choices become, and asks whether they may.
+
+Two places of it are ours: the check of a prompt when its tokens are known, and the table of what is with the engine. A
+choice is in the table from before it is sent until the engine has ended it, whoever waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.server.http import admission
+from outrider.server.http.admission import Admission
+from outrider.server.http.errors import ApiError
+
+
+class ChoiceTable(dict[str, Any]):
+    """SGLang's `rid_to_state`, whose entries belong to the request that was being worked for when they were added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: dict[str, Admission] = {}
+        self.asking: set[Admission] = set()
+        """Requests whose choices are known, until the engine has nothing of them any more."""
+
+    @property
+    def under_way(self) -> int:
+        """Choices that the engine has before it or at work, those of our own measurements included."""
+        return len(self) - len(self.owners) + sum(request.places for request in self.asking)
+
+    def take_on(self, request: Admission) -> None:
+        self.asking.add(request)
+        request.at_last.append(self.asking.discard)
+
+    def __setitem__(self, request_id: str, state: Any) -> None:
+        super().__setitem__(request_id, state)
+        if (owner := admission.current()) is not None and state.obj.log_metrics:
+            self.owners[request_id] = owner
+            owner.forget = self.pop
+            owner.opened(request_id, state)
+
+    def __delitem__(self, request_id: str) -> None:
+        super().__delitem__(request_id)
+        if (owner := self.owners.pop(request_id, None)) is not None:
+            owner.closed(request_id)
+
+    def pop(self, request_id: str, *default: Any) -> Any:
+        if request_id not in self and default:
+            return default[0]
+        state = self[request_id]
+        del self[request_id]
+        return state
+
+
+def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
+    """Have requests counted, and refused beyond their limits.
+
+    manager: SGLang's, of which nothing is asked yet. context_length: tokens that a prompt and its answer can have.
+    most: tokens that a request may have, its prompts and answers together; None is any number.
+    """
+    table = ChoiceTable()
+    table.update(manager.rid_to_state)
+    manager.rid_to_state = table
+    check = manager._validate_one_request
+
+    def check_and_reserve(obj: Any, input_ids: list[int]) -> None:
+        check(obj, input_ids)
+        if (asking := admission.current()) is None or not obj.log_metrics:
+            return  # a measurement of our own
+        asked, prompt = obj.sampling_params, len(input_ids)
+        try:
+            answer = asking.reserve(
+                prompt, asked.get("n") or 1, asked.get("max_new_tokens"), context_length - prompt, most
+            )
+        except ApiError as refusal:
+            asking.refusal = refusal
+            raise ValueError(refusal.message) from None
+        # A copy: prompts of one request share their parameters.
+        obj.sampling_params = {**asked, "max_new_tokens": answer}
+
+    manager._validate_one_request = check_and_reserve
+    return table

@@ -1,0 +1,120 @@
+"""Counters of the tokens that a key has taken: of the last minute, and of the day.
+
+Tokens are taken before a request runs, as many as it may become, and what it did not use is given back when it has
+ended. So the sum that is taken in a window is never above its limit, however many requests run beside each other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MINUTE_SECONDS = 60.0
+DAY_SECONDS = 86400
+
+
+class ServerClock:
+    """Seconds since 1970 as the wall clock had them at the start, and by the monotonic clock from then on.
+
+    So a jump of the wall clock begins no new day under a running server.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._offset = wall() - monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + self._monotonic()
+
+
+@dataclass(slots=True)
+class Grant:
+    """Tokens taken at a time; `tokens` falls as they are given back."""
+
+    at: float
+    tokens: int
+
+
+class TokenWindow:
+    """Tokens taken within any `seconds`; those taken earlier than that count no more."""
+
+    def __init__(self, seconds: float = MINUTE_SECONDS) -> None:
+        self.seconds = seconds
+        self._grants: deque[Grant] = deque()
+        self._taken = 0
+
+    def taken(self, now: float) -> int:
+        while self._grants and self._grants[0].at <= now - self.seconds:
+            self._taken -= self._grants.popleft().tokens
+        return self._taken
+
+    def take(self, tokens: int, now: float) -> Grant:
+        """Count them, whatever the limit is: `wait` says whether they fit."""
+        grant = Grant(now, tokens)
+        self._grants.append(grant)
+        self._taken += tokens
+        return grant
+
+    def give_back(self, grant: Grant, tokens: int, now: float) -> None:
+        """At most those of the grant."""
+        self.taken(now)
+        if grant.at > now - self.seconds:
+            self._taken -= tokens
+        grant.tokens -= tokens
+
+    def wait(self, tokens: int, limit: int, now: float) -> float:
+        """Seconds until so many more fit, if nothing is given back; 0 where they do now."""
+        excess = self.taken(now) + tokens - limit
+        for grant in self._grants:
+            if excess <= 0:
+                break
+            excess -= grant.tokens
+            if excess <= 0:
+                return grant.at + self.seconds - now
+        return 0.0 if excess <= 0 else math.inf
+
+    def reset(self, now: float) -> float:
+        """Seconds until everything that was taken counts no more."""
+        return self._grants[-1].at + self.seconds - now if self.taken(now) else 0.0
+
+
+class DayCount:
+    """Tokens taken since midnight UTC. day: days since 1970. used: tokens of that day, known from an earlier start."""
+
+    def __init__(self, day: int = 0, used: int = 0) -> None:
+        self.day, self._taken = day, used
+
+    def taken(self, now: float) -> int:
+        if (today := day_of(now)) > self.day:
+            self.day, self._taken = today, 0
+        return self._taken
+
+    def take(self, tokens: int, now: float) -> Grant:
+        """Count them, whatever the limit is: `wait` says whether they fit."""
+        self.taken(now)
+        self._taken += tokens
+        return Grant(now, tokens)
+
+    def give_back(self, grant: Grant, tokens: int, now: float) -> None:
+        """At most those of the grant; those of an earlier day count no more."""
+        self.taken(now)
+        if day_of(grant.at) == self.day:
+            self._taken -= tokens
+        grant.tokens -= tokens
+
+    def wait(self, tokens: int, limit: int, now: float) -> float:
+        """Seconds until so many more fit, if nothing is given back; 0 where they do now."""
+        if self.taken(now) + tokens <= limit:
+            return 0.0
+        return self.reset(now) if tokens <= limit else math.inf
+
+    def reset(self, now: float) -> float:
+        """Seconds until midnight."""
+        return DAY_SECONDS - now % DAY_SECONDS
+
+
+def day_of(now: float) -> int:
+    return int(now // DAY_SECONDS)

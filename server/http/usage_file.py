@@ -1,0 +1,123 @@
+"""What each key has used of its day, kept over restarts.
+
+JSON: the day, and tokens by the keys' names. Requests under way count whole, so that a server that is killed does not
+give away what they were given. It is written every few seconds, and at the end; what was used in the last of them is
+lost where the server is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from outrider.kernels.cache import cache_root
+from outrider.server.engine.settings import Settings
+from outrider.server.errors import UserError
+from outrider.storage.replacing import replace
+
+if TYPE_CHECKING:
+    from outrider.server.http.access import Access
+
+logger = logging.getLogger(__name__)
+
+WRITE_SECONDS = 5.0
+"""How often it is written, if anything has changed."""
+MAX_BYTES = 1 << 22
+FIRST_DAY = datetime.date(1970, 1, 1)
+
+
+class UsageFile:
+    """The file of one server: no other may write to it meanwhile.
+
+    path: made if there is none, with its folder. Raises UserError where it cannot be read, is not one, or is another
+    server's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.day, self.used = read(path)
+        self._written: tuple[int, Mapping[str, int]] = self.day, self.used
+        self._failed = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path.parent / f".{path.name}.lock", mode=0o600)
+            self._lock.acquire(timeout=0)
+        except TimeoutError:
+            raise UserError(
+                f"another server keeps its usage in {path}; name a file of its own with --usage-file"
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror or error}; name another file with --usage-file"
+            ) from None
+
+    @classmethod
+    def of(cls, settings: Settings) -> UsageFile | None:
+        """That of the settings, or the default; None without keys, and, with a warning, where there is no default."""
+        if settings.api_keys is None:
+            return None
+        if settings.usage_file is not None:
+            return cls(settings.usage_file)
+        try:
+            return cls(cache_root() / "usage" / f"{settings.port}.json")
+        except UserError as error:
+            logger.warning("a restart will forget what keys have used of their day: %s", error)
+            return None
+
+    def used_on(self, day: int) -> Mapping[str, int]:
+        """Tokens by the keys' names, of a start on that day. A file from the future counts: the clock was set back."""
+        return self.used if self.day >= day else {}
+
+    async def keep(self, access: Access) -> None:
+        """Write what has changed, again and again."""
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            await asyncio.to_thread(self.write, access)
+
+    def write(self, access: Access) -> None:
+        """Replace the file at once. One that cannot be written is an error in the log, once, and tried again."""
+        found = access.used_today()
+        if found == self._written:
+            return
+        day, used = found
+        content = {"day": str(FIRST_DAY + datetime.timedelta(days=day)), "tokens": used}
+        try:
+            replace({self.path: json.dumps(content, indent=1) + "\n"}, mode=0o600)
+        except OSError as error:
+            if not self._failed:
+                logger.error("cannot write %s: %s; a restart would forget it", self.path, error.strerror or error)
+            self._failed = True
+        else:
+            self._written, self._failed = found, False
+
+    def close(self, access: Access) -> None:
+        self.write(access)
+        self._lock.release()
+
+
+def read(path: Path) -> tuple[int, dict[str, int]]:
+    """The day, see `token_limits.day_of`, and tokens by name; raises UserError."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(MAX_BYTES))
+        day = (datetime.date.fromisoformat(content["day"]) - FIRST_DAY).days
+        return day, {str(name): _count(tokens) for name, tokens in content["tokens"].items()}
+    except FileNotFoundError:
+        return 0, {}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{path} is no file of usage, or damaged; remove it, and today's usage is forgotten") from None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError
+    return value

@@ -1,0 +1,392 @@
+"""Counters of tokens: by any interleaving of requests no window is given more than its limit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.server.errors import UserError
+from outrider.server.http import usage_file
+from outrider.server.http.access import Access, Holder
+from outrider.server.http.admission import Admission
+from outrider.server.http.errors import ApiError
+from outrider.server.http.keys import Key
+from outrider.server.http.token_limits import DAY_SECONDS, MINUTE_SECONDS, DayCount, ServerClock, TokenWindow
+from outrider.server.http.usage_file import UsageFile
+
+MIDNIGHT = 20000 * DAY_SECONDS
+
+
+class Time:
+    """Seconds since 1970 that pass as told."""
+
+    def __init__(self, now: float = MIDNIGHT + 3600.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Choice:
+    """What SGLang keeps of one, as far as it is read here."""
+
+    dispatched: bool = True
+    output_ids: list[int] = field(default_factory=list)
+
+
+def holder_of(time: Time, **limits: Any) -> Holder:
+    return Holder(Key(name="k", digest=b"", **limits), time)
+
+
+def refused(call: Any, *arguments: Any) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        call(*arguments)
+    return raised.value
+
+
+def test_tokens_count_for_a_minute() -> None:
+    window = TokenWindow()
+    first = window.take(60, 0.0)
+    window.take(30, 20.0)
+    assert window.taken(59.9) == 90
+    assert window.wait(10, 100, 59.9) == 0
+    assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # when the first have passed
+    assert window.wait(71, 100, 30.0) == pytest.approx(50.0)  # when the others have too
+    assert window.wait(101, 100, 30.0) == math.inf
+    assert window.reset(30.0) == pytest.approx(50.0)
+    window.give_back(first, 50, 40.0)
+    assert window.taken(40.0) == 40
+    assert window.taken(60.0) == 30
+    window.give_back(first, 10, 61.0)  # too late to matter
+    assert window.taken(61.0) == 30
+    assert window.taken(80.0) == 0
+    assert window.reset(80.0) == 0
+
+
+def test_a_day_ends_at_midnight() -> None:
+    count = DayCount()
+    grant = count.take(80, MIDNIGHT - 100.0)
+    assert count.wait(20, 100, MIDNIGHT - 50.0) == 0
+    assert count.wait(21, 100, MIDNIGHT - 50.0) == 50
+    assert count.taken(MIDNIGHT) == 0
+    count.take(5, MIDNIGHT)
+    count.give_back(grant, 70, MIDNIGHT + 1)  # yesterday's
+    assert count.taken(MIDNIGHT + 1) == 5
+
+
+def test_no_jump_of_the_wall_clock_begins_a_day() -> None:
+    wall, monotonic = [MIDNIGHT - 10.0], [500.0]
+    clock = ServerClock(lambda: wall[0], lambda: monotonic[0])
+    count = DayCount()
+    count.take(100, clock())
+    wall[0] += 400 * DAY_SECONDS
+    assert count.taken(clock()) == 100
+    monotonic[0] += 9
+    assert count.taken(clock()) == 100
+    monotonic[0] += 2
+    assert count.taken(clock()) == 0
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.floats(0, 90),  # seconds since the one before
+        st.integers(1, 60),  # tokens of its prompt
+        st.integers(1, 3),  # choices
+        st.one_of(st.none(), st.integers(1, 60)),  # max_tokens
+        st.floats(0, 1),  # share of them that it writes
+        st.floats(0, 200),  # seconds that it takes
+        st.booleans(),  # of its own accord, or its client leaves and the engine follows later
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(REQUESTS, st.integers(20, 300), st.integers(50, 900), st.one_of(st.none(), st.integers(10, 300)))
+def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
+    requests: list[Any], per_minute: int, per_day: int, per_request: int | None
+) -> None:
+    """And what was used is exactly what counts in the end: nothing is lost, or kept. No slack: it is taken before."""
+    time = Time(MIDNIGHT - 600.0)
+    limits = {"tokens_per_minute": per_minute, "tokens_per_day": per_day, "max_tokens_per_request": per_request}
+    holder = holder_of(time, **limits)
+    used: list[tuple[float, int]] = []  # when it was admitted, with all that it wrote
+    running: list[tuple[float, Admission, int, bool]] = []
+
+    def until(moment: float) -> None:
+        for ends, admission, tokens, left in sorted(running, key=lambda one: one[0]):
+            if ends > moment:
+                break
+            time.now = max(time.now, ends)
+            admission._open["id"].output_ids += range(tokens)
+            admission.closed("id")
+            if not left:
+                admission.end()
+        running[:] = [one for one in running if one[0] > moment]
+        time.now = moment
+
+    for after, prompt, choices, asked, share, seconds, leaves in requests:
+        until(time.now + after)
+        holder.begin()
+        admission = Admission(holder)
+        try:
+            admission.weigh(choices, 1)
+            answer = admission.reserve(prompt, choices, asked, 1000, None)
+        except ApiError as refusal:
+            assert refusal.status in (400, 429)
+            admission.end()
+            continue
+        assert answer is not None
+        assert answer >= 1
+        assert asked in (None, answer)
+        written = int(share * choices * answer)
+        assert per_request is None or prompt + choices * answer <= per_request
+        admission.opened("id", Choice())
+        used.append((time.now, prompt + written))
+        running.append((time.now + seconds, admission, written, leaves))
+        if leaves:
+            admission.end()
+    until(time.now + 1000)
+
+    for begin, _ in used:
+        within = sum(tokens for at, tokens in used if begin <= at < begin + MINUTE_SECONDS)
+        assert within <= per_minute
+    for day in (MIDNIGHT - DAY_SECONDS, MIDNIGHT):
+        assert sum(tokens for at, tokens in used if day <= at < day + DAY_SECONDS) <= per_day
+    today = time.now - time.now % DAY_SECONDS
+    assert holder.day.taken(time.now) == sum(tokens for at, tokens in used if at >= today)
+    assert holder.minute.taken(time.now) == holder.under_way == 0
+
+
+def test_a_request_takes_what_it_may_become_and_gives_the_rest_back() -> None:
+    time = Time()
+    holder = holder_of(time, tokens_per_minute=100)
+    holder.begin()
+    one = Admission(holder)
+    assert one.reserve(10, 1, 60, 1000, None) == 60
+    holder.begin()
+    other = Admission(holder)
+    refusal = refused(other.reserve, 10, 1, 21, 1000, None)
+    assert (refusal.status, refusal.code, refusal.retry_after) == (429, "token_limit_exceeded", 60)
+    assert "100 tokens a minute and has 30 left; this request may take 31" in refusal.message
+    assert other.reserve(10, 1, 20, 1000, None) == 20
+    one.opened("a", Choice(output_ids=[1, 2, 3]))
+    one.closed("a")
+    assert holder.minute.taken(time.now) == 100  # its answer has not ended
+    one.end()
+    assert holder.minute.taken(time.now) == 13 + 30
+    assert holder.under_way == 1
+
+
+def test_what_a_client_left_counts_when_the_engine_has_let_go() -> None:
+    time = Time()
+    holder = holder_of(time, tokens_per_day=100)
+    holder.begin()
+    admission, seen = Admission(holder), []
+    admission.at_last.append(lambda one: seen.append(one.tokens))
+    admission.reserve(10, 1, 60, 1000, None)
+    state = Choice(output_ids=[1] * 5)
+    admission.opened("a", state)
+    admission.end()
+    assert (holder.day.taken(time.now), seen, holder.under_way) == (70, [], 0)
+    state.output_ids += [1] * 3
+    admission.closed("a")
+    assert holder.day.taken(time.now) == 18
+    assert [(tokens.prompt, tokens.completion) for tokens in seen] == [(10, 8)]
+
+
+def test_what_never_ran_costs_nothing() -> None:
+    time = Time()
+    holder = holder_of(time, tokens_per_day=100)
+    for waited in (False, True):
+        holder.begin()
+        admission = Admission(holder)
+        admission.reserve(10, 1, 60, 1000, None)
+        if waited:  # in the engine's queue, for longer than it may
+            admission.opened("a", Choice())
+            admission.closed("a")
+            admission.unread("a")
+        admission.end()
+        assert holder.day.taken(time.now) == 0
+
+
+def test_states_that_sglang_leaves_are_forgotten() -> None:
+    forgotten = []
+    admission = Admission(None)
+
+    def forget(request_id: str) -> None:
+        forgotten.append(request_id)
+        admission.closed(request_id)
+
+    admission.forget = forget
+    admission.opened("left", Choice(dispatched=False))
+    admission.opened("running", Choice())
+    admission.end()
+    assert forgotten == ["left"]
+    assert admission.places == 1
+    admission.closed("running")
+    assert admission.places == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "most", "answer"),
+    [
+        ({}, None, None),
+        ({}, 200, 190),
+        ({"max_tokens_per_request": 50}, 500, 40),
+        ({"tokens_per_minute": 200, "tokens_per_day": 100}, None, 90),
+        ({"tokens_per_minute": 5000}, None, 300),
+    ],
+)
+def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
+    limits: dict[str, int], most: int | None, answer: int | None
+) -> None:
+    holder = holder_of(Time(), **limits)
+    holder.begin()
+    assert Admission(holder).reserve(10, 1, None, 300, most) == answer
+
+
+def test_several_prompts_share_what_a_request_may_have() -> None:
+    holder = holder_of(Time(), max_tokens_per_request=100)
+    holder.begin()
+    admission = Admission(holder)
+    admission.weigh(2, 2)
+    answers = [admission.reserve(10, 2, None, 1000, None) for _ in range(2)]
+    assert answers == [20, 20]
+
+
+def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
+    """As in `usage`. With a seed SGLang gets a prompt for each choice."""
+    time = Time()
+    holder = holder_of(time, tokens_per_day=1000)
+    holder.begin()
+    admission = Admission(holder)
+    admission.weigh(3, 2)
+    for _ in range(6):
+        admission.reserve(10, 1, 5, 1000, None)
+    assert holder.day.taken(time.now) == 2 * 10 + 6 * 5
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens_per_request": 50}, {"tokens_per_minute": 50}, {"tokens_per_day": 50}])
+def test_what_could_never_be_is_refused_for_good(limits: dict[str, int]) -> None:
+    holder = holder_of(Time(), **limits)
+    holder.begin()
+    for prompt, answer in ((10, 41), (50, None), (60, 1)):
+        refusal = refused(Admission(holder).reserve, prompt, 1, answer, 1000, None)
+        assert (refusal.status, refusal.code) == (400, "request_too_many_tokens")
+        assert "one of key k may have 50" in refusal.message
+
+
+def test_choices_weigh() -> None:
+    holder = holder_of(Time(), concurrency=4)
+    holder.begin()
+    one = Admission(holder)
+    one.weigh(3, 1)
+    holder.begin()
+    two = Admission(holder)
+    refusal = refused(two.weigh, 2, 1)
+    assert (refusal.status, refusal.code, refusal.retry_after) == (429, "concurrency_limit_exceeded", 1)
+    refusal = refused(two.weigh, 2, 3)
+    assert (refusal.status, refusal.code, refusal.param) == (400, "too_many_choices", "n")
+    assert refused(holder.begin).status == 429
+    two.end()
+    one.end()
+    assert holder.under_way == 0
+    holder.begin()
+    Admission(holder).weigh(4, 1)
+
+
+def test_headers_say_what_is_left() -> None:
+    time = Time(MIDNIGHT + DAY_SECONDS - 3723.5)
+    holder = holder_of(time, tokens_per_minute=100, tokens_per_day=120)
+    assert dict(holder.headers()) == {
+        b"x-ratelimit-limit-tokens": b"100",
+        b"x-ratelimit-remaining-tokens": b"100",
+        b"x-ratelimit-reset-tokens": b"0s",
+    }
+    holder.take(50)
+    time.now += 1.5
+    holder.take(30)
+    assert dict(holder.headers())[b"x-ratelimit-reset-tokens"] == b"1m0s"
+    time.now += 59.25
+    assert dict(holder.headers())[b"x-ratelimit-remaining-tokens"] == b"40"  # of the day
+    assert dict(holder.headers())[b"x-ratelimit-reset-tokens"] == b"1h1m3s"
+    assert dict(holder_of(time).headers()) == {}
+
+
+def test_limits_change_under_what_was_used() -> None:
+    time = Time()
+    holder = holder_of(time)
+    holder.take(70)
+    holder.change(Key(name="k", digest=b"", tokens_per_minute=100, tokens_per_day=80))
+    assert refused(holder.take, 31).message.startswith("key k may take 100 tokens a minute and has 30 left")
+    assert refused(holder.take, 11).message.startswith("key k may take 80 tokens a day and has 10 left")
+
+
+def keys_file(folder: Path) -> Path:
+    path = folder / "keys.toml"
+    path.write_text("".join(f"[{name}]\nsha256 = '{name * 64}'\n" for name in "ab"))
+    return path
+
+
+def used(access: Access) -> dict[str, int]:
+    return access.used_today()[1]
+
+
+def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
+    time, path = Time(), tmp_path / "folder" / "usage.json"
+
+    def started() -> tuple[UsageFile, Access]:
+        kept = UsageFile(path)
+        day = int(time.now // DAY_SECONDS)
+        return kept, Access(None, keys_file(tmp_path), clock=time, used=kept.used_on(day))
+
+    kept, access = started()
+    access._holders[1].take(70)
+    kept.write(access)
+    with pytest.raises(UserError, match="another server keeps its usage in .* --usage-file"):
+        UsageFile(path)
+    access._holders[1].take(1)
+    kept.close(access)
+    kept, access = started()
+    assert used(access) == {"b": 71}
+    kept.close(access)
+    time.now -= 3 * DAY_SECONDS  # whoever sets the clock back wins nothing
+    kept, access = started()
+    assert used(access) == {"b": 71}
+    kept.write(access)
+    assert '"b": 71' in path.read_text()
+    kept.close(access)
+    time.now += DAY_SECONDS
+    kept, access = started()
+    assert used(access) == {}
+    kept.close(access)
+
+
+def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "usage.json"
+    for text in ("", "[]", '{"day": "x", "tokens": {}}', '{"day": "2026-01-01", "tokens": {"a": -1}}', "[" * 99999):
+        path.write_text(text)
+        with pytest.raises(UserError, match="is no file of usage, or damaged; remove it"):
+            usage_file.read(path)
+    path.unlink()
+    with pytest.raises(UserError, match="cannot write"):
+        UsageFile(Path("/proc/none/usage.json"))
+
+    kept, access = UsageFile(path), Access(None, keys_file(tmp_path), clock=Time())
+    path.mkdir()  # nothing can be put in its place
+    for tokens in (1, 2):
+        access._holders[0].take(tokens)
+        kept.write(access)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
+    path.rmdir()
+    kept.write(access)
+    assert usage_file.read(path)[1] == {"a": 3}
+    kept.close(access)
