@@ -83,6 +83,22 @@ OVERVIEW: dict[str, list[Panel]] = {
             "s",
         ),
     ],
+    "Keys": [
+        Panel("Requests by key", "Refused ones too.", {"{{key}}": rate("outrider_key_requests_total", "key")}, "reqps"),
+        Panel(
+            "Tokens per second by key",
+            "Of prompts and answers, counted when a request has ended.",
+            {"{{key}}": rate("outrider_key_tokens_total", "key", kind="prompt|completion")},
+        ),
+        share(
+            "Prompt tokens from the cache by key",
+            "Share that the prefix cache had.",
+            {
+                "{{key}}": f"{rate('outrider_key_tokens_total', 'key', kind='cached')} / "
+                f"{rate('outrider_key_tokens_total', 'key', kind='prompt')}"
+            },
+        ),
+    ],
     "Cache and errors": [
         Panel(
             "Servers",

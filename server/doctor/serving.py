@@ -123,7 +123,7 @@ def _why_none_fits(settings: Settings, model: Model) -> str:
 
 def doors(settings: Settings) -> Iterator[Finding]:
     """Keys, certificate and address, as far as the settings name them; and who could ask such a server."""
-    from outrider.server.http import keys, listen
+    from outrider.server.http import keys, listen, usage_file
     from outrider.server.http.tls import Tls
 
     try:
@@ -133,6 +133,12 @@ def doors(settings: Settings) -> Iterator[Finding]:
         yield problem(
             "keys", str(error), "`outrider key NAME --api-keys FILE` makes keys and the file (docs/secure.md)"
         )
+        return
+    try:
+        if settings.usage_file is not None:
+            usage_file.read(settings.usage_file)
+    except UserError as error:
+        yield problem("keys", str(error), "name another file with --usage-file")
         return
     try:
         tls = Tls.of(settings)

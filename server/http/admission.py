@@ -145,10 +145,10 @@ class Admission:
 
     def end(self) -> None:
         """The answer has ended, however it did; what is still with the engine has been given up there."""
-        self._ended = True
         for request_id, state in list(self._open.items()):
             if not state.dispatched:  # SGLang leaves those that it made for `n` and did not need
                 self.forget(request_id)
+        self._ended = True
         if self.holder is not None:
             self.holder.end(self.choices)
         self._settle_at_last()

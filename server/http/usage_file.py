@@ -79,11 +79,13 @@ class UsageFile:
         """Write what has changed, again and again."""
         while True:
             await asyncio.sleep(WRITE_SECONDS)
-            await asyncio.to_thread(self.write, access)
+            await asyncio.to_thread(self._write, access.used_today())
 
     def write(self, access: Access) -> None:
-        """Replace the file at once. One that cannot be written is an error in the log, once, and tried again."""
-        found = access.used_today()
+        """Replace the file if anything has changed. One that cannot be written is an error in the log, once."""
+        self._write(access.used_today())
+
+    def _write(self, found: tuple[int, Mapping[str, int]]) -> None:
         if found == self._written:
             return
         day, used = found

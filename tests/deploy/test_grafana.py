@@ -24,8 +24,9 @@ VARIABLES = {"$job": "outrider", "$instance": ".*", "$__rate_interval": "30s"}
 SILENT = {"Drafter collapsed", "Error of the predicted step time", "Step time, predicted and taken"}
 """Panels that may stay empty or at 0: an alarm, and what needs a measured profile that fits this machine."""
 
-OF_BLOCKS = "Block-diffusion models"
-"""A row of panels that stay empty with other models: tests/lossless/test_spiffy.py."""
+OF_OTHERS = {"Block-diffusion models", "Keys"}
+"""Rows of panels that stay empty with other models (tests/lossless/test_spiffy.py), and without keys
+(tests/server/http/test_limits.py)."""
 
 
 def targets() -> list[tuple[str, str, str]]:
@@ -34,7 +35,7 @@ def targets() -> list[tuple[str, str, str]]:
     for dashboard in DASHBOARDS.values():
         for panel in dashboard["panels"]:
             row = panel["title"] if panel["type"] == "row" else row
-            if row != OF_BLOCKS:
+            if row not in OF_OTHERS:
                 found += [
                     (panel["title"], target["legendFormat"], target["expr"]) for target in panel.get("targets", ())
                 ]

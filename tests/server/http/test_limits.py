@@ -25,10 +25,11 @@ import pytest
 from metrics_page import MetricsPage
 from running import Server, free_port, wait_until
 
-from outrider.server.http import keys
+from outrider.server.http import keys, usage_file
 
 RUNNING, QUEUED = 4, 4
 QUEUE_SECONDS, REQUEST_SECONDS, STALL_SECONDS = 3.0, 5.0, 2.0
+MINUTE_TOKENS, DAY_TOKENS, REQUEST_TOKENS = 200, 10_000, 3500
 SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 LONG = SHORT | {"max_tokens": 900, "speculation": {"enabled": False}}
 """More than four of these take longer than a request may."""
@@ -43,8 +44,15 @@ class Limited:
         self.add("operator", admin=True)
         self.add("two", concurrency=2)
         self.add("rare", rate=keys.Rate(3, 3600))
+        self.add("minute", tokens_per_minute=MINUTE_TOKENS)
+        self.add("day", tokens_per_day=DAY_TOKENS)
+        self.add("short", max_tokens_per_request=40)
+        self.usage_file = folder / "usage.json"
         limits = {
             "--api-keys": self.file,
+            "--usage-file": self.usage_file,
+            "--max-request-tokens": REQUEST_TOKENS,
+            "--log-requests": "summary",
             "--metrics-port": self.metrics_port,
             "--max-running-requests": RUNNING,
             "--max-queued-requests": QUEUED,
@@ -69,6 +77,12 @@ class Limited:
     def ask_all(self, name: str, count: int, body: dict[str, Any] = SHORT) -> list[httpx.Response]:
         with ThreadPoolExecutor(count) as pool:
             return list(pool.map(lambda _: self.ask(name, body), range(count)))
+
+    def used(self, name: str) -> dict[str, float]:
+        """Tokens of the key by kind, as the metrics have them."""
+        page = self.metrics()
+        kinds = ("prompt", "cached", "completion")
+        return {kind: page.value("outrider_key_tokens_total", key=name, kind=kind) or 0 for kind in kinds}
 
     def metrics(self) -> MetricsPage:
         return MetricsPage(f"http://127.0.0.1:{self.metrics_port}")
@@ -146,6 +160,9 @@ def test_a_key_sends_as_often_as_it_may(limited_server: Limited) -> None:
     assert code(answers[3]) == "rate_limit_exceeded"
     assert 3500 < int(answers[3].headers["Retry-After"]) <= 3601
     assert limited_server.ask("operator").status_code == 200
+    assert answers[1].headers["x-ratelimit-limit-requests"] == "3"
+    assert [int(answer.headers["x-ratelimit-remaining-requests"]) for answer in answers] == [2, 1, 0, 0]
+    assert answers[3].headers["x-ratelimit-reset-requests"].startswith(("59m", "1h"))
 
 
 def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
@@ -163,6 +180,123 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
         assert limited_server.ask("operator").status_code == 200
     wait_until(lambda: limited_server.ask("two").status_code == 200, 10)
     wait_until(limited_server.idle, 5)  # what they asked for is given up
+
+
+def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
+    """Of one that has more of them than its key, or the server, ever takes, none is answered."""
+    refused = limited_server.ask("two", SHORT | {"n": 3})
+    assert (refused.status_code, code(refused)) == (400, "too_many_choices")
+    refused = limited_server.ask("operator", SHORT | {"prompt": [SHORT["prompt"]] * 3, "n": 3})
+    assert (refused.status_code, code(refused)) == (400, "too_many_choices")
+    assert "9 choices" in refused.json()["error"]["message"]
+    url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True, "n": 2}
+    with limited_server.client.stream("POST", url, json=body, headers=limited_server.headers["two"]) as stream:
+        assert stream.status_code == 200
+        assert code(limited_server.ask("two")) == "concurrency_limit_exceeded"
+        # Two of the eight places are taken.
+        assert code(limited_server.ask("operator", SHORT | {"n": 7})) == "queue_full"
+    wait_until(lambda: limited_server.ask("two", SHORT | {"n": 2}).status_code == 200, 10)
+    wait_until(limited_server.idle, 5)
+
+
+@pytest.mark.parametrize("more", [{}, {"seed": 1}, {"prompt": ["1 2 3", "4 5 6"], "n": 2}])
+def test_choices_leave_nothing_behind(limited_server: Limited, more: dict[str, Any]) -> None:
+    """Their places are free when they are answered, however often that is."""
+    answers = [limited_server.ask("operator", SHORT | {"n": 4, "temperature": 1} | more) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert limited_server.ask("operator", SHORT | {"n": RUNNING + QUEUED}).status_code == 200
+
+
+def test_a_key_is_never_given_more_tokens_than_it_may_have(limited_server: Limited) -> None:
+    """Although all that it sends at once would end before they are too many."""
+    body = SHORT | {"max_tokens": 50, "stop": ["1"]}  # asks for more than it gets
+    answers = limited_server.ask_all("minute", 8, body)
+    assert set(map(code, answers)) == {None, "token_limit_exceeded"}
+    given = [answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200]
+    for answer in answers:
+        if answer.status_code == 429:
+            assert 1 <= int(answer.headers["Retry-After"]) <= 60
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+    # What was not used is given back.
+    last = limited_server.ask("minute", body)
+    assert last.status_code == 200
+    assert last.headers["x-ratelimit-limit-tokens"] == str(MINUTE_TOKENS)
+    given.append(last.json()["usage"]["total_tokens"])
+    refused = limited_server.ask("minute", SHORT | {"max_tokens": MINUTE_TOKENS - 20})
+    assert code(refused) == "token_limit_exceeded"
+    assert int(refused.headers["x-ratelimit-remaining-tokens"]) == MINUTE_TOKENS - sum(given)
+    assert refused.headers["x-ratelimit-reset-tokens"].removesuffix("s").isdigit()
+    assert code(limited_server.ask("minute", SHORT | {"max_tokens": MINUTE_TOKENS})) == "request_too_many_tokens"
+
+
+def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
+    """By key in the metrics and by request in the log, for any number of choices and prompts; of a refused one none."""
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "stream": True}
+    bodies: list[dict[str, Any]] = [
+        SHORT,
+        SHORT | {"n": 3, "temperature": 1},
+        SHORT | {"n": 2, "temperature": 1, "seed": 5},
+        SHORT | {"prompt": ["1 2 3", "4 5 6 7"], "n": 2, "temperature": 1},
+        SHORT | {"prompt": [1, 2, 3, 4]},
+        SHORT | {"stream": True, "stream_options": {"include_usage": True}},
+        chat | {"stream_options": {"include_usage": True}},
+        SHORT | {"max_tokens": -1},
+    ]
+    for body in bodies:
+        before = limited_server.used("operator")
+        route = "chat/completions" if "messages" in body else "completions"
+        url, headers = f"{limited_server.server.url}/v1/{route}", limited_server.headers["operator"]
+        answer = limited_server.client.post(url, json=body, headers=headers)
+        usage = usage_of(answer) if answer.status_code == 200 else {"prompt_tokens": 0, "completion_tokens": 0}
+        after = limited_server.used("operator")
+        assert after["prompt"] - before["prompt"] == usage["prompt_tokens"], body
+        assert after["completion"] - before["completion"] == usage["completion_tokens"], body
+        assert after["cached"] - before["cached"] <= usage["prompt_tokens"], body
+        (line,) = (
+            line
+            for line in limited_server.server.output().splitlines()
+            if f"request_id={answer.headers['X-Request-Id']}" in line
+        )
+        assert "key=operator" in line
+        said = (
+            f"prompt_tokens={usage['prompt_tokens']} " in line
+            and f"completion_tokens={usage['completion_tokens']}" in line
+        )
+        assert said == (answer.status_code == 200), line
+
+
+def usage_of(answer: httpx.Response) -> dict[str, int]:
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return answer.json()["usage"]
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return events[-1]["usage"]
+
+
+def test_what_a_client_leaves_counts_as_far_as_it_was_written(limited_server: Limited) -> None:
+    url, headers = f"{limited_server.server.url}/v1/completions", limited_server.headers["day"]
+    with limited_server.client.stream("POST", url, json=LONG | {"stream": True}, headers=headers) as stream:
+        chunks = stream.iter_lines()
+        for _ in range(20):
+            next(chunks)
+        taken = DAY_TOKENS - int(stream.headers["x-ratelimit-remaining-tokens"])
+        assert taken > LONG["max_tokens"]  # all that it may become
+    wait_until(lambda: limited_server.used("day")["prompt"] > 0, 10)
+    used = limited_server.used("day")
+    assert 5 <= used["completion"] < LONG["max_tokens"]
+    left = limited_server.ask("day", SHORT | {"max_tokens": 1}).headers["x-ratelimit-remaining-tokens"]
+    assert DAY_TOKENS - int(left) == used["prompt"] + used["completion"] + used["prompt"] + 1
+
+
+def test_a_request_has_as_many_tokens_as_it_may(limited_server: Limited) -> None:
+    answer = limited_server.ask("short", SHORT | {"max_tokens": None}).json()
+    assert answer["usage"]["total_tokens"] == 40
+    assert answer["choices"][0]["finish_reason"] == "length"
+    for name, most in (("short", 40), ("operator", REQUEST_TOKENS)):
+        refused = limited_server.ask(name, SHORT | {"max_tokens": most, "stream": True})
+        assert (refused.status_code, code(refused)) == (400, "request_too_many_tokens")
+        assert f"may have {most}" in refused.json()["error"]["message"]
+    refused = limited_server.ask("short", SHORT | {"max_tokens": 10, "n": 4, "temperature": 1})
+    assert code(refused) == "request_too_many_tokens"
 
 
 def test_beyond_the_queue_requests_are_refused_and_the_others_answered(limited_server: Limited) -> None:
@@ -287,3 +421,4 @@ def test_told_to_stop_it_answers_all_that_it_had_taken(limited_server: Limited) 
     assert [answer.status_code for answer in answers] == [200] * len(answers)
     assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {body["max_tokens"]}
     assert limited_server.server.process.wait(30) == 0
+    assert usage_file.read(limited_server.usage_file)[1].keys() >= {"operator", "minute", "day", "short"}

@@ -218,8 +218,11 @@ def test_what_never_ran_costs_nothing() -> None:
 
 
 def test_states_that_sglang_leaves_are_forgotten() -> None:
-    forgotten = []
-    admission = Admission(None)
+    forgotten, time = [], Time()
+    holder = holder_of(time, tokens_per_day=100)
+    holder.begin()
+    admission = Admission(holder)
+    admission.reserve(10, 1, 60, 1000, None)
 
     def forget(request_id: str) -> None:
         forgotten.append(request_id)
@@ -227,12 +230,26 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
 
     admission.forget = forget
     admission.opened("left", Choice(dispatched=False))
+    admission.opened("done", Choice(output_ids=[1, 2]))
+    admission.closed("done")
     admission.opened("running", Choice())
     admission.end()
     assert forgotten == ["left"]
+    assert holder.day.taken(time.now) == 70
     assert admission.places == 1
     admission.closed("running")
     assert admission.places == 0
+    assert holder.day.taken(time.now) == 12
+
+    holder.begin()
+    admission = Admission(holder)
+    admission.forget = forget
+    admission.reserve(10, 1, 60, 1000, None)
+    admission.opened("left", Choice(dispatched=False))
+    admission.opened("done", Choice(output_ids=[1, 2]))
+    admission.closed("done")
+    admission.end()
+    assert holder.day.taken(time.now) == 24
 
 
 @pytest.mark.parametrize(
