@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -225,7 +226,7 @@ def test_a_key_is_never_given_more_tokens_than_it_may_have(limited_server: Limit
     refused = limited_server.ask("minute", SHORT | {"max_tokens": MINUTE_TOKENS - 20})
     assert code(refused) == "token_limit_exceeded"
     assert int(refused.headers["x-ratelimit-remaining-tokens"]) == MINUTE_TOKENS - sum(given)
-    assert refused.headers["x-ratelimit-reset-tokens"].removesuffix("s").isdigit()
+    assert re.fullmatch(r"1m0s|[0-9]+s", refused.headers["x-ratelimit-reset-tokens"])
     assert code(limited_server.ask("minute", SHORT | {"max_tokens": MINUTE_TOKENS})) == "request_too_many_tokens"
 
 
