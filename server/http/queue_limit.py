@@ -43,7 +43,7 @@ class QueueLimit:
         if self.most is not None and choices > self._places() + self.most:
             raise ApiError(
                 f"the request has {choices} choices (n for each prompt); this server takes {self._places()} at a time, "
-                f"and {self.most} wait; ask for fewer",
+                f"and lets {self.most} wait; ask for fewer",
                 param="n",
                 code="too_many_choices",
             )

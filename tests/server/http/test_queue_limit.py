@@ -1,0 +1,111 @@
+"""Choices that wait: counted from when they are known until the engine has ended them, whoever asked for them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.server.http import admission
+from outrider.server.http.errors import ApiError
+from outrider.server.http.metering import ChoiceTable
+from outrider.server.http.queue_limit import QueueLimit
+
+
+class Engine:
+    """As SGLang's tokenizer manager shows it here: places, and what waits as the schedulers last said."""
+
+    def __init__(self, places: int, most: int | None) -> None:
+        self.waiting = 0
+        self.places = places
+        self.load_snapshot_reader = SimpleNamespace(read_all=self.loads)
+        self.table = ChoiceTable()
+        self.limit = QueueLimit(self, self.table, most)
+
+    def loads(self) -> list[Any]:
+        return [SimpleNamespace(max_running_requests=self.places, num_waiting_reqs=self.waiting)]
+
+    def state(self, *, measuring: bool = False) -> Any:
+        return SimpleNamespace(dispatched=True, output_ids=[], obj=SimpleNamespace(log_metrics=not measuring))
+
+
+def refusal(engine: Engine, choices: int) -> str | None:
+    """Code of the refusal of a request with so many; None where it is taken, and over at once."""
+    with admission.admitted(None) as asking:
+        try:
+            with engine.limit.entering():
+                pass
+            asking.weigh(choices, 1)
+            engine.limit.weigh(choices)
+        except ApiError as error:
+            return f"{error.status} {error.code}"
+    return None
+
+
+def test_each_choice_takes_a_place() -> None:
+    engine = Engine(places=2, most=3)
+    assert [refusal(engine, choices) for choices in (1, 5, 6)] == [None, None, "400 too_many_choices"]
+    with admission.admitted(None) as asking:
+        asking.weigh(2, 2)
+        engine.limit.weigh(4)
+        assert engine.table.under_way == 4  # known before the engine is
+        assert [refusal(engine, choices) for choices in (1, 2)] == [None, "429 queue_full"]
+        for name in "abcd":
+            engine.table[name] = engine.state()
+        assert engine.table.under_way == 4
+        del engine.table["a"], engine.table["b"]
+        assert engine.table.under_way == 2
+        assert refusal(engine, 3) is None
+    # Its client has left; the engine has not ended the others yet.
+    assert engine.table.under_way == 2
+    engine.table.pop("c")
+    engine.table.pop("d")
+    assert (engine.table.under_way, len(engine.table.asking), engine.table) == (0, 0, {})
+    assert refusal(engine, 5) is None
+
+
+def test_what_the_schedulers_say_counts_too() -> None:
+    engine = Engine(places=8, most=2)
+    engine.waiting = 2
+    with admission.admitted(None) as asking:
+        asking.weigh(2, 1)
+        engine.limit.weigh(2)
+        assert refusal(engine, 1) == "429 queue_full"
+        engine.waiting = 0
+        assert refusal(engine, 1) is None
+
+
+def test_measurements_of_ours_take_places_and_are_nobodys() -> None:
+    engine = Engine(places=1, most=1)
+    with admission.admitted(None) as asking:
+        engine.table["m"] = engine.state(measuring=True)
+        assert asking.places == 1
+    assert engine.table.under_way == 1
+    assert engine.table.owners == {}
+    assert refusal(engine, 2) == "429 queue_full"
+    del engine.table["m"]
+    assert refusal(engine, 2) is None
+
+
+def test_what_sglang_made_and_did_not_need_is_forgotten() -> None:
+    """For several choices without seeds it makes more than it sends."""
+    engine = Engine(places=4, most=4)
+    with admission.admitted(None) as asking:
+        asking.weigh(4, 1)
+        engine.limit.weigh(4)
+        for name in "abcd":
+            engine.table[name] = engine.state()
+            engine.table[name].dispatched = False
+    assert (engine.table, engine.table.under_way) == ({}, 0)
+
+
+def test_without_a_limit_nothing_is_refused() -> None:
+    assert refusal(Engine(places=1, most=None), 1000) is None
+
+
+def test_a_name_that_is_not_there() -> None:
+    table = ChoiceTable()
+    assert table.pop("none", None) is None
+    with pytest.raises(KeyError):
+        table.pop("none")
