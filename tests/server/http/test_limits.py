@@ -200,7 +200,7 @@ def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
     wait_until(limited_server.idle, 5)
 
 
-@pytest.mark.parametrize("more", [{}, {"seed": 1}, {"prompt": ["1 2 3", "4 5 6"], "n": 2}])
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"seed": 1}, {"prompt": ["1 2 3", "4 5 6"], "n": 2}])
 def test_choices_leave_nothing_behind(limited_server: Limited, more: dict[str, Any]) -> None:
     """Their places are free when they are answered, however often that is."""
     answers = [limited_server.ask("operator", SHORT | {"n": 4, "temperature": 1} | more) for _ in range(4)]
@@ -289,7 +289,9 @@ def test_what_a_client_leaves_counts_as_far_as_it_was_written(limited_server: Li
 
 
 def test_a_request_has_as_many_tokens_as_it_may(limited_server: Limited) -> None:
-    answer = limited_server.ask("short", SHORT | {"max_tokens": None}).json()
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+    url, headers = f"{limited_server.server.url}/v1/chat/completions", limited_server.headers["short"]
+    answer = limited_server.client.post(url, json=chat, headers=headers).json()
     assert answer["usage"]["total_tokens"] == 40
     assert answer["choices"][0]["finish_reason"] == "length"
     for name, most in (("short", 40), ("operator", REQUEST_TOKENS)):
