@@ -1,0 +1,317 @@
+"""What requests say over several decode steps is what the target says, to the last digit: every outcome of drafts,
+acceptance and replacement is taken, with its probability, through the worker's own planning and acceptance.
+
+Confidences depend on the tokens drafted before, as a real head's do: a second draft is likely after A, not after B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from enumeration import Enumeration, Found, TableModel, exact
+from measured_acceptance import Acceptance, Batch, Kind, Text, Verified
+from planning import curve_cost
+from power import distance
+
+from outrider.drafters import lookup_first
+from outrider.drafters.base import Drafter
+from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.ngram import NgramDrafter
+from outrider.kernels import acceptance
+from outrider.kernels.cpu import native
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.planners import survival_history
+from outrider.scheduler.planners.admission import survival_of
+from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.planners.baselines import Threshold, VerifyAll
+from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.server.plugin.decode import sampling as worker_sampling
+from outrider.server.plugin.decode.sampling import Sampling
+
+EXACT, SEEN = 1e-6, 0.01
+"""Total variation that rounding may bring, and that every planted fault brings."""
+TARGET = torch.tensor([[0.7, 0.3], [0.4, 0.6]])
+Q = torch.tensor([[[0.5, 0.5], [0.4, 0.6]], [[0.6, 0.4], [0.3, 0.7]], [[0.8, 0.2], [0.5, 0.5]]])
+CONFIDENCE = torch.tensor([[0.8, 0.5], [0.9, 0.1], [0.7, 0.3]])
+REPEATING = (0, 0, 1, 0, 1)
+SAMPLED, GREEDY = Kind(), Kind(temperature=0)
+
+
+def model(gamma: int, *, shortens: bool = False) -> TableModel:
+    return TableModel(Q[:gamma], CONFIDENCE[:gamma], shortens=shortens)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is served, and how. model: tokens that the model drafts, 0: there is none; lookup: tokens of a lookup."""
+
+    planner: Callable[[], Planner]
+    kinds: tuple[Kind, ...] = (SAMPLED,)
+    model: int = 3
+    lookup: int = 0
+    length: int = 5
+    shortens: bool = False
+    prompt: Text = REPEATING
+
+    def run(self) -> Found:
+        return self.ways().run()
+
+    def ways(self) -> Enumeration:
+        accepting = Acceptance(logits, self.kinds)
+        table = model(self.model, shortens=self.shortens) if self.model else None
+        drafter: Drafter | None = table
+        if self.lookup:
+            lookup = NgramDrafter(self.lookup)
+            drafter = lookup if table is None else LookupFirst(lookup, table, run=1.5)
+        prompts = [self.prompt] * len(self.kinds)
+        return Enumeration(prompts, accepting, drafter, table, self.planner(), self.length, len(TARGET))
+
+    def exact(self) -> dict[tuple[Text, ...], float]:
+        return exact([plain(kind) for kind in self.kinds], [self.prompt] * len(self.kinds), self.length)
+
+
+def logits(batch: Batch) -> torch.Tensor:
+    return TARGET[batch.flat.input_ids].log()
+
+
+def plain(kind: Kind) -> Callable[[Text], list[float]]:
+    """The next token's probabilities without speculation; where a seed decides, by what is drawn with it."""
+    table = TARGET.double() / TARGET.double().sum(1, keepdim=True)
+    if kind.temperature == 0:
+        table = torch.nn.functional.one_hot(table.argmax(1)).double()
+    if kind.seed is None:
+        return lambda text: table[text[-1]].tolist()
+    alone = Acceptance(logits, (kind,))
+    return lambda text: [float(token == alone.of(Verified(text, ()))[0][0][0]) for token in range(len(TARGET))]
+
+
+def dear(deciding: float = 0.0) -> StepCost:
+    """Drafts pay for whoever had a likely one two steps ago."""
+    drafts = [Point(n, 0, 0, (0.5 * n,), drafted=True) for n in (1, 2)]
+    cost = StepCost([*(Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)), *drafts])
+    cost.observe_deciding(deciding)
+    return cost
+
+
+def by_depth() -> StepCost:
+    drafts = [Point(1, 0, 0, (0.05,), drafted=True), Point(2, 0, 0, (0.1,), drafted=True)]
+    return StepCost([*(Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)), *drafts])
+
+
+def alone(seconds: list[float], gamma: int = 3, **options: int) -> Callable[[], Planner]:
+    """The asynchronous planner of one request; seconds by drafts verified."""
+    return lambda: Asynchronous(curve_cost(1, seconds), gamma, **options)
+
+
+def together(cost: Callable[[], StepCost], gamma: int = 2) -> Callable[[], Planner]:
+    return lambda: Asynchronous(cost(), gamma, smoothing=1, held=1)
+
+
+def one_budget() -> StepCost:
+    """Three drafts of two requests with two each are worth it, and the fourth never is."""
+    return curve_cost(2, [1.0, 1.1, 1.2, 1.3, 2.5])
+
+
+STEEP, FLAT = [1.0, 1.2, 1.6, 2.0], [1.0, 1.1, 1.15, 1.2, 1.25]
+PAIR = (SAMPLED, SAMPLED)
+SCENES = {
+    "verify all": Scene(VerifyAll),
+    "threshold": Scene(lambda: Threshold(0.5)),
+    "synchronous": Scene(lambda: Synchronous(curve_cost(1, STEEP))),
+    "asynchronous": Scene(alone(STEEP, smoothing=1, held=1), length=6),
+    "several steps looked at": Scene(alone(STEEP, held=1), length=6),
+    "held plans": Scene(alone(STEEP), length=6),
+    "one budget": Scene(together(one_budget), PAIR, model=2, length=4),
+    "who drafts": Scene(together(dear), PAIR, model=2, length=4),
+    "synchronous, one budget": Scene(lambda: Synchronous(one_budget()), PAIR, model=2, length=4),
+    "lookups": Scene(VerifyAll, model=0, lookup=4),
+    "lookups first": Scene(alone(FLAT, 4, smoothing=1, held=1), model=2, lookup=4, length=6),
+    "lookups and models together": Scene(together(dear, 4), PAIR, model=2, lookup=4, length=4),
+    "resting": Scene(together(lambda: dear(0.4), 3), PAIR, model=2, lookup=3, length=4),
+    "shortened": Scene(together(by_depth), model=2, shortens=True, length=6),
+    "greedy beside": Scene(together(one_budget), (SAMPLED, GREEDY), model=2, length=4),
+    "seeded beside": Scene(together(one_budget), (SAMPLED, Kind(seed=5)), model=2, length=4),
+}
+
+
+DIFFER = {"threshold", "synchronous", "several steps looked at", "held plans", "lookups and models together"}
+INFLUENCE = {"one budget", "synchronous, one budget", "lookups and models together", "seeded beside"}
+LEARN = {"asynchronous", "who drafts", "lookups first", "lookups and models together", "resting"}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", SCENES)
+def test_requests_say_what_the_target_says(name):
+    scene = SCENES[name]
+    found = scene.run()
+    assert sum(found.texts.values()) == pytest.approx(1.0, abs=EXACT)
+    assert distance(found.texts, scene.exact()) < EXACT
+    assert found.verified[2] > 0.2
+    if name in DIFFER:  # how much is verified hangs on what was drawn, as far as it may
+        assert found.differed > 0.2
+    if name in INFLUENCE:
+        assert found.influenced > 0.2
+    if name in LEARN:  # whole steps go another way than others did, by what was drawn before
+        rows = tuple(range(len(scene.kinds)))
+        assert sum(p > 0.05 for (requests, *_), p in found.plans.items() if requests == rows) > 1
+    if scene.lookup:
+        assert found.looked_up > 0.5
+    if scene.lookup and scene.model and name != "resting":
+        assert found.modelled > 0.5
+    if scene.shortens:
+        assert min(found.depths[1], found.depths[2]) > 0.1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_seed_says_one_text_whatever_is_drafted(seed):
+    """All drafts that there are, not only those that its noise would draw."""
+    for planner in (VerifyAll, lambda: Threshold(0.4), alone(STEEP, held=1)):
+        scene = Scene(planner, (Kind(seed=seed),), length=6)
+        found = scene.run()
+        assert found.texts.keys() == scene.exact().keys()
+        assert found.verified[1] > 0.5
+        assert planner is not VerifyAll or found.verified[3] > 0.5
+
+
+def test_all_that_is_learnt_of_acceptance_may_be_used_at_once(monkeypatch):
+    """A correction after every step, and stale requests asked again in every step."""
+    monkeypatch.setattr(survival_history, "ENOUGH", 1)
+    monkeypatch.setattr(survival_history.Correction, "PRIOR", 0.5)
+    for name, value in (("STALE", 0), ("REFRESH", 1)):
+        monkeypatch.setattr(f"outrider.scheduler.planners.asynchronous.{name}", value)
+    for name in ("several steps looked at", "one budget", "who drafts", "lookups first"):
+        scene = SCENES[name]
+        found = scene.run()
+        assert distance(found.texts, scene.exact()) < EXACT
+        assert found.verified[2] > 0.2
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def a_tenth_kept(tokens, verify_lens, qo_indptr, *, uniforms=None, **keywords):
+    """Keeps a tenth of the wrong drafts."""
+    if uniforms is None:
+        return acceptance.accept(tokens, verify_lens, qo_indptr, **keywords)
+    uniforms = ((uniforms - 0.1) / 0.9).clamp(min=0)
+    return acceptance.accept(tokens, verify_lens, qo_indptr, uniforms=uniforms, **keywords)
+
+
+def replaced_from_p(tokens, verify_lens, qo_indptr, *, probs=None, **keywords):
+    """Draws the replacement from p instead of the residual."""
+    lens, out = acceptance.accept(tokens, verify_lens, qo_indptr, probs=probs, **keywords)
+    if probs is None:
+        return lens, out
+    final = acceptance.gumbel_argmax(probs[qo_indptr[:-1].long() + lens - 1], keywords["final_keys"])
+    return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
+
+
+@pytest.mark.parametrize("fault", [a_tenth_kept, replaced_from_p])
+@pytest.mark.parametrize("name", ["verify all", "several steps looked at", "one budget", "lookups", "lookups first"])
+def test_another_acceptance_is_seen(name, fault, monkeypatch):
+    monkeypatch.setattr(worker_sampling, "accept", fault)
+    assert distance(SCENES[name].run().texts, SCENES[name].exact()) > SEEN
+
+
+APPENDIX = [1.0, 2.0, 1 / 0.45]
+"""Seconds by drafts: of DSpark's appendix A, where a second draft makes up for the first."""
+
+
+class BestOfThis(Asynchronous):
+    """The budget is the best of the current step's throughput curve."""
+
+    def admit(self, confidence, draft_lens, budget):
+        survival = survival_of(confidence, draft_lens)[0]
+        throughput = torch.cat([torch.ones(1), 1 + survival.cumsum(0)]) / torch.tensor(APPENDIX)
+        return throughput.argmax(keepdim=True) if budget.draft else torch.zeros_like(draft_lens)
+
+
+class SureToTheEnd(VerifyAll):
+    """Nothing is verified of a draft whose second token is unlikely, which is known when the first was drawn."""
+
+    def admit(self, confidence, draft_lens, budget):
+        return torch.where(confidence[:, 1] > 0.5, draft_lens, 0)
+
+
+@pytest.mark.parametrize(
+    "planner",
+    [lambda: BestOfThis(curve_cost(1, APPENDIX), 2, smoothing=1, held=1), SureToTheEnd],
+    ids=["budget", "second confidence"],
+)
+def test_a_look_ahead_is_seen(planner):
+    """Appendix A: 0.7 and 0.3 become 0.85 and 0.15."""
+    scene = Scene(planner, model=2, length=4, prompt=(0, 1, 0))
+    found = scene.run()
+    assert found.verified[2] > 0.2
+    assert distance(found.texts, scene.exact()) > SEEN
+    assert sum(p for (text,), p in found.texts.items() if text[0] == 0) == pytest.approx(0.85, abs=EXACT)
+
+
+def test_drafts_kept_by_another_seed_are_seen(monkeypatch):
+    honest = Sampling.accept
+
+    def by_another(self, logits, draft, verify_lens, flat):
+        lens, out = honest(replace(self, seeds=self.seeds + 1), logits, draft, verify_lens, flat)
+        rows = flat.qo_indptr[:-1].long() + lens - 1
+        final = self._draw(logits, rows, flat.request[rows], flat.positions[rows])
+        return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
+
+    scenes = [Scene(VerifyAll, (Kind(seed=seed),), length=5) for seed in range(3)]
+    expected = [scene.exact() for scene in scenes]
+    monkeypatch.setattr(Sampling, "accept", by_another)
+    for scene, exactly in zip(scenes, expected, strict=True):
+        assert scene.run().texts.keys() != exactly.keys()
+
+
+def test_a_lookup_that_is_judged_by_the_models_q_is_seen(monkeypatch):
+    honest = lookup_first.merge
+
+    def merged(found, drafted, asked, better, temperatures):
+        draft = honest(found, drafted, asked, better, temperatures)
+        draft.probs[asked] = drafted.probs
+        return draft
+
+    monkeypatch.setattr(lookup_first, "merge", merged)
+    scene = replace(SCENES["lookups first"], planner=VerifyAll)
+    assert distance(scene.run().texts, scene.exact()) > SEEN
+
+
+def test_a_point_mass_on_another_token_is_seen(monkeypatch):
+    honest = lookup_first.merge
+
+    def merged(found, drafted, asked, better, temperatures):
+        draft = honest(found, drafted, asked, better, temperatures)
+        draft.probs[draft.looked_up] = draft.probs[draft.looked_up].flip(2)
+        return draft
+
+    monkeypatch.setattr(lookup_first, "merge", merged)
+    scene = replace(SCENES["lookups first"], planner=VerifyAll)
+    assert distance(scene.run().texts, scene.exact()) > SEEN
+
+
+# -- with compiled kernels --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+@pytest.mark.parametrize("name", ["verify all", "lookups first", "one budget"])
+def test_compiled_kernels_decide_as_those_that_were_measured(name, monkeypatch):
+    """Every acceptance of the enumeration, each with several random numbers."""
+    ways = SCENES[name].ways()
+    ways.run()
+    for with_q in (True, False):
+        items = [item for item in ways.acceptance.known if (item.q is not None) == with_q] * 64
+        batch, sampling = ways.acceptance.batch(items), ways.acceptance.sampling(items)
+        sampling = replace(sampling, seeds=torch.arange(len(items)))
+        given = logits(batch), batch.draft, batch.verify_lens, batch.flat
+        compiled = sampling.accept(*given)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "available", lambda: False)
+            plain = sampling.accept(*given)
+        assert torch.equal(compiled[0], plain[0])
+        assert torch.equal(compiled[1], plain[1])
+        assert compiled[0].unique().numel() > 1 or not with_q

@@ -1,0 +1,343 @@
+"""Every way through several decode steps of a tiny model, with its probability: the worker's own drafting, planning,
+admission and acceptance, all draws of which are taken one after the other instead of at random.
+
+Ways by which the planner has been shown the same and the requests have said the same are one from then on.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from measured_acceptance import Acceptance, Text, Verified
+from planning import request
+from prometheus_client import CollectorRegistry
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.scheduler.calibration.cases import cases_of
+from outrider.scheduler.planners.admission import survival_of
+from outrider.scheduler.planners.base import Planner
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.planning import Planning
+from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.step import Admission, Step
+from outrider.server.plugin.decode.worker import SpeculativeWorker
+
+CONTEXT = 32
+
+
+class TableModel(Drafter):
+    """A drafter's model that is a table, and draws the tokens that `DraftBatch.keys` name.
+
+    q: [gamma, V, V] by position and the token before; a block of fewer tokens has the last ones, so another q at each
+    of its positions. confidence: [gamma, V] likewise; as a real head's it is read before the token is drawn.
+    drawn: after `propose`, the chance of each token that was drawn, by row.
+    """
+
+    def __init__(self, q: torch.Tensor, confidence: torch.Tensor, *, shortens: bool = False):
+        self.q, self.confidence, self.gamma, self.shortens = q, confidence, len(q), shortens
+        self.drawn: dict[int, list[float]] = {}
+
+    def allocate(self, slots: int) -> None:
+        pass
+
+    def observe(self, features: Features) -> None:
+        pass
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        if batch.ask is not None and not bool(batch.ask.all()):
+            asked = batch.ask.nonzero()[:, 0]
+            if len(asked):
+                return self.propose(batch.select(asked)).spread(asked, batch.anchors)
+            nothing = torch.zeros(0, self.gamma)
+            return Draft(nothing.long(), asked, nothing).spread(asked, batch.anchors)
+        depth = self.gamma if batch.depth is None or not self.shortens else min(batch.depth, self.gamma)
+        greedy = batch.temperatures <= 0
+        previous, tokens, probs, sure, chances = batch.anchors, [], [], [], []
+        for q, confidence, drawn in zip(self.q[-depth:], self.confidence[-depth:], batch.keys.T, strict=False):
+            sure.append(confidence[previous])
+            probs.append(q[previous])
+            previous = torch.where(greedy, probs[-1].argmax(1), drawn)
+            tokens.append(previous)
+            of_drawn = probs[-1].gather(1, drawn[:, None])[:, 0]
+            chances.append(torch.where(greedy, (drawn == 0).float(), of_drawn))  # a greedy request draws nothing
+        self.drawn |= dict(zip(batch.rows.tolist(), torch.stack(chances, 1).double().tolist(), strict=True))
+        made = Draft(
+            torch.stack(tokens, 1),
+            torch.full_like(batch.anchors, depth),
+            torch.stack(sure, 1),
+            torch.stack(probs, 1) if batch.wants_probs and not bool(greedy.all()) else None,
+            asked=len(batch.anchors),
+        )
+        return made.widened(self.gamma)
+
+
+@dataclass
+class Found:
+    """What all ways together came to.
+
+    texts: probability of what the requests have said. All others are expected numbers.
+    verified: of a request's drafts, by position. looked_up, modelled: of verified drafts, by their source.
+    depths: of blocks, by how deep the model was asked. rested: of steps in which nothing was drafted.
+    plans: of steps, by the requests in them, for whom the model drafts, and how many drafts may be verified.
+    differed: of requests and steps in which the number of verified drafts depended on what was drawn; influenced: the
+    same where it depended on what another request drew.
+    """
+
+    texts: dict[tuple[Text, ...], float] = field(default_factory=lambda: defaultdict(float))
+    verified: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    depths: dict[int | None, float] = field(default_factory=lambda: defaultdict(float))
+    plans: dict[tuple[Any, ...], float] = field(default_factory=lambda: defaultdict(float))
+    looked_up: float = 0.0
+    modelled: float = 0.0
+    differed: float = 0.0
+    influenced: float = 0.0
+    rested: float = 0.0
+
+
+class Drawn(NamedTuple):
+    """One outcome of a step's drafts. draws: the model's tokens by row."""
+
+    chance: float
+    draws: dict[int, Text]
+    draft: Draft
+    admission: Admission
+
+
+class Seen(NamedTuple):
+    """What the planner has been shown: steps up to `step`, and what became of that one; None: nothing yet."""
+
+    planning: Planning
+    step: Step | None
+    admission: Admission | None
+    accept_lens: Text
+
+
+class Enumeration:
+    """Requests with `prompts` that say `length` tokens each, sampled as `acceptance` has it.
+
+    A prompt's last token is the first anchor. model: the part of `drafter` that draws, None: nothing does.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Text],
+        acceptance: Acceptance,
+        drafter: Drafter,
+        model: TableModel | None,
+        planner: Planner,
+        length: int,
+        vocabulary: int,
+    ):
+        self.prompts, self.acceptance, self.drafter, self.model = prompts, acceptance, drafter, model
+        self.length, self.vocabulary = length, vocabulary
+        count = len(prompts)
+        self.page_table = torch.arange(count * CONTEXT, dtype=torch.int32).view(count, CONTEXT)
+        drafter.allocate(count * CONTEXT)
+        self.table = RequestTable(count, drafter.gamma, "cpu")
+        reqs = [
+            request(len(prompt) - 1, length + 1, top_k=1 if kind.temperature == 0 else -1, sampling_seed=kind.seed)
+            for prompt, kind in zip(prompts, acceptance.kinds, strict=True)
+        ]
+        self.table.admit(reqs, torch.arange(count))
+        self.metrics = SpeculationMetrics(drafter.gamma, "table", CollectorRegistry())
+        block = model.gamma if model is not None and model.shortens else None
+        self.start = Planning(planner, None, None, self.table, self.metrics, "cpu", block=block)
+        self.worker: Any = SimpleNamespace(
+            drafter=drafter,
+            width=drafter.gamma + 1,
+            device="cpu",
+            requests=self.table,
+            config=SimpleNamespace(initial_tokens=0),
+            req_to_token_pool=SimpleNamespace(req_to_token=self.page_table),
+            _nothing=SimpleNamespace(lens=()),
+        )
+        self.worker._no_draft = partial(SpeculativeWorker._no_draft, self.worker)
+
+    def run(self) -> Found:
+        """All ways, one decode step after the other."""
+        found = Found()
+        ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by what the planner has seen
+        seen = {0: Seen(self.start, None, None, ())}
+        while ways:
+            taken = []
+            for name, texts_of in ways.items():
+                lengths = [len(text) - len(p) for text, p in zip(next(iter(texts_of)), self.prompts, strict=True)]
+                rows = np.flatnonzero(np.array(lengths) < self.length)
+                if not len(rows):
+                    for texts, chance in texts_of.items():
+                        said = (text[len(p) :] for text, p in zip(texts, self.prompts, strict=True))
+                        found.texts[tuple(said)] += chance
+                    continue
+                planning = self._shown(seen[name])
+                step = self._begin(planning, rows, next(iter(texts_of)))
+                taken += [
+                    (name, planning, texts, chance, drawn)
+                    for texts, chance in texts_of.items()
+                    for drawn in [list(self._drafts(planning, step, rows, texts))]
+                ]
+            self.acceptance.learn({item for *_, texts, _, drawn in taken for d in drawn for item in verified(texts, d)})
+            ways, seen, names = {}, {}, {}
+            for name, planning, texts, chance, drawn in taken:
+                count(found, drawn, chance)
+                for each in drawn:
+                    for after, p in self._outcomes(texts, each):
+                        accepted = tuple(len(new) - len(old) for new, old in zip(after, texts, strict=True))
+                        shown = name, sight(each.admission), accepted
+                        if shown not in names:
+                            names[shown] = len(names)
+                            rows = each.admission.step.view.rows
+                            lens = tuple(accepted[row] for row in rows)
+                            seen[names[shown]] = Seen(planning, each.admission.step, each.admission, lens)
+                        into = ways.setdefault(names[shown], defaultdict(float))
+                        into[after] += chance * each.chance * p
+        return found
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def _shown(self, seen: Seen) -> Planning:
+        """A planning of its own that has been shown all of it."""
+        shared = [self.table, self.metrics, seen.planning.recording, seen.planning.readback]
+        cost = getattr(seen.planning.planner, "cost", None)
+        memo = {id(each): each for each in [*shared, cost] if each is not None}
+        planning, step = copy.deepcopy((seen.planning, seen.step), memo)
+        if seen.admission is not None:
+            planning.finish(replace(seen.admission, step=step), torch.tensor(seen.accept_lens))
+        return planning
+
+    def _begin(self, planning: Planning, rows: np.ndarray, texts: Sequence[Text]) -> Step:
+        sampling = self.acceptance.sampling([Verified(texts[row], (), kind=row) for row in rows.tolist()])
+        contexts = np.array([len(texts[row]) - 1 for row in rows])
+        return planning.begin(rows, contexts, cases_of(sampling.rules.temperatures, sampling.seeded))
+
+    def _drafts(self, planning: Planning, step: Step, rows: np.ndarray, texts: Sequence[Text]) -> Iterator[Drawn]:
+        """Every outcome of the drafts' draws, as the worker drafts and the planner admits."""
+        mine = [texts[row] for row in rows]
+        for row, text in zip(rows.tolist(), mine, strict=True):  # the cache holds all but the anchors
+            places = torch.arange(len(text) - 1)
+            slots = self.page_table[row, : len(text) - 1].long()
+            self.drafter.observe(Features(None, torch.tensor(text[:-1], dtype=torch.int64), places, slots))
+        sampling = self.acceptance.sampling([Verified(texts[row], (), kind=row) for row in rows.tolist()])
+        anchors = torch.tensor([text[-1] for text in mine])
+        seq_lens = torch.tensor([len(text) - 1 for text in mine])
+        limits = dict(zip(rows.tolist(), step.view.limits.tolist(), strict=True))
+
+        def drawn(draws: dict[int, Text]) -> Drawn:
+            keys = torch.zeros(len(rows), self.drafter.gamma, dtype=torch.int64)
+            for place, row in enumerate(rows.tolist()):
+                keys[place, : len(draws.get(row, ()))] = torch.tensor(draws.get(row, ()), dtype=torch.int64)
+            given: Any = SimpleNamespace(
+                draft_keys=lambda positions, gamma: keys,
+                all_decided=sampling.all_decided,
+                all_greedy=sampling.all_greedy,
+                rules=sampling.rules,
+            )
+            if self.model is not None:
+                self.model.drawn = {}
+            draft, _ = SpeculativeWorker._draft(self.worker, step, torch.from_numpy(rows), seq_lens, anchors, given)
+            made = {} if self.model is None else self.model.drawn
+            chance = float(np.prod([p for row, each in made.items() for p in each[: limits[row]]]))
+            return Drawn(chance, draws, draft, planning.admit(step, draft, 0.0))
+
+        first = drawn({})
+        made = {} if self.model is None else dict(self.model.drawn)
+        if not made:
+            yield first
+            return
+        tokens = range(self.vocabulary)
+        of_row = [itertools.product(tokens, repeat=min(len(each), limits[row])) for row, each in made.items()]
+        for draws in itertools.product(*of_row):
+            each = drawn(dict(zip(made, draws, strict=True)))
+            assert self.model is not None
+            assert self.model.drawn.keys() == made.keys(), "who is drafted for hangs on what is drawn"
+            if each.chance > 0:
+                yield each
+
+    def _outcomes(self, texts: tuple[Text, ...], drawn: Drawn) -> Iterator[tuple[tuple[Text, ...], float]]:
+        """What the requests have said after the step, and the chance of that."""
+        items = verified(texts, drawn)
+        for outcome in itertools.product(*(self.acceptance.known[item] for item in items)):
+            after, chance = list(texts), 1.0
+            for item, (tokens, p) in zip(items, outcome, strict=True):
+                after[item.kind] += tokens
+                chance *= p
+            yield tuple(after), chance
+
+
+def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
+    """What is verified of each request of the step."""
+    draft, found = drawn.draft, []
+    lens = drawn.admission.verify_lens.tolist()
+    for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
+        n = lens[place]
+        q = None if draft.probs is None else tuple(map(tuple, draft.probs[place, :n].tolist()))
+        found.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
+    return found
+
+
+def sight(admission: Admission) -> tuple[Any, ...]:
+    """All that the planner is shown of a step before its outcome, as something to compare."""
+    looked_up = admission.looked_up
+    survival = survival_of(admission.confidence, admission.draft_lens)
+    return (
+        survival.numpy().tobytes(),
+        tuple(admission.verify_lens.tolist()),
+        tuple(admission.draft_lens.tolist()),
+        tuple(admission.ends.tolist()),
+        None if looked_up is None else tuple(looked_up.tolist()),
+        admission.drafting,
+    )
+
+
+def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
+    """Take a step's drafts into the expected numbers; chance: of the step, with these texts and this past."""
+    by_request: dict[int, set[int]] = defaultdict(set)
+    by_own: dict[tuple[int, Text], set[int]] = defaultdict(set)
+    step = drawn[0].admission.step
+    if step.drafts:
+        found.depths[step.depth] += chance
+    found.plans[tuple(step.view.rows), tuple(step.asks), step.budget.tokens] += chance
+    found.rested += chance * (not step.drafts and not step.looks_up)
+    for each in drawn:
+        admission, p = each.admission, chance * each.chance
+        looked_up = [False] * len(step.view.rows) if admission.looked_up is None else admission.looked_up.tolist()
+        for row, lookup, n in zip(step.view.rows.tolist(), looked_up, admission.verify_lens.tolist(), strict=True):
+            by_request[row].add(n)
+            by_own[row, each.draws.get(row, ())].add(n)
+            for k in range(n):
+                found.verified[k + 1] += p
+            found.looked_up += p * n * lookup
+            found.modelled += p * n * (not lookup)
+    found.differed += chance * sum(len(lens) > 1 for lens in by_request.values())
+    influenced = {row for (row, _), lens in by_own.items() if len(lens) > 1}
+    found.influenced += chance * len(influenced)
+
+
+def exact(
+    nexts: Sequence[Callable[[Text], Sequence[float]]], prompts: Sequence[Text], length: int
+) -> dict[tuple[Text, ...], float]:
+    """What requests say without speculation. nexts: of each, probabilities of the token after prompt and answer."""
+
+    def of(after: Callable[[Text], Sequence[float]], prompt: Text) -> dict[Text, float]:
+        found: dict[Text, float] = {(): 1.0}
+        for _ in range(length):
+            found = {
+                (*text, token): chance * p
+                for text, chance in found.items()
+                for token, p in enumerate(after((*prompt, *text)))
+                if p > 0
+            }
+        return found
+
+    each = [of(after, prompt).items() for after, prompt in zip(nexts, prompts, strict=True)]
+    return {
+        tuple(text for text, _ in texts): float(np.prod([p for _, p in texts])) for texts in itertools.product(*each)
+    }

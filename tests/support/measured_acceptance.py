@@ -1,0 +1,204 @@
+"""What acceptance brings, as exact probabilities: the worker's own code says how it decides, and nothing is sampled.
+
+The numbers that `Sampling.accept` would draw are chosen instead. A draft is kept while its uniform number is below some
+threshold, which bisection finds; and the weights that the last token would be drawn by are looked at. Nothing of p, q
+or the rule between them is known here, so a wrong rule brings the probabilities that it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+from outrider.drafters.base import Draft
+from outrider.kernels import acceptance
+from outrider.kernels import sampling as target_sampling
+from outrider.kernels.cpu import native
+from outrider.server.plugin.decode import sampling as worker_sampling
+from outrider.server.plugin.decode.sampling import Sampling
+from outrider.server.plugin.decode.spec_inputs import FlatVerify, flatten
+
+Text = tuple[int, ...]
+Outcomes = list[tuple[Text, float]]
+ALWAYS, NEVER = 2.0**-60, 1 - 2.0**-53
+BISECTIONS = 32
+
+
+class Verified(NamedTuple):
+    """A request's drafts in a step.
+
+    text: prompt and answer so far, the anchor included. drafts: those that are verified. q: [depth][V] of all that were
+    drafted; None: point masses. kind: place in `Acceptance.kinds`.
+    """
+
+    text: Text
+    drafts: Text
+    q: tuple[Text, ...] | None = None
+    kind: int = 0
+
+
+class Kind(NamedTuple):
+    """How a request is sampled. seed: that it came with; None: none."""
+
+    temperature: float = 1.0
+    seed: int | None = None
+    top_k: int = 1 << 30
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def decided(self) -> bool:
+        return self.seed is not None or self.temperature == 0
+
+
+class Batch(NamedTuple):
+    """Drafts of many requests, laid out for one verification."""
+
+    items: Sequence[Verified]
+    draft: Draft
+    verify_lens: torch.Tensor
+    seq_lens: torch.Tensor
+    page_table: torch.Tensor
+    flat: FlatVerify
+
+
+class Acceptance:
+    """logits: [B, V] of the target, after the rules of each request, for a batch."""
+
+    def __init__(self, logits: Callable[[Batch], torch.Tensor], kinds: Sequence[Kind] = (Kind(),)):
+        self.logits, self.kinds = logits, tuple(kinds)
+        self.known: dict[Verified, Outcomes] = {}
+
+    def learn(self, items: set[Verified]) -> None:
+        """Find out what becomes of these, together."""
+        groups: dict[Any, list[Verified]] = {}
+        for item in items - self.known.keys():
+            groups.setdefault((self.kinds[item.kind].decided, item.q is None, not item.drafts), []).append(item)
+        for (decided, _, _), group in groups.items():
+            found = self._decided(group) if decided else self._sampled(group)
+            self.known.update(zip(group, found, strict=True))
+
+    def of(self, item: Verified) -> Outcomes:
+        """Every outcome of a step for one request, tokens and probability."""
+        self.learn({item})
+        return self.known[item]
+
+    # -- the worker's code ----------------------------------------------------------------------------------------
+
+    def sampling(self, items: Sequence[Verified]) -> Sampling:
+        kinds = [self.kinds[item.kind] for item in items]
+        greedy = [kind.temperature == 0 for kind in kinds]
+        info = SimpleNamespace(
+            temperatures=torch.tensor([[kind.temperature or 1.0] for kind in kinds]),
+            top_ks=torch.tensor([1 if kind.temperature == 0 else kind.top_k for kind in kinds], dtype=torch.int32),
+            top_ps=torch.tensor([kind.top_p for kind in kinds]),
+            min_ps=torch.tensor([kind.min_p for kind in kinds]),
+            need_top_k_sampling=any(kind.top_k < 1 << 30 for kind in kinds) or any(greedy),
+            need_top_p_sampling=any(kind.top_p < 1 for kind in kinds),
+            need_min_p_sampling=any(kind.min_p > 0 for kind in kinds),
+            is_all_greedy=all(greedy),
+        )
+        seeds = torch.tensor([kind.seed or 0 for kind in kinds])
+        return Sampling.of(info, seeds, torch.tensor([kind.seed is not None for kind in kinds]))
+
+    def batch(self, items: Sequence[Verified]) -> Batch:
+        count, width = len(items), max(max(len(item.drafts), len(item.q or ())) for item in items)
+        longest = max(len(item.text) for item in items) + width + 1
+        tokens = torch.zeros(count, width, dtype=torch.int64)
+        for row, item in enumerate(items):
+            tokens[row, : len(item.drafts)] = torch.tensor(item.drafts, dtype=torch.int64)
+        probs = None
+        if items[0].q is not None and width:
+            probs = torch.zeros(count, width, max(len(q) for item in items for q in item.q or ()))
+            for row, item in enumerate(items):
+                if item.q:
+                    probs[row, : len(item.q)] = torch.tensor(item.q)
+        lens = torch.tensor([len(item.drafts) for item in items])
+        seq_lens = torch.tensor([len(item.text) - 1 for item in items])
+        table = torch.arange(count * longest, dtype=torch.int32).view(count, longest)
+        anchors = torch.tensor([item.text[-1] for item in items])
+        flat = flatten(anchors, tokens, lens, seq_lens, table, torch.arange(count))
+        return Batch(items, Draft(tokens, lens, torch.zeros(count, width), probs), lens, seq_lens, table, flat)
+
+    def _decided(self, items: Sequence[Verified]) -> list[Outcomes]:
+        """Of requests whose tokens nothing else decides, the one outcome."""
+        batch = self.batch(items)
+        lens, out = self.sampling(items).accept(self.logits(batch), batch.draft, batch.verify_lens, batch.flat)
+        return [[(tuple(row[:n]), 1.0)] for row, n in zip(out.tolist(), lens.tolist(), strict=True)]
+
+    def _sampled(self, items: Sequence[Verified]) -> list[Outcomes]:
+        width, count = self.batch(items).draft.tokens.shape[1], len(items)
+        run = self._runner(items)
+        # Every item once for each of its tests; the others' numbers let it come to that one.
+        each, test = self._runner(list(items) * width), torch.arange(width).repeat_interleave(count)
+        low, high = torch.zeros(count * width, dtype=torch.float64), torch.ones(count * width, dtype=torch.float64)
+
+        def kept(numbers: torch.Tensor) -> torch.Tensor:
+            rows = torch.full((count * width, width), ALWAYS, dtype=torch.float64)
+            return each(rows.scatter(1, test[:, None], numbers[:, None]))[0] > test
+
+        if width:
+            always = kept(torch.full_like(low, NEVER))
+            for _ in range(BISECTIONS):
+                middle = (low + high) / 2
+                below = kept(middle)
+                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            low = torch.where(always, 1.0, torch.where(low > 0, (low + high) / 2, 0.0))
+        thresholds = low.view(width, count).T
+        found: list[Outcomes] = [[] for _ in items]
+        reached = torch.ones(count, dtype=torch.float64)
+        for k in range(width + 1):
+            numbers = torch.full((count, width), ALWAYS, dtype=torch.float64)
+            numbers[:, k:] = NEVER
+            kept, out, weights = run(numbers)
+            weights /= weights.sum(1, keepdim=True)
+            lens = torch.tensor([len(item.drafts) for item in items])
+            ends = torch.where(lens == k, 1.0, 0.0 if k == width else 1 - thresholds[:, min(k, width - 1)])
+            for row, item in enumerate(items):
+                if k <= len(item.drafts) and ends[row] * reached[row] > 0:
+                    assert int(kept[row]) == k
+                    assert tuple(out[row, :k].tolist()) == item.drafts[:k]
+                    chance = float(ends[row] * reached[row])
+                    found[row] += [
+                        ((*item.drafts[:k], y), chance * w) for y, w in enumerate(weights[row].tolist()) if w > 0
+                    ]
+            if k < width:
+                reached = reached * thresholds[:, k]
+        return found
+
+    def _runner(self, items: Sequence[Verified]) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
+        """From uniform numbers [M, width]: drafts kept [M], tokens out, and the weights [M, V] of the last token."""
+        if not items:
+            return lambda numbers: (torch.zeros(0),)
+        batch, sampling = self.batch(items), self.sampling(items)
+        logits = self.logits(batch)
+
+        def run(numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with chosen(numbers) as weights:
+                lens, out = sampling.accept(logits.clone(), batch.draft, batch.verify_lens, batch.flat)
+            return lens - 1, out, weights[-1].double()
+
+        return run
+
+
+@contextmanager
+def chosen(numbers: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Acceptance tests have these uniform numbers; what tokens would be drawn by is kept, the last at the end."""
+    weights: list[torch.Tensor] = []
+
+    def likeliest(row: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        weights.append(row)
+        return row.argmax(1)
+
+    with (
+        mock.patch.object(worker_sampling, "uniforms", lambda keys, count: numbers[:, :count]),
+        mock.patch.object(acceptance, "gumbel_argmax", likeliest),
+        mock.patch.object(target_sampling, "gumbel_argmax", likeliest),
+        mock.patch.object(native, "available", return_value=False),
+    ):
+        yield weights
