@@ -1,0 +1,187 @@
+"""Requests with sampling rules of their own say what those rules make of the target, also behind several drafts: every
+outcome of drafts and acceptance is taken, through the worker's own rules, and compared with rules written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import xgrammar
+from enumeration import Enumeration, Found, TableModel, exact
+from exact_answers import Rules
+from measured_acceptance import Acceptance, Batch, Kind, Text
+from power import distance
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+
+from outrider.drafters.slot_tokens import SlotTokens
+from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.planners.baselines import Threshold, VerifyAll
+from outrider.server.plugin.decode import logit_rules
+from outrider.server.plugin.decode.logit_rules import LogitRules
+
+EXACT, SEEN = 1e-6, 0.01
+WORDS, END = "abc", 3
+VOCAB, GAMMA, LENGTH = 4, 3, 4
+PROMPT = (0, 1, 2, 0)
+LOGITS = torch.tensor([[1.0, 0.4, 0.0, -3.0], [0.2, 1.1, 0.5, -3.0], [0.9, -0.3, 0.8, -3.0], [0.0, 0.0, 0.0, 0.0]])
+Q = torch.tensor([[0.3, 0.4, 0.3, 0.0], [0.5, 0.3, 0.2, 0.0], [0.3, 0.4, 0.3, 0.0], [0.4, 0.3, 0.3, 0.0]])
+CONFIDENCE = torch.tensor([[0.8, 0.6, 0.5, 0.5], [0.9, 0.2, 0.7, 0.5], [0.8, 0.8, 0.6, 0.5]])
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """A request. bias: by token. words: regular expression of its answer."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    penalties: dict[str, float] = field(default_factory=dict)
+    bias: dict[int, float] = field(default_factory=dict)
+    words: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.temperature, top_k=self.top_k or 1 << 30, top_p=self.top_p, min_p=self.min_p)
+
+    def plain(self) -> Callable[[Text], list[float]]:
+        """The next token's probabilities by rules that are not the server's. A prompt's last token counts as the
+        answer's first, see `Enumeration`."""
+        rules = Rules(
+            self.temperature, self.top_k, self.top_p, self.min_p, **self.penalties, logit_bias=self.bias,
+            allowed=None if self.words is None else self.allowed,
+        )  # fmt: skip
+        prompt = list(PROMPT[:-1])
+        return lambda text: rules.probs(LOGITS[text[-1]].double(), prompt, text[len(prompt) :]).tolist()
+
+    def allowed(self, answer: Text) -> list[int]:
+        """Tokens behind which the words of `ALTERNATIVES` may go on."""
+        open_: set[str] = {""}  # what is left of a word that has begun
+        for token in answer:
+            begun = {rest or word for rest in open_ for word in ([rest] if rest else ALTERNATIVES)}
+            open_ = {rest[1:] for rest in begun if rest[0] == WORDS[token]}
+        return [token for token, letter in enumerate(WORDS) if any(
+            (rest or word)[0] == letter for rest in open_ for word in ALTERNATIVES
+        )]  # fmt: skip
+
+
+ALTERNATIVES = ("ab", "ac", "ba", "cb")
+SETS = {
+    "min-p": Ruled(1.2, min_p=0.45),
+    "top-k": Ruled(1.3, top_k=2),
+    "top-p": Ruled(1.6, top_p=0.75),
+    "penalties": Ruled(penalties={"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.3}),
+    "bias": Ruled(bias={0: -1.5, 2: 1.0}),
+    "grammar": Ruled(words=f"({'|'.join(ALTERNATIVES)}){{64}}"),
+    "all": Ruled(
+        0.8, min_p=0.5, penalties={"frequency_penalty": 0.5, "presence_penalty": 0.3}, bias={1: 0.7},
+        words=f"({'|'.join(ALTERNATIVES)}){{64}}",
+    ),
+}  # fmt: skip
+
+
+def grammar(ruled: Ruled, answer: Text) -> Any:
+    """SGLang's, behind the answer so far."""
+    if ruled.words is None:
+        return None
+    info = xgrammar.TokenizerInfo([*WORDS, "<end>"], stop_token_ids=[END])
+    compiled = xgrammar.GrammarCompiler(info).compile_regex(ruled.words)
+    made = XGrammarGrammar(xgrammar.GrammarMatcher(compiled, max_rollback_tokens=16), VOCAB, compiled, None)
+    for token in answer:
+        made.accept_token(token)
+    return made
+
+
+def logits(ruled: Ruled) -> Callable[[Batch], torch.Tensor]:
+    """The target's, after the worker's rules."""
+
+    def after(batch: Batch) -> torch.Tensor:
+        count = len(batch.items)
+        history = SlotTokens(batch.page_table.numel())
+        for row, item in enumerate(batch.items):
+            history.write(batch.page_table[row, : len(item.text) - 1].long(), torch.tensor(item.text[:-1]))
+        penalties = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+        reqs = [
+            SimpleNamespace(
+                origin_input_ids=list(PROMPT[:-1]),
+                sampling_params=SimpleNamespace(**penalties | ruled.penalties),
+                grammar=grammar(ruled, item.text[len(PROMPT) - 1 :]),
+                finished=lambda: False,
+            )
+            for item in batch.items
+        ]
+        bias = torch.zeros(count, VOCAB)
+        for token, each in ruled.bias.items():
+            bias[:, token] = each
+        info = SimpleNamespace(
+            acc_additive_penalties=torch.zeros(1) if ruled.penalties else None,
+            logit_bias=bias if ruled.bias else None,
+            vocab_size=VOCAB,
+            grammar_mask=None,
+        )
+        output = SimpleNamespace(next_token_logits=LOGITS[batch.flat.input_ids])
+        return LogitRules(history, batch.page_table).verified(
+            SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(count)),
+            output,
+            batch.flat,
+            torch.tensor([item.text[-1] for item in batch.items]),
+            batch.draft.tokens,
+            batch.seq_lens,
+            exact=True,
+            barrier=None,
+        )
+
+    return after
+
+
+def said(ruled: Ruled, planner: Planner) -> Found:
+    model = TableModel(Q.expand(GAMMA, VOCAB, VOCAB), CONFIDENCE)
+    return Enumeration([PROMPT], Acceptance(logits(ruled), [ruled.kind]), model, model, planner, LENGTH, VOCAB).run()
+
+
+def off_by(ruled: Ruled, found: Found) -> float:
+    return distance(found.texts, exact([ruled.plain()], [PROMPT], LENGTH))
+
+
+@pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])
+@pytest.mark.parametrize("name", SETS)
+def test_a_request_says_what_its_rules_make_of_the_target(name, planner):
+    found = said(SETS[name], planner())
+    assert off_by(SETS[name], found) < EXACT
+    assert found.verified[2] > 0.2
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_rule_matters(name):
+    """Without it, or any one part of it, the answers are others."""
+    whole = exact([SETS[name].plain()], [PROMPT], LENGTH)
+    parts = [part for part in Ruled.__dataclass_fields__ if getattr(SETS[name], part) != getattr(Ruled(), part)]
+    for part in parts:
+        less = replace(SETS[name], **{part: getattr(Ruled(), part)})
+        assert distance(exact([less.plain()], [PROMPT], LENGTH), whole) > SEEN, part
+
+
+@pytest.mark.parametrize("name", ["penalties", "grammar"])
+def test_rules_that_do_not_count_drafts_are_seen(name, monkeypatch):
+    """As SGLang applies them, to one row of each request."""
+    honest = logit_rules.apply_rules
+
+    def by_the_anchor(found, reqs, info, context, barrier=None):
+        before = found.clone()
+        honest(found, reqs, info, context, barrier)
+        first = (context.step == 0).nonzero()[:, 0][context.request]
+        if name == "grammar":
+            found.copy_(before.masked_fill(found[first] == -torch.inf, -torch.inf))
+        else:
+            found.copy_(before + (found - before)[first])
+
+    monkeypatch.setattr(logit_rules, "apply_rules", by_the_anchor)
+    if name == "grammar":  # which refuses what was said, one step later
+        with pytest.raises(ValueError, match="Tokens not accepted"):
+            said(SETS[name], VerifyAll())
+    else:
+        assert off_by(SETS[name], said(SETS[name], VerifyAll())) > SEEN
