@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from outrider.server.plugin.hooks import older_sglang
 
 # What people write by hand is a hundredth of this.
 MAX_GRAMMAR_BYTES = 64 * 1024
+BLAME_SECONDS = 1.0
+"""How long it may take to find which of several tools is to blame."""
 SCHEMA = "response_format.json_schema.schema"
 
 
@@ -130,11 +133,16 @@ async def _tool_to_blame(process: GrammarProcess, request: Any, verdict: Verdict
     names = [f"tools[{index}].function.parameters" for index in range(len(request.tools))]
     if len(names) == 1:
         return names[0], verdict
-    for name, tool in zip(names, request.tools, strict=True):
-        alone = await process.examine("json", json.dumps(tool.function.parameters or {}))
-        if alone.outcome not in (Outcome.ACCEPTED, Outcome.BUSY):
-            return name, alone
-    return "tools", verdict
+    alone = [
+        asyncio.create_task(process.examine("json", json.dumps(tool.function.parameters or {})))
+        for tool in request.tools
+    ]
+    _, late = await asyncio.wait(alone, timeout=BLAME_SECONDS)
+    for name, task in zip(names, alone, strict=True):
+        if task not in late and (found := task.result()).outcome in (Outcome.INVALID, Outcome.COSTLY):
+            return name, found
+    slow = [name for name, task in zip(names, alone, strict=True) if task in late]
+    return slow[0] if len(slow) == 1 else "tools", verdict
 
 
 def _compilable(text: str) -> str:

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
 import xgrammar
 from jsonschema import Draft202012Validator, SchemaError
 
-from outrider.server.plugin.grammars.budget import Budget
 from outrider.server.plugin.grammars.folder import CompileOptions, GrammarFolder
+from outrider.server.plugin.grammars.walk import Walker
 
 CARRY_SECONDS = 0.1
 """A grammar that took longer to compile is carried to the scheduler as it is; others compile as fast as they load."""
@@ -21,10 +20,6 @@ MAX_CARRIED_BYTES = 24 * 1024 * 1024
 """Largest compiled grammar that is carried; it is read at 35 MB/s."""
 MAX_REASON = 300
 """Characters of a reason; some quote all of a schema."""
-WALKS = 3
-SHORT_WALK, LONG_WALK = 12, 200
-"""Tokens of a walk through a grammar, and of one whose calls have taken more than SUSPICIOUS_SECONDS."""
-SUSPICIOUS_SECONDS = 0.0005
 
 
 class Outcome(StrEnum):
@@ -62,11 +57,13 @@ class Examiner:
     folder: GrammarFolder
     options: CompileOptions
     tokenizer: xgrammar.TokenizerInfo
+    walker: Walker
     threads: int
 
     @classmethod
     def of(cls, folder: GrammarFolder, options: CompileOptions, threads: int) -> Examiner:
-        return cls(folder, options, xgrammar.TokenizerInfo.deserialize_json(options.tokenizer), threads)
+        tokenizer = xgrammar.TokenizerInfo.deserialize_json(options.tokenizer)
+        return cls(folder, options, tokenizer, Walker.of(tokenizer), threads)
 
     def examine(self, kind: str, text: str, name: str) -> Verdict:
         """Compile the grammar and walk through it; takes as long, and as much memory, as it takes.
@@ -87,7 +84,7 @@ class Examiner:
                 raise MemoryError from None
             return Verdict(Outcome.INVALID, _reason(error))
         seconds = time.process_time() - begun
-        if too_slow(compiled, self.options.override_stop_tokens):
+        if self.walker.too_slow(compiled, self.options.override_stop_tokens):
             return Verdict(Outcome.COSTLY, "takes too long to follow; simplify its repetitions and alternatives")
         carried = 0
         if seconds > CARRY_SECONDS:
@@ -110,46 +107,6 @@ class Examiner:
         return compiler.compile_json_schema(
             text, any_whitespace=self.options.any_whitespace, max_whitespace_cnt=self.options.max_whitespace_cnt
         )
-
-
-def too_slow(compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-    """Whether random walks through the grammar take longer than following it may (`Budget`)."""
-    budget = Budget()
-    for seed in range(WALKS):
-        _walk(compiled, stop_tokens, np.random.default_rng(seed), budget, repeats=seed % 2 == 1)
-        if budget.exceeded:
-            return True
-    return False
-
-
-def _walk(
-    compiled: xgrammar.CompiledGrammar,
-    stop_tokens: list[int] | None,
-    random: np.random.Generator,
-    budget: Budget,
-    *,
-    repeats: bool,
-) -> None:
-    """Follow the grammar along random tokens that it allows. repeats: a token is taken again while it may be."""
-    matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
-    mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
-    stops = matcher.stop_token_ids
-    token, steps = -1, 0
-    while steps < (LONG_WALK if budget.worst > SUSPICIOUS_SECONDS else SHORT_WALK):
-        steps += 1
-        with budget:
-            matcher.fill_next_token_bitmask(mask)
-        allowed = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
-        allowed[stops] = 0
-        if not (repeats and token >= 0 and allowed[token]):
-            choices = np.flatnonzero(allowed)
-            if not choices.size:
-                return
-            token = int(random.choice(choices))
-        with budget:
-            matcher.accept_token(token)
-        if budget.exceeded or matcher.is_terminated():
-            return
 
 
 def _reason(error: Exception) -> str:

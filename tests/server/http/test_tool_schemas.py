@@ -21,7 +21,7 @@ def chat(server: Server, **fields: Any) -> httpx.Response:
 
 
 def tool(name: str, parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
 
 
 @pytest.fixture(scope="module")

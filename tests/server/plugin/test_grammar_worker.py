@@ -155,9 +155,19 @@ def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFold
     invalid = {"ebnf": "root ::= (", "regex": "(", "json": '{"type": "objekt"}', "structural_tag": "{}"}
     for kind, text in invalid.items():
         assert outcome(kind, text).outcome is Outcome.INVALID, (kind, text)
-    slow = outcome("regex", nested_repeats(5))
-    assert slow.outcome is Outcome.COSTLY
-    assert "too long to follow" in slow.reason
+    hidden = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string", "pattern": nested_repeats(5)}},
+    }
+    slow = {
+        "regex": nested_repeats(5),
+        "ebnf": f'root ::= "{"x" * 500}" ([a-z]+ | [a-z]* [a-z]*)* root',
+        "json": json.dumps(hidden | {"required": ["a", "b"]}),
+    }
+    for kind, text in slow.items():
+        verdict = outcome(kind, text)
+        assert verdict.outcome is Outcome.COSTLY, kind
+        assert "too long to follow" in verdict.reason
 
 
 def test_what_took_long_is_carried(folder: GrammarFolder, monkeypatch: pytest.MonkeyPatch) -> None:
