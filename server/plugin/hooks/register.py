@@ -12,7 +12,7 @@ import torch
 from outrider.kernels.ragged import write_page_table
 from outrider.server.plugin import agreement, control
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.hooks import grammars, lean_step, older_sglang, step_profiler
+from outrider.server.plugin.hooks import answer_ends, grammars, lean_step, older_sglang, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -27,6 +27,7 @@ def register() -> None:
     agreement.register(older_sglang.meeting())
     older_sglang.bridge()
     grammars.register()
+    answer_ends.register()
     _load_one_tokenizer()
     _widen_page_table()
     _register_gguf_loader()
