@@ -51,6 +51,7 @@ OURS = {
     "dllm_algorithm": "--unmasking",
     "dllm_algorithm_config": "--unmasking",
 }
+RESTORES = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
 # Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
 NOT_HERE = {
     "tokenizer_worker_num": "one tokenizer process",
@@ -72,6 +73,15 @@ NOT_HERE = {
     "enable_custom_logit_processor": "no code from requests",
     "config": "flags on the command line",
     "dllm_fdfo": "every round takes all requests",
+    "enable_hierarchical_cache": RESTORES,
+    "hicache_storage_backend": RESTORES,
+    "enable_lmcache": RESTORES,
+    "lmcache_config_file": RESTORES,
+    "enable_flexkv": RESTORES,
+    "flexkv_config_file": RESTORES,
+    "enable_unified_cache_external_linker": RESTORES,
+    "radix_cache_backend": RESTORES,
+    "enable_hisparse": RESTORES,
 }
 
 

@@ -141,6 +141,26 @@ def test_flags_for_sglang(sglang_args) -> None:
             sglang_args.parse_flags(flags)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--enable-hierarchical-cache"],
+        ["--hicache-storage-backend", "file"],
+        ["--enable-lmcache"],
+        ["--lmcache-config-file", "x"],
+        ["--enable-flexkv"],
+        ["--flexkv-config-file", "x"],
+        ["--enable-unified-cache-external-linker"],
+        ["--radix-cache-backend", "x"],
+        ["--enable-hisparse"],
+    ],
+)
+def test_a_cache_that_comes_back_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
+    message = f"SGLang's {flags[0]} is not available here: what it brings back has keys and values alone"
+    with pytest.raises(UserError, match=message):
+        sglang_args.parse_flags(flags)
+
+
 def test_model_names(tmp_path: Path, smollm2: Model) -> None:
     assert smollm2.name == bundled_model.NAME
     assert smollm2.context_length == 8192
