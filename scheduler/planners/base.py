@@ -56,6 +56,8 @@ class StepView:
     limits: [R] int64, most draft tokens the request may have; 0: speculation is off for it.
     levels: [R] float64, tokens per second that the request asked for; 0: none.
     progress: [R] float64, tokens per second that it has had so far; inf when it has just started, or nobody asked.
+    ruled: [R] bool, its drafts are accepted by rules of its own (penalties, bias, grammar), so they tell nothing of
+        others' drafts; None: nobody's are.
     """
 
     rows: np.ndarray
@@ -64,6 +66,7 @@ class StepView:
     limits: np.ndarray
     levels: np.ndarray
     progress: np.ndarray
+    ruled: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ class Past:
         """Learn from a step. block: `Planner.block`."""
         issued, survival = step.issued, step.survival
         idle = issued.probe and not np.count_nonzero(step.verify_lens)
-        self.correction.observe(survival, step.verify_lens, step.accept_lens, step.asked, fade=idle)
+        taught = step.verify_lens if issued.view.ruled is None else np.where(issued.view.ruled, 0, step.verify_lens)
+        self.correction.observe(survival, taught, step.accept_lens, step.asked, fade=idle)
         rows, generations = issued.view.rows, issued.view.generations
         weight = PROBE_WEIGHT if issued.probe else 1
         if step.looked_up is not None:

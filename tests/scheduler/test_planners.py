@@ -14,6 +14,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.curve import convex
+from outrider.scheduler.planners.past import Finished, Issued, Past
 from outrider.scheduler.planners.survival_history import Correction
 from outrider.scheduler.planners.synchronous import Synchronous
 
@@ -264,6 +265,24 @@ def test_calibrated_confidences_are_left_alone_whatever_is_verified():
     seen = np.linspace(0.0, 1.0, 21)
     for kind in (True, False):
         assert planner.past.correction.apply(seen, kind) == pytest.approx(seen, abs=0.04)
+
+
+def test_requests_with_rules_of_their_own_teach_the_others_nothing():
+    """A grammar refuses every draft of the first request; the second's are accepted as expected."""
+
+    def corrected(ruled: list[bool] | None) -> float:
+        past, rng = Past(1), np.random.default_rng(0)
+        one, asked = np.ones(2, dtype=np.int64), np.ones(2, dtype=bool)
+        for number in range(2000):
+            survival = np.full((2, 1), 0.75, dtype=np.float32)
+            accepted = np.array([0, rng.random() < 0.75])
+            issued = Issued(number, view(2, 1, ruled=ruled), 2)
+            past.absorb(Finished(issued, survival, one, accepted + 1, asked, None, 2), None)
+        return float(past.correction.apply(np.array([0.75]), asked=True)[0])
+
+    assert corrected([True, False]) == pytest.approx(0.75, abs=0.03)
+    assert corrected([True, True]) == 0.75
+    assert corrected(None) < 0.45  # as if both were of one kind
 
 
 def test_what_is_looked_up_is_corrected_by_its_size_and_the_model_is_left_alone():

@@ -35,6 +35,7 @@ def view(
     limits: list[int] | None = None,
     levels: list[float] | None = None,
     progress: list[float] | None = None,
+    ruled: list[bool] | None = None,
 ) -> StepView:
     return StepView(
         rows=np.array(rows if rows is not None else range(requests)),
@@ -43,6 +44,7 @@ def view(
         limits=np.array(limits if limits is not None else [gamma] * requests),
         levels=np.array(levels or [0.0] * requests),
         progress=np.array(progress or [np.inf] * requests),
+        ruled=None if ruled is None else np.array(ruled),
     )
 
 
@@ -51,6 +53,8 @@ def request(
 ) -> SimpleNamespace:
     """What the worker reads of SGLang's `Req`: prompt, new_tokens: lengths. ends: the model's end tokens."""
     params = {"custom_params": None, "sampling_seed": 1, "top_k": 1, "ignore_eos": False, "stop_token_ids": None}
+    params |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+    params |= dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag"))
     params |= sampling
     return SimpleNamespace(
         sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params),

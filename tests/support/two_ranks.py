@@ -153,6 +153,8 @@ def requests(world: World) -> list[SimpleNamespace]:
         return SimpleNamespace(
             custom_params=asked, max_new_tokens=CONTEXT, sampling_seed=None,
             top_k=1 if is_greedy(i, world) else VOCAB, ignore_eos=True, stop_token_ids=None,
+            frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, min_new_tokens=0, logit_bias=None,
+            json_schema=None, regex=None, ebnf=None, structural_tag=None,
         )  # fmt: skip
 
     return [

@@ -119,6 +119,13 @@ def apply_rules(
         logits.add_(sampling_info.logit_bias[context.request])
 
 
+def changes_logits(params: Any) -> bool:
+    """Whether a request with these sampling parameters has rules of its own, by which drafts are accepted otherwise
+    than others: penalties, a bias, a grammar."""
+    grammars = params.json_schema, params.regex, params.ebnf, params.structural_tag
+    return _is_penalized(params) or bool(params.logit_bias) or any(grammar is not None for grammar in grammars)
+
+
 def _is_penalized(params: Any) -> bool:
     return (
         params.frequency_penalty != 0.0

@@ -227,7 +227,10 @@ class Planning:
         self.requests.take(step.view, tokens)
         planner_seconds = admission.planner_seconds + time.perf_counter() - began
         cases = admission.cases.numpy()
-        if (tried := verify_lens > 0).any():
+        tried = verify_lens > 0
+        if step.entries.ruled is not None:  # what is accepted by their own rules is not the drafter's calibration
+            tried &= ~step.entries.ruled
+        if tried.any():
             raw = admission.raw.float().numpy()
             self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, cases[tried])
         counted = (confidence.numpy(), cases, draft_lens.numpy(), verify_lens, accept_lens, tokens)

@@ -13,6 +13,7 @@ import torch
 
 from outrider.scheduler.planners.base import StepView
 from outrider.scheduler.upload import upload
+from outrider.server.plugin.decode.logit_rules import changes_logits
 from outrider.server.plugin.options import RequestOptions
 
 
@@ -28,6 +29,7 @@ class Entries:
     generations: np.ndarray
     levels: np.ndarray
     progress: np.ndarray
+    ruled: np.ndarray | None
     all_planned: bool
     any_padded: bool
     any_level: bool
@@ -47,6 +49,7 @@ class RequestTable:
     planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
     padded: [rows] bool; True drafts the last token over and over up to the limit and accepts none, for steps of an
         exact shape; these requests are greedy.
+    ruled: [rows] bool, has rules for its logits (`logit_rules.changes_logits`).
     traced: [rows] bool, wants to know who made each of its tokens.
     greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
@@ -65,6 +68,7 @@ class RequestTable:
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.planned = np.ones(rows, dtype=bool)
         self.padded = np.zeros(rows, dtype=bool)
+        self.ruled = np.zeros(rows, dtype=bool)
         self.traced = np.zeros(rows, dtype=bool)
         self.generations = np.zeros(rows, dtype=np.int64)
         self.greedy = np.zeros(rows, dtype=bool)
@@ -88,6 +92,7 @@ class RequestTable:
         self.lengths[at] = prompts + [req.sampling_params.max_new_tokens for req in reqs]
         self.planned[at] = [option.planned for option in options]
         self.padded[at] = [option.padded for option in options]
+        self.ruled[at] = [changes_logits(req.sampling_params) for req in reqs]
         self.traced[at] = [option.trace for option in options]
         self.levels[at] = [option.min_tokens_per_second or 0.0 for option in options]
         self.generations[at] += 1
@@ -119,6 +124,7 @@ class RequestTable:
         if found is not None and np.array_equal(found.rows, rows):
             return found
         planned, padded, levels = self.planned[rows], self.padded[rows], self.levels[rows]
+        ruled = self.ruled[rows]
         self._running = Entries(
             rows=rows,
             limits=self.limits[rows],
@@ -128,6 +134,7 @@ class RequestTable:
             generations=self.generations[rows],
             levels=levels,
             progress=np.full(len(rows), np.inf),
+            ruled=ruled if ruled.any() else None,
             all_planned=bool(planned.all()),
             any_padded=bool(padded.any()),
             any_level=bool(levels.any()),
@@ -147,6 +154,7 @@ class RequestTable:
             limits=limits,
             levels=entries.levels,
             progress=self._speeds(entries.rows) if entries.any_level else entries.progress,
+            ruled=entries.ruled,
         )
 
     def _speeds(self, rows: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from planning import curve_cost, request
 
@@ -82,6 +83,30 @@ def test_nothing_behind_a_drafted_end_is_verified_recorded_or_counted(registry, 
     assert value("outrider_accepted_length_sum") == 2 + 2 + 5
     assert planning.requests.generated[:3].tolist() == [2, 2, 5]
     assert value("outrider_verified_tokens_total") == 9
+
+
+RULED = (
+    {"frequency_penalty": 0.5},
+    {"presence_penalty": -0.5},
+    {"repetition_penalty": 1.1},
+    {"min_new_tokens": 8},
+    {"logit_bias": {"5": 1.0}},
+    {"json_schema": "{}"},
+    {"regex": "a+"},
+    {"ebnf": 'root ::= "a"'},
+    {"structural_tag": "{}"},
+)
+
+
+@pytest.mark.parametrize("rules", RULED)
+def test_requests_with_rules_teach_no_calibration(registry, value, rules):
+    """What is accepted by their own rules is counted, and recorded of nobody's drafter."""
+    planning = planning_of(registry, request(**rules), request())
+    step = step_of(planning, [[1, 2, 3, 4], [1, 2, 3, 4]], [0, 4]).step
+    assert step.view.ruled.tolist() == [True, False]
+    assert planning.state()["records"]["accepted"] == [4]
+    assert value("outrider_verified_tokens_total") == 8
+    assert value("outrider_accepted_tokens_total") == 4
 
 
 def test_drafts_that_only_fill_a_shape_say_nothing_of_the_drafter(registry, value):
