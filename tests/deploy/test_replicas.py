@@ -147,6 +147,7 @@ def small_front(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list
         yield request.param, url, [one, two]
 
 
+@pytest.mark.server  # the router's process has the title of an engine's
 @pytest.mark.parametrize("told", ["die", "500", "502", "504", "429"])
 def test_what_a_server_took_and_failed_at_is_sent_to_no_other(
     small_front: tuple[str, str, list[SmallServer]], told: str
