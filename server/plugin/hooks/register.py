@@ -12,7 +12,7 @@ import torch
 from outrider.kernels.ragged import write_page_table
 from outrider.server.plugin import agreement, control
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.hooks import answer_ends, grammars, lean_step, older_sglang, step_profiler
+from outrider.server.plugin.hooks import answer_ends, grammars, lean_step, older_sglang, request_guard, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -24,6 +24,7 @@ def register() -> None:
     step_profiler.install_if_asked()
     _register_algorithm()
     control.register()
+    request_guard.register()
     agreement.register(older_sglang.meeting())
     older_sglang.bridge()
     grammars.register()

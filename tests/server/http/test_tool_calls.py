@@ -1,0 +1,75 @@
+"""Tool calls of a real server: streamed, whole, with and without speculation, they are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from running import Server
+from tool_formats import TOOLS
+
+PROMPT = "What is the weather in Paris for three days, and where is a hotel near the station?"
+
+
+@pytest.fixture(scope="module")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The embedded model with a parser of tool calls; a grammar has it write them."""
+    log = tmp_path_factory.mktemp("tools") / "log"
+    flags = ("--max-total-tokens", "4096", "--tool-call-parser", "hermes", "--planner", "verify-all")
+    started = Server(log, *flags)
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.stop()
+
+
+def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[str, list[tuple[str, str]], str, int]:
+    """Content, calls, finish reason, and how many drafted tokens were kept."""
+    asked: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "temperature": 0,
+        "max_tokens": 160,
+        "extra_body": {"speculation": {"enabled": drafts}},
+        **fields,
+    }
+    client = server.client()
+    if not stream:
+        whole = client.chat.completions.create(**asked)
+        message = whole.choices[0].message
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+        kept = whole.usage.completion_tokens_details.accepted_prediction_tokens
+        return message.content or "", calls, whole.choices[0].finish_reason, kept
+    content, finish, kept, found = "", "", 0, {}
+    for chunk in client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked):
+        if chunk.usage is not None:
+            kept = chunk.usage.completion_tokens_details.accepted_prediction_tokens
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+            for call in choice.delta.tool_calls or ():
+                name, arguments = found.get(call.index, ("", ""))
+                function = call.function
+                found[call.index] = name + (function.name or ""), arguments + (function.arguments or "")
+    return content, [found[index] for index in sorted(found)], finish, kept
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "find_hotel"}}])
+def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_server: Server, choice: Any) -> None:
+    answers = {
+        (stream, drafts): ask(tool_server, stream=stream, drafts=drafts, tool_choice=choice)
+        for stream in (True, False)
+        for drafts in (True, False)
+    }
+    calls = answers[False, False][1]
+    assert calls
+    assert all(json.loads(arguments) for _, arguments in calls)
+    for (_, drafts), (content, found, finish, kept) in answers.items():
+        assert found == calls
+        assert content.strip() == answers[False, False][0].strip()
+        assert finish == answers[False, False][2]
+        assert (kept > 0) == drafts

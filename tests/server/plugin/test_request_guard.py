@@ -1,0 +1,81 @@
+"""A request that cannot be prepared ends with an error; the engine and everybody's answers go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import poison
+import pytest
+from own_process import found_by
+from sglang.srt.sampling import sampling_batch_info
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from outrider.server.plugin.hooks.request_guard import prepare
+
+VOCABULARY = 49152
+TOKENIZER = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
+
+
+def request(**fields: Any) -> Any:
+    """What of SGLang's `Req` preparing looks at."""
+    params = SamplingParams(**{"max_new_tokens": 8, **fields.pop("sampling", {})})
+    defaults = {
+        "origin_input_ids": fields.pop("input_ids", [1, 2, 3]),
+        "sampling_params": params,
+        "multimodal_inputs": None,
+        "input_embeds": None,
+        "token_ids_logprob": None,
+        "top_logprobs_num": 0,
+        "return_sampling_mask": False,
+        "sampling_logprobs_mode": None,
+        "custom_logit_processor": None,
+        "eos_token_ids": {2},
+        "tokenizer": TOKENIZER,
+        "output_ids": [],
+    }
+    return SimpleNamespace(**defaults | fields)
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags of SGLang that making a batch looks at."""
+    deterministic, features = SimpleNamespace(), SimpleNamespace(enable_custom_logit_processor=False)
+    deterministic.enable_deterministic_inference = False
+    found = SimpleNamespace(deterministic=deterministic, features=features)
+    monkeypatch.setattr(sampling_batch_info, "get_exec", lambda: found)
+
+
+@pytest.mark.usefixtures("flags")
+@pytest.mark.parametrize("name", poison.POISONS)
+def test_what_a_batch_cannot_take_is_found_in_the_request_alone(name: str) -> None:
+    with pytest.raises(Exception, match="."):
+        prepare(request(**poison.POISONS[name]), VOCABULARY)
+
+
+@pytest.mark.usefixtures("flags")
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_k": 2**31 - 1, "top_p": 1e-300, "min_p": 1.0, "sampling_seed": -(2**63)},
+        {"logit_bias": {"0": -100.0, "49151": 100.0}, "min_new_tokens": 4, "stop_token_ids": {0, 49151}},
+        {"frequency_penalty": 2.0, "presence_penalty": -2.0, "repetition_penalty": 2.0},
+        {"custom_params": {"another": object()}},
+    ],
+)
+def test_what_a_batch_can_take_passes(sampling: dict[str, Any]) -> None:
+    prepare(request(sampling=sampling), VOCABULARY)
+
+
+@pytest.mark.server
+def test_others_answers_go_on_beside_requests_that_cannot_be_prepared() -> None:
+    found = found_by(Path(poison.__file__))
+    assert found["meanwhile"]
+    for name, end in found["ends"].items():
+        assert end.startswith("500 the engine cannot prepare this request: "), (name, end)
+        assert "\n" not in end
+    assert found["same"]
+    assert found["after"]
