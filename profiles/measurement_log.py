@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.cost.step_times import Point
@@ -17,28 +18,39 @@ class PartialMeasurement:
     """The points measured so far, on disk as soon as `add` returns.
 
     path: the file, made if need be. fingerprint: of the engine that is being measured.
-    points: what was found there and added since. restarted: why what was found is not used; "" where it is.
+    points: what was found there and added since. seconds: that measuring has taken.
+    restarted: why what was found is not used; "" where it is.
     """
 
     def __init__(self, path: Path, fingerprint: Fingerprint):
         self.path = path
         self.points: list[Point] = []
+        self.seconds = 0.0
         self.restarted = ""
         header = json.dumps({"schema": SCHEMA, "fingerprint": fingerprint.to_json()})
         lines = self._complete_lines()
         if lines:
             self.restarted = self._read(lines, fingerprint)
-        kept = [header, *(json.dumps(point.to_json()) for point in self.points)]
+        spent = [json.dumps({"seconds": self.seconds})] if self.seconds else []
+        kept = [header, *spent, *(json.dumps(point.to_json()) for point in self.points)]
         path.parent.mkdir(parents=True, exist_ok=True)
         replace({path: "\n".join(kept) + "\n"})  # also drops a torn line, which must not be appended to
 
     def add(self, point: Point) -> None:
         """Append a point; when this returns it survives a kill."""
+        self._append(point.to_json())
+        self.points.append(point)
+
+    def spend(self, seconds: float) -> None:
+        """Count time; when this returns that survives a kill."""
+        self._append({"seconds": seconds})
+        self.seconds += seconds
+
+    def _append(self, line: Any) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(point.to_json()) + "\n")
+            file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.points.append(point)
 
     def discard(self) -> None:
         """Remove the file, once its points are in a profile."""
@@ -65,7 +77,11 @@ class PartialMeasurement:
             return "it was measured on another engine: " + "; ".join(differ)
         for line in lines[1:]:
             try:
-                self.points.append(Point.from_json(json.loads(line)))
-            except ValueError:
+                content = json.loads(line)
+                if isinstance(content, dict) and content.keys() == {"seconds"}:
+                    self.seconds += float(content["seconds"])
+                else:
+                    self.points.append(Point.from_json(content))
+            except (ValueError, TypeError):
                 continue  # damaged in the middle: that point is measured again
         return ""

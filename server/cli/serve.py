@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 from outrider.server.engine import traces
 from outrider.server.engine.flags import add_drafter_flags, add_target_flags, add_unmasking_flags
 from outrider.server.engine.logs import SERVER
-from outrider.server.engine.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, Settings
+from outrider.server.engine.settings import (
+    LOG_FORMATS,
+    LOG_LEVELS,
+    LOGGED_REQUESTS,
+    PLANNERS,
+    SAMPLING_DEFAULTS,
+    Settings,
+)
 
 _say = logging.getLogger(SERVER).info
 
@@ -35,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--served-model-name", metavar="NAME", help="the name requests use (default: the model's)")
     model.add_argument("--context-length", type=int, metavar="N", help="tokens of prompt and answer together")
     model.add_argument("--chat-template", metavar="FILE", help="a template in place of the model's own")
+    model.add_argument(
+        "--sampling-defaults",
+        choices=SAMPLING_DEFAULTS,
+        default=defaults.sampling_defaults,
+        help="for what a request does not name: the model's recommendation, or OpenAI's 1 and 1 (default: %(default)s)",
+    )
     model.add_argument("--tool-call-parser", metavar="NAME", help="SGLang's parser for tool calls, or auto")
     model.add_argument("--reasoning-parser", metavar="NAME", help="SGLang's parser for reasoning, or auto")
 
@@ -295,19 +308,24 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
     """Make a quick profile a thorough one while nobody is served."""
     from outrider.profiles import store
     from outrider.server.tune import measure
-    from outrider.server.tune.effort import THOROUGH
+    from outrider.server.tune.effort import IDLE
     from outrider.server.tune.idle import Idle
 
     try:
         quick = store.read(Path(str(resolved.settings.profile)))
         if quick.thorough:
             return
-        _say(f"Profile {quick.name} is a quick one: it is refined while nobody is served (--no-tune stops that)")
-        tuned = await measure.tune(engine, resolved, THOROUGH, how="in idle time", refined=quick, run=Idle(traffic).run)
+        cores = resolved.settings.schedulers * resolved.settings.resolved_threads
+        idle = Idle(traffic, cores=max(1, cores), processes=[own.pid for own in engine.processes.values() if own.pid])
+        _say(
+            f"Profile {quick.name} is a quick one: it is refined while nobody is served, little more than two minutes "
+            "of work in all, on one core on average (--no-tune stops that)"
+        )
+        tuned = await measure.tune(engine, resolved, IDLE, how="in idle time", refined=quick, run=idle.run)
     except Exception as error:  # whatever it is, the server goes on with what it has
         _say(f"The profile is not refined: {str(error) or repr(error)}")
     else:
-        _say(f"Profile {tuned.profile.name} is refined: {tuned.summary}")
+        _say(f"Profile {tuned.profile.name} is refined, and nothing more is measured: {tuned.summary}")
 
 
 def _announce(settings: Settings, engine: Engine) -> None:

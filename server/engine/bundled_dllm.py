@@ -35,4 +35,6 @@ def prepare() -> Path:
         except ValueError as error:
             raise UserError(str(error)) from None
 
-    return cached(cache_root() / "models" / f"{NAME}-{key}", write, what=f"the model {NAME}", needs=ROOM)
+    return cached(
+        cache_root() / "models" / f"{NAME}-{key}-{gguf_model.FORMAT}", write, what=f"the model {NAME}", needs=ROOM
+    )

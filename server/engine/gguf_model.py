@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from outrider.kernels.cache import cache_root
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.server.plugin.loading.gguf_weights import Stored
 
 # Part of a folder's name: raise it when what is written there changes, and old folders are no longer used.
-FORMAT = 1
+FORMAT = 2
 SUPPORTED = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Architectures, and their classes in transformers and SGLang."""
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -44,6 +46,14 @@ ONLY_IN = {
     "qwen3": {f"attn_{part}_norm.weight": f"self_attn.{part}_norm.weight" for part in "qk"},
 }
 """Tensors of a layer that only one architecture has."""
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Sampling that the authors recommend: fields of generation_config.json, and of `general.sampling` in the file."""
 ROPE_FACTORS = "rope_freqs.weight"
 ROOM = 64 * 2**20
 """Bytes that a folder takes without weights, at most."""
@@ -56,9 +66,12 @@ def folder(file: Path, name: str) -> Path:
     return cache_root() / "models" / f"{name}-{key}-gguf{FORMAT}"
 
 
-def prepare(file: Path, name: str) -> Path:
-    """The folder of a GGUF file, made if need be; raises UserError, in one line, where the file cannot be served."""
-    return cached(folder(file, name), lambda into: _write(file, into), what=f"the model {name}", needs=ROOM)
+def prepare(file: Path, name: str, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
+    """The folder of a GGUF file, made if need be; raises UserError, in one line, where the file cannot be served.
+
+    sampling: recommended for the model (keys of `SAMPLING`), where the file does not say it itself.
+    """
+    return cached(folder(file, name), lambda into: _write(file, into, sampling), what=f"the model {name}", needs=ROOM)
 
 
 def unpack(prepared: Path) -> Path:
@@ -80,7 +93,7 @@ def unpack(prepared: Path) -> Path:
     return cached(plain, write, what=f"{prepared.name} in bfloat16", needs=weights.bytes_loaded(2, False) + ROOM)
 
 
-def _write(path: Path, into: Path) -> None:
+def _write(path: Path, into: Path, sampling: Mapping[str, float]) -> None:
     from outrider.server.plugin.loading.gguf_weights import LINK, write_index
 
     file = GgufFile(path)
@@ -94,10 +107,16 @@ def _write(path: Path, into: Path) -> None:
     stored = _index(file, architecture, config)
     (into / "config.json").write_text(json.dumps(config, indent=1))
     stops = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
-    (into / "generation_config.json").write_text(json.dumps(stops))
+    (into / "generation_config.json").write_text(json.dumps(stops | dict(sampling) | _sampling(file)))
     gguf_tokenizer.write(file, into, config["max_position_embeddings"])
     write_index(into, stored)
     (into / LINK).symlink_to(path.resolve())
+
+
+def _sampling(file: GgufFile) -> dict[str, float]:
+    """What the file says of sampling."""
+    said = {ours: file.value(f"general.sampling.{theirs}") for ours, theirs in SAMPLING.items()}
+    return {name: round(value, 6) for name, value in said.items() if isinstance(value, (int, float))}  # from float32
 
 
 def _config(file: GgufFile, architecture: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ MEASURING_DRAFTER = drafters.MEASURING
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
+SAMPLING_DEFAULTS = ("model", "openai")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 LOGGED_REQUESTS = ("none", "summary", "content")
@@ -122,6 +123,7 @@ class Settings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     chat_template: str | None = None
+    sampling_defaults: str = "model"
     max_choices: int = 128
     max_body_bytes: int = 10 * 2**20
     max_request_tokens: int | None = None
@@ -143,6 +145,7 @@ class Settings:
         self._require_one_of("dtype", DTYPES)
         self._require_one_of("quantization", QUANTIZATIONS)
         self._require_one_of("device", DEVICES)
+        self._require_one_of("sampling_defaults", SAMPLING_DEFAULTS)
         self._require_one_of("log_level", LOG_LEVELS)
         self._require_one_of("log_format", LOG_FORMATS)
         self._require_one_of("log_requests", LOGGED_REQUESTS)

@@ -40,6 +40,7 @@ OURS = {
     "tool_call_parser": "--tool-call-parser",
     "reasoning_parser": "--reasoning-parser",
     "chat_template": "--chat-template",
+    "sampling_defaults": "--sampling-defaults",
     "log_level": "--log-level",
     "log_requests": "--log-requests",
     "enable_trace": "--otlp-endpoint",
@@ -111,6 +112,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         "bucket_inter_token_latency": list(TOKEN_SECONDS),
         "bucket_e2e_request_latency": list(REQUEST_SECONDS),
         "enable_cache_report": True,
+        "sampling_defaults": settings.sampling_defaults,
     }
     if settings.otlp_endpoint is not None:
         arguments |= traces.arguments(settings.otlp_endpoint)

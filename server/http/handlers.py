@@ -34,6 +34,15 @@ logging.getLogger(serving_completions.__name__).addFilter(
 )
 
 
+def recommended_sampling(manager: Any) -> dict[str, float]:
+    """What the model's authors recommend for requests that do not say it themselves; empty where they do not, and with
+    `--sampling-defaults openai`."""
+    found: dict[str, float] = manager.model_config.get_default_sampling_params()
+    if manager.config_value("dllm_algorithm"):
+        found.pop("repetition_penalty", None)  # which block diffusion cannot apply, see `http/diffusion.py`
+    return found
+
+
 class _Handler:
     """What both handlers share; mixed into SGLang's classes."""
 
@@ -134,6 +143,10 @@ def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> Generate
 class ChatHandler(_Handler, TokenwiseChat):
     """/v1/chat/completions"""
 
+    def __init__(self, manager: Any, templates: Any):
+        super().__init__(manager, templates)
+        self.default_sampling_params = recommended_sampling(manager)
+
     def _generate_chat_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         handler: Any = self.for_stream(internal, request)
         return handler._telling(OpenAIServingChat._generate_chat_stream, internal, request, raw)
@@ -145,11 +158,21 @@ class ChatHandler(_Handler, TokenwiseChat):
 class TextHandler(_Handler, OpenAIServingCompletion):
     """/v1/completions
 
+    A request that names no sampling gets the model's (`--sampling-defaults`); SGLang does that for chats alone.
+
+
     With `echo` and `logprobs` the prompt's own come first, each of a token given those before it; the first has none.
     With `max_tokens` 0 nothing follows: SGLang draws a token all the same, and it is dropped here.
     """
 
+    def __init__(self, manager: Any, templates: Any):
+        super().__init__(manager, templates)
+        self.default_sampling_params = recommended_sampling(manager)
+
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
+        for name, value in self.default_sampling_params.items():
+            if name not in request.model_fields_set:
+                setattr(request, name, value)
         nothing_new = request.max_tokens == 0
         if nothing_new:
             request.max_tokens = 1

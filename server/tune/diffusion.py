@@ -31,6 +31,7 @@ from outrider.server.tune.effort import MARGIN_STEPS, Effort, Room, Shape
 from outrider.server.tune.events import Progress
 from outrider.server.tune.graph_report import TunedGraphs
 from outrider.server.tune.grid import Run, measure_grid, room_of, with_refined
+from outrider.server.tune.idle import Budget
 from outrider.server.tune.prompts import built_in_questions, with_temperatures
 
 if TYPE_CHECKING:
@@ -69,9 +70,12 @@ async def tune(
         points = with_refined(points, refined.points)
     asked = with_temperatures(list(questions or built_in_questions())[: min(effort.prompts, PROMPTS)])
     counts = {name: Counts() for name in TEMPERATURES}
+    budget = Budget(effort.answer_seconds)
     for start in range(0, len(asked), CONCURRENCY):
+        if budget.used_up:
+            break
         some = asked[start : start + CONCURRENCY]
-        for name, found in (await run(partial_of(replay, engine, some, effort.new_tokens))).items():
+        for name, found in (await run(budget.counted(partial_of(replay, engine, some, effort.new_tokens)))).items():
             counts[name].update(found)
         progress(Progress("answers", start + len(some), len(asked)))
     step_tokens = settings.plugin_config.step_tokens

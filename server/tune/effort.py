@@ -62,7 +62,8 @@ class Effort:
 
     tokens: per request, the anchor included; None: as many as a model drafts, one by one. steps: timed per shape and
     round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy
-    and sampled. seconds: stop measuring shapes after that long; None for no limit.
+    and sampled. seconds: stop measuring shapes after that long; None for no limit. answer_seconds: the same of answers.
+    final: no more is measured in idle time.
     """
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -73,6 +74,8 @@ class Effort:
     prompts: int = 144
     new_tokens: int = 128
     seconds: float | None = None
+    answer_seconds: float | None = None
+    final: bool = True
 
     def shapes(self, gamma: int, longest: int, room: Room, tiers: Sequence[int] | None = None) -> list[Shape]:
         """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
@@ -114,8 +117,21 @@ QUICK = Effort(
     prompts=16,
     new_tokens=48,
     seconds=20.0,
+    final=False,
 )
 """For a server that starts without a profile: well under a minute on two cores with the embedded model.
 
 One context and few tokens, but every number of requests, the ends and the middle first for machines on which the time
 does not suffice: between measured numbers of requests more was lost than by fewer tokens (`scheduler/MEASURED.md`)."""
+IDLE = Effort(
+    requests=(1, 8, 2, 4, 16, 32),
+    tokens=(1, 2, 4, 8),
+    rounds=2,
+    prompts=48,
+    new_tokens=96,
+    seconds=90.0,
+    answer_seconds=45.0,
+)
+"""For a server that nobody uses: two contexts and more answers than `QUICK`, in little more than two minutes of work.
+
+`outrider tune` measures the rest where somebody wants it."""

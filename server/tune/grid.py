@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial as partial_of
@@ -13,6 +12,7 @@ from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
 from outrider.server.tune.effort import Effort, Room, Shape
 from outrider.server.tune.events import Progress
+from outrider.server.tune.idle import Budget
 
 if TYPE_CHECKING:
     from outrider.server.engine.engine import Engine
@@ -47,14 +47,23 @@ async def measure_grid(
     Raises RuntimeError where there are none.
     """
     times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
-    began, total = time.monotonic(), effort.rounds * len(shapes)
-    await run(partial_of(measure_shape, manager, shapes[0], effort.steps))  # warm
+    total = effort.rounds * len(shapes)
+    budget = Budget(effort.seconds, partial.seconds if partial.points else 0.0)
+
+    async def measure(shape: Shape) -> list[Point]:
+        before = budget.spent
+        try:
+            return await run(budget.counted(partial_of(measure_shape, manager, shape, effort.steps)))
+        finally:
+            partial.spend(budget.spent - before)
+
+    await measure(shapes[0])  # warm
     for number in range(total):
         round_number, shape = number // len(shapes), shapes[number % len(shapes)]
-        if effort.seconds is not None and time.monotonic() - began > effort.seconds:
+        if budget.used_up:
             break
         if times[shape.requests, shape.tokens, shape.total_context(effort.steps)] <= round_number:
-            for point in await run(partial_of(measure_shape, manager, shape, effort.steps)):
+            for point in await measure(shape):
                 partial.add(point)
         progress(Progress("step times", number + 1, total))
     if not (points := of_shapes(partial.points, shapes, effort.steps)):

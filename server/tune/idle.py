@@ -1,10 +1,17 @@
-"""Work that is done while nobody is served, piece by piece, and given up at once when a request arrives."""
+"""Work that is done while nobody is served, piece by piece, and given up at once when a request arrives.
+
+On average it takes one core, at the lowest priority.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -24,22 +31,38 @@ class Traffic(Protocol):
 
 
 class Idle:
-    def __init__(self, traffic: Traffic, quiet_seconds: float = QUIET_SECONDS) -> None:
+    """Runs pieces of work in idle time.
+
+    cores: that a piece keeps busy. After each the engine rests so long that one core is busy on average. processes: ids
+    of those that compute.
+    """
+
+    def __init__(
+        self, traffic: Traffic, quiet_seconds: float = QUIET_SECONDS, *, cores: int = 1, processes: Sequence[int] = ()
+    ) -> None:
         self.traffic = traffic
         self.quiet_seconds = quiet_seconds
+        self.cores = cores
+        self.processes = processes if processes and priority_comes_back() else ()
+        self._rest_until = 0.0
 
     async def run(self, piece: Callable[[], Awaitable[T]]) -> T:
         """What `piece` returns, undisturbed: it is cancelled when a request arrives, and begun again later."""
         while True:
+            await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
             await self.traffic.quiet(self.quiet_seconds)
-            work, arrival = asyncio.ensure_future(piece()), asyncio.ensure_future(self.traffic.arrival())
-            try:
-                await asyncio.wait({work, arrival}, return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    return work.result()
-            finally:
-                for task in (work, arrival):
-                    task.cancel()
+            begun = time.monotonic()
+            with lowest_priority(self.processes):
+                work, arrival = asyncio.ensure_future(piece()), asyncio.ensure_future(self.traffic.arrival())
+                try:
+                    await asyncio.wait({work, arrival}, return_when=asyncio.FIRST_COMPLETED)
+                    if work.done():
+                        return work.result()
+                finally:
+                    for task in (work, arrival):
+                        task.cancel()
+                    now = time.monotonic()
+                    self._rest_until = now + (now - begun) * (self.cores - 1)
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 
@@ -47,3 +70,64 @@ class Idle:
 async def at_once(piece: Callable[[], Awaitable[T]]) -> T:
     """As `Idle.run`, for an engine that serves nobody else."""
     return await piece()
+
+
+class Budget:
+    """Seconds of work, pauses between its pieces not counted. seconds: None for any number. spent: before."""
+
+    def __init__(self, seconds: float | None, spent: float = 0.0) -> None:
+        self.seconds, self.spent = seconds, spent
+
+    @property
+    def used_up(self) -> bool:
+        return self.seconds is not None and self.spent > self.seconds
+
+    def counted(self, piece: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+        """The piece, its time counted also where it is given up."""
+
+        async def work() -> T:
+            begun = time.monotonic()
+            try:
+                return await piece()
+            finally:
+                self.spent += time.monotonic() - begun
+
+        return work
+
+
+@contextlib.contextmanager
+def lowest_priority(processes: Sequence[int]) -> Iterator[None]:
+    """Let processes run only where nobody else on the machine wants their cores."""
+    if os.sched_getscheduler(0) == os.SCHED_IDLE:  # as all of this server was started
+        processes = ()
+    _schedule(processes, os.SCHED_OTHER, os.SCHED_IDLE)
+    try:
+        yield
+    finally:
+        _schedule(processes, os.SCHED_IDLE, os.SCHED_OTHER)  # also threads that were started meanwhile
+
+
+def _schedule(processes: Sequence[int], old: int, new: int) -> None:
+    for process in processes:
+        with contextlib.suppress(FileNotFoundError):  # which ended
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if os.sched_getscheduler(int(thread.name)) == old:
+                        os.sched_setscheduler(int(thread.name), new, os.sched_param(0))
+
+
+def priority_comes_back() -> bool:
+    """Whether a thread here may leave the lowest priority again: Linux asks for RLIMIT_NICE or CAP_SYS_NICE."""
+    found = []
+
+    def attempt() -> None:
+        with contextlib.suppress(PermissionError):
+            before = os.sched_getscheduler(0)
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, before, os.sched_param(0))
+            found.append(True)
+
+    thread = threading.Thread(target=attempt)  # 0 is the calling thread, and this one ends
+    thread.start()
+    thread.join()
+    return bool(found)

@@ -28,7 +28,7 @@ from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
 from outrider.server.tune.events import Progress
 from outrider.server.tune.graph_report import TunedGraphs
 from outrider.server.tune.grid import Run, measure_grid, room_of, with_refined
-from outrider.server.tune.idle import at_once
+from outrider.server.tune.idle import Budget, at_once
 from outrider.server.tune.prompts import built_in_questions, with_temperatures
 from outrider.server.tune.report import Tuned
 
@@ -167,14 +167,19 @@ async def tune(
     if refined is not None:
         points = with_refined(points, refined.points)
     parts = [
-        await _answers(engine, part, effort.new_tokens, settings.gamma, progress, run)
-        for part in split(with_temperatures(asked))
+        await _answers(engine, part, effort.new_tokens, settings.gamma, progress, run, Budget(seconds))
+        for part, seconds in zip(split(with_temperatures(asked)), _shares(effort.answer_seconds), strict=True)
     ]
     calibration = fit_table(*parts, dataset=f"{len(asked)} prompts, greedy and sampled")
     saved = result.write(resolved, points, effort, how, calibration=calibration.to_json())
     partial.discard()
     await control.command(manager, control.RELOAD)
     return Tuned(saved, calibration, parts[1])
+
+
+def _shares(seconds: float | None) -> tuple[float | None, float | None]:
+    """Of the time for answers, for the two parts of `split`."""
+    return (None, None) if seconds is None else (seconds * 2 / 3, seconds / 3)
 
 
 async def _answers(
@@ -184,11 +189,14 @@ async def _answers(
     gamma: int,
     progress: Callable[[Progress], None],
     run: Run,
+    budget: Budget,
 ) -> Records:
     """Records of the answers to `questions`, a few at a time."""
     records = [to_records(NO_RECORDS, gamma)]
     for start in range(0, len(questions), CONCURRENCY):
+        if budget.used_up:
+            break
         asked = questions[start : start + CONCURRENCY]
-        records.append(await run(partial_of(record_answers, engine, asked, new_tokens, gamma)))
+        records.append(await run(budget.counted(partial_of(record_answers, engine, asked, new_tokens, gamma))))
         progress(Progress("answers", start + len(asked), len(questions)))
     return Records.concatenate(records)

@@ -33,7 +33,7 @@ def write(resolved: Resolved, points: Iterable[Point], effort: Effort, how: str,
         name=folder.name,
         fingerprint=profile_lookup.fingerprint(resolved.settings, resolved.model),
         points=tuple(merge(points)),
-        thorough=effort.seconds is None,
+        thorough=effort.final,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         measured_how=how,
     )

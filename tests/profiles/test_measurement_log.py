@@ -32,6 +32,17 @@ def test_what_was_added_is_there_after_a_restart(tmp_path: Path) -> None:
     assert PartialMeasurement(path, HERE).points == []
 
 
+def test_the_time_that_it_took_is_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "partial.jsonl"
+    partial = measured(path, 2)
+    partial.spend(1.5)
+    partial.add(POINTS[2])
+    partial.spend(0.25)
+    for _ in range(2):  # read, and written anew
+        again = PartialMeasurement(path, HERE)
+        assert (again.seconds, again.points) == (1.75, list(POINTS[:3]))
+
+
 @pytest.mark.parametrize("cut", [1, 2, 10, 60])
 def test_a_torn_last_line_costs_that_point_only_and_is_not_appended_to(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "partial.jsonl"

@@ -40,8 +40,8 @@ async def poison(manager: Any, fields: dict[str, Any]) -> str:
     request = GenerateReqInput(**{"input_ids": [1, 2, 3], **rest}, sampling_params=sampling, stream=True)
     answer: dict[str, Any] = {}
     try:
-        async for answer in manager.generate_request(request):
-            pass
+        async for piece in manager.generate_request(request):
+            answer = piece
     except Exception as error:
         return repr(error)
     reason = answer["meta_info"]["finish_reason"]

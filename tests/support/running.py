@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 OUTRIDER = Path(sys.executable).with_name("outrider")
+PLAIN = ("--no-tune", "--sampling-defaults", "openai")
+"""Flags of every server here: nothing is measured, and a request that names no sampling has temperature 1."""
 # Far more than a start takes: machines that run tests are busy.
 START_SECONDS = 180
 OVERLAP = Path(__file__).parent / "overlap"
@@ -39,7 +41,7 @@ class Server:
         self.log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [OUTRIDER, "serve", "--port", str(self.port), "--no-tune", *flags],
+                [OUTRIDER, "serve", "--port", str(self.port), *PLAIN, *flags],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment(**env),

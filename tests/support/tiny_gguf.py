@@ -79,7 +79,8 @@ def write(
     writer.add_float32(f"{architecture}.rope.freq_base", 5000.0)
     _add_tokenizer(writer, split)
     for name, value in (fields or {}).items():
-        writer.add_uint32(name, value) if isinstance(value, int) else writer.add_string(name, value)
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(name, value)
     for name, values in (tensors(architecture, tied) | dict(more or {})).items():
         stored = next((k for end, k in (kinds or {}).items() if name.endswith(end)), kind)
         if values.ndim == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,20 @@ def test_config(tmp_path: Path, architecture: str) -> None:
     assert config.head_dim == tiny_gguf.HEAD
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5000.0}
     assert (config.eos_token_id, config.vocab_size) == (2, len(tiny_gguf.tokens()))
+
+
+def test_recommended_sampling(tmp_path: Path) -> None:
+    said = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": "much"}
+    file = tiny_gguf.write(tmp_path / "model.gguf", fields=said)
+    assert sampling(gguf_model.prepare(file, "said")) == {"temperature": 0.6, "top_k": 20}
+    known = {"temperature": 0.2, "top_p": 0.9}
+    assert sampling(gguf_model.prepare(file, "both", known)) == {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    assert sampling(gguf_model.prepare(tiny_gguf.write(tmp_path / "silent.gguf"), "silent")) == {}
+
+
+def sampling(folder: Path) -> dict[str, float]:
+    found = json.loads((folder / "generation_config.json").read_text())
+    return {name: found[name] for name in gguf_model.SAMPLING if name in found}
 
 
 def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:

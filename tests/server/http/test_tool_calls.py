@@ -1,4 +1,5 @@
-"""Tool calls of a real server: streamed, whole, with and without speculation, they are the same."""
+"""A real server with a parser of tool calls: streamed, whole, with drafts and without, they are the same; and with the
+model's own sampling."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from running import Server
 from tool_formats import TOOLS
@@ -15,9 +17,18 @@ PROMPT = "What is the weather in Paris for three days, and where is a hotel near
 
 @pytest.fixture(scope="module")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model with a parser of tool calls; a grammar has it write them."""
+    """The embedded model, with a parser of tool calls that a grammar has it write, and its own sampling."""
     log = tmp_path_factory.mktemp("tools") / "log"
-    flags = ("--max-total-tokens", "4096", "--tool-call-parser", "hermes", "--planner", "verify-all")
+    flags = (
+        "--max-total-tokens",
+        "4096",
+        "--tool-call-parser",
+        "hermes",
+        "--planner",
+        "verify-all",
+        "--sampling-defaults",
+        "model",
+    )
     started = Server(log, *flags)
     try:
         yield started.wait_until_ready()
@@ -73,3 +84,16 @@ def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_serv
         assert content.strip() == answers[False, False][0].strip()
         assert finish == answers[False, False][2]
         assert (kept > 0) == drafts
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_who_names_no_sampling_gets_what_the_model_recommends(tool_server: Server, route: str) -> None:
+    def text(**sampling: float) -> str:
+        asked = {"prompt": PROMPT} if route == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
+        body = {**asked, "max_tokens": 24, "seed": 5, **sampling}
+        choice = httpx.post(f"{tool_server.url}/v1/{route}", json=body, timeout=60).json()["choices"][0]
+        return str(choice["text"] if route == "completions" else choice["message"]["content"])
+
+    assert text() == text(temperature=0.2, top_p=0.9)
+    assert text(temperature=1, top_p=1) == text(temperature=1, top_p=1.0) != text()
+    assert text(temperature=0) == text(temperature=0, top_p=1)

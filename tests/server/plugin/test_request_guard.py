@@ -50,8 +50,12 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("flags")
 @pytest.mark.parametrize("name", poison.POISONS)
 def test_what_a_batch_cannot_take_is_found_in_the_request_alone(name: str) -> None:
-    with pytest.raises(Exception, match="."):
+    refused = False
+    try:
         prepare(request(**poison.POISONS[name]), VOCABULARY)
+    except Exception as error:
+        refused = bool(str(error))
+    assert refused
 
 
 @pytest.mark.usefixtures("flags")

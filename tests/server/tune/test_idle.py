@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from outrider.server.http.lifecycle import Lifecycle, State
 from outrider.server.http.listen import _until_ending
-from outrider.server.tune.idle import Idle
+from outrider.server.tune.idle import Budget, Idle, lowest_priority, priority_comes_back
 
 
 def traffic() -> Lifecycle:
@@ -138,3 +143,62 @@ def test_a_signal_while_it_measures_at_its_start_ends_that_too() -> None:
         assert server.exit_code == 0
 
     asyncio.run(scenario())
+
+
+def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
+    async def scenario() -> float:
+        idle = Idle(traffic(), quiet_seconds=0, cores=3)
+        begun = time.monotonic()
+        for _ in range(3):
+            await idle.run(partial(asyncio.sleep, 0.2))
+        return time.monotonic() - begun
+
+    assert asyncio.run(scenario()) >= 0.2 * (1 + 3 + 3)  # there is no rest after the last
+
+
+def test_a_budget_counts_work_and_not_the_waiting_for_it() -> None:
+    async def scenario() -> None:
+        budget = Budget(0.3, spent=0.1)
+        for used_up in (False, True):
+            await asyncio.sleep(0.2)
+            await budget.counted(partial(asyncio.sleep, 0.15))()
+            assert budget.used_up == used_up
+        assert not Budget(None, spent=1e9).used_up
+
+    asyncio.run(scenario())
+
+
+SPINNING = """
+import threading, sys, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("there", flush=True)
+sys.stdin.readline()
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("another", flush=True)
+time.sleep(60)
+"""
+
+
+def test_processes_have_the_lowest_priority_meanwhile_and_theirs_again_after_it() -> None:
+    if not priority_comes_back():
+        pytest.skip("who has lowered a priority here may not raise it again")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPINNING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+    def policies() -> list[int]:
+        return [os.sched_getscheduler(int(task)) for task in os.listdir(f"/proc/{process.pid}/task")]
+
+    try:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "there\n"
+        assert policies() == [os.SCHED_OTHER] * 2
+        with lowest_priority([process.pid, 2**22 - 1]):  # of which one is gone
+            assert policies() == [os.SCHED_IDLE] * 2
+            process.stdin.write("\n")
+            assert process.stdout.readline() == "another\n"
+        assert policies() == [os.SCHED_OTHER] * 3
+    finally:
+        process.kill()
+        process.wait()
