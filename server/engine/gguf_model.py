@@ -107,7 +107,10 @@ def _write(path: Path, into: Path, sampling: Mapping[str, float]) -> None:
     stored = _index(file, architecture, config)
     (into / "config.json").write_text(json.dumps(config, indent=1))
     stops = {name: config[name] for name in ("bos_token_id", "eos_token_id") if name in config}
-    (into / "generation_config.json").write_text(json.dumps(stops | dict(sampling) | _sampling(file)))
+    recommended = dict(sampling) | _sampling(file)
+    if recommended:
+        recommended["do_sample"] = True  # without it transformers warns that nothing of the rest has an effect
+    (into / "generation_config.json").write_text(json.dumps(stops | recommended))
     gguf_tokenizer.write(file, into, config["max_position_embeddings"])
     write_index(into, stored)
     (into / LINK).symlink_to(path.resolve())

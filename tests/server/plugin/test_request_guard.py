@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import poison
 import pytest
 from own_process import found_by
+from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling import sampling_batch_info
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -18,24 +20,12 @@ VOCABULARY = 49152
 TOKENIZER = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
 
 
-def request(**fields: Any) -> Any:
-    """What of SGLang's `Req` preparing looks at."""
+def request(**fields: Any) -> Req:
     params = SamplingParams(**{"max_new_tokens": 8, **fields.pop("sampling", {})})
-    defaults = {
-        "origin_input_ids": fields.pop("input_ids", [1, 2, 3]),
-        "sampling_params": params,
-        "multimodal_inputs": None,
-        "input_embeds": None,
-        "token_ids_logprob": None,
-        "top_logprobs_num": 0,
-        "return_sampling_mask": False,
-        "sampling_logprobs_mode": None,
-        "custom_logit_processor": None,
-        "eos_token_ids": {2},
-        "tokenizer": TOKENIZER,
-        "output_ids": [],
-    }
-    return SimpleNamespace(**defaults | fields)
+    ids = array("q", fields.pop("input_ids", [1, 2, 3]))
+    made = Req("guarded", "", ids, params, eos_token_ids={2}, vocab_size=VOCABULARY, **fields)
+    made.tokenizer = TOKENIZER
+    return made
 
 
 @pytest.fixture
