@@ -274,6 +274,6 @@ def test_the_texts_of_tokens_are_those_of_single_tokens(tokenizer: PreTrainedTok
 
     single = cut(singly(ids))
     assert "".join(single) == text
-    assert {"🙂", "<think>"} <= set(single)
+    assert {"<think>", " 🙂"} <= set(single)  # of which one is several tokens
     for _ in range(50):
         assert cut(random_runs(len(ids), draw)) == single
