@@ -49,6 +49,7 @@ class _Handler:
     def __init__(self, tokenizer_manager: Any, template_manager: Any, compiler: GrammarProcess) -> None:
         super().__init__(tokenizer_manager, template_manager)  # type: ignore[call-arg]
         self.compiler = compiler
+        self.default_sampling_params = recommended_sampling(tokenizer_manager)
 
     async def _handle_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         refused = await self._refused_grammar(internal, request)
@@ -143,10 +144,6 @@ def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> Generate
 class ChatHandler(_Handler, TokenwiseChat):
     """/v1/chat/completions"""
 
-    def __init__(self, manager: Any, templates: Any):
-        super().__init__(manager, templates)
-        self.default_sampling_params = recommended_sampling(manager)
-
     def _generate_chat_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         handler: Any = self.for_stream(internal, request)
         return handler._telling(OpenAIServingChat._generate_chat_stream, internal, request, raw)
@@ -164,10 +161,6 @@ class TextHandler(_Handler, OpenAIServingCompletion):
     With `echo` and `logprobs` the prompt's own come first, each of a token given those before it; the first has none.
     With `max_tokens` 0 nothing follows: SGLang draws a token all the same, and it is dropped here.
     """
-
-    def __init__(self, manager: Any, templates: Any):
-        super().__init__(manager, templates)
-        self.default_sampling_params = recommended_sampling(manager)
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
         for name, value in self.default_sampling_params.items():
