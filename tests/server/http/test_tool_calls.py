@@ -97,9 +97,9 @@ def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_serv
     calls = answers[False, False][1]
     assert calls
     assert all(json.loads(arguments) for _, arguments in calls)
-    for (_, drafts), (content, found, finish, kept) in answers.items():
+    for (stream, drafts), (content, found, finish, kept) in answers.items():
         assert found == calls
-        assert content.strip() == answers[False, False][0].strip()
+        assert content == answers[stream, False][0]  # SGLang drops the text behind the calls of a whole answer
         assert finish == answers[False, False][2]
         assert (kept > 0) == drafts
 
