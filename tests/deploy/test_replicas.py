@@ -162,6 +162,7 @@ def test_what_a_server_took_and_failed_at_is_sent_to_no_other(
         assert sum(len(each.asked) for each in servers) == before + 1
 
 
+@pytest.mark.server
 def test_what_a_server_refused_haproxy_sends_to_the_other(small_front: tuple[str, str, list[SmallServer]]) -> None:
     kind, front, servers = small_front
     if kind != "haproxy":
