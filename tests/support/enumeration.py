@@ -20,9 +20,11 @@ import torch
 from measured_acceptance import Acceptance, Text, Verified
 from planning import request
 from prometheus_client import CollectorRegistry
+from table_models import TableModel
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.base import Draft, Drafter, Features
 from outrider.scheduler.calibration.cases import cases_of
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
@@ -30,54 +32,9 @@ from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.step import Admission, Step
 from outrider.server.plugin.decode.worker import SpeculativeWorker
+from outrider.server.plugin.options import RequestOptions
 
 CONTEXT = 32
-
-
-class TableModel(Drafter):
-    """A drafter's model that is a table, and draws the tokens that `DraftBatch.keys` name.
-
-    q: [gamma, V, V] by position and the token before; a block of fewer tokens has the last ones, so another q at each
-    of its positions. confidence: [gamma, V] likewise; as a real head's it is read before the token is drawn.
-    drawn: after `propose`, the chance of each token that was drawn, by row.
-    """
-
-    def __init__(self, q: torch.Tensor, confidence: torch.Tensor, *, shortens: bool = False):
-        self.q, self.confidence, self.gamma, self.shortens = q, confidence, len(q), shortens
-        self.drawn: dict[int, list[float]] = {}
-
-    def allocate(self, slots: int) -> None:
-        pass
-
-    def observe(self, features: Features) -> None:
-        pass
-
-    def propose(self, batch: DraftBatch) -> Draft:
-        if batch.ask is not None and not bool(batch.ask.all()):
-            asked = batch.ask.nonzero()[:, 0]
-            if len(asked):
-                return self.propose(batch.select(asked)).spread(asked, batch.anchors)
-            nothing = torch.zeros(0, self.gamma)
-            return Draft(nothing.long(), asked, nothing).spread(asked, batch.anchors)
-        depth = self.gamma if batch.depth is None or not self.shortens else min(batch.depth, self.gamma)
-        greedy = batch.temperatures <= 0
-        previous, tokens, probs, sure, chances = batch.anchors, [], [], [], []
-        for q, confidence, drawn in zip(self.q[-depth:], self.confidence[-depth:], batch.keys.T, strict=False):
-            sure.append(confidence[previous])
-            probs.append(q[previous])
-            previous = torch.where(greedy, probs[-1].argmax(1), drawn)
-            tokens.append(previous)
-            of_drawn = probs[-1].gather(1, drawn[:, None])[:, 0]
-            chances.append(torch.where(greedy, (drawn == 0).float(), of_drawn))  # a greedy request draws nothing
-        self.drawn |= dict(zip(batch.rows.tolist(), torch.stack(chances, 1).double().tolist(), strict=True))
-        made = Draft(
-            torch.stack(tokens, 1),
-            torch.full_like(batch.anchors, depth),
-            torch.stack(sure, 1),
-            torch.stack(probs, 1) if batch.wants_probs and not bool(greedy.all()) else None,
-            asked=len(batch.anchors),
-        )
-        return made.widened(self.gamma)
 
 
 @dataclass
@@ -125,6 +82,7 @@ class Enumeration:
     """Requests with `prompts` that say `length` tokens each, sampled as `acceptance` has it.
 
     A prompt's last token is the first anchor. model: the part of `drafter` that draws, None: nothing does.
+    ends: tokens behind which no draft is verified; requests here go on all the same. options: of each request.
     """
 
     def __init__(
@@ -136,6 +94,10 @@ class Enumeration:
         planner: Planner,
         length: int,
         vocabulary: int,
+        *,
+        ends: Text = (),
+        options: Sequence[RequestOptions] | None = None,
+        calibration: CalibrationTable | None = None,
     ):
         self.prompts, self.acceptance, self.drafter, self.model = prompts, acceptance, drafter, model
         self.length, self.vocabulary = length, vocabulary
@@ -144,13 +106,22 @@ class Enumeration:
         drafter.allocate(count * CONTEXT)
         self.table = RequestTable(count, drafter.gamma, "cpu")
         reqs = [
-            request(len(prompt) - 1, length + 1, top_k=1 if kind.temperature == 0 else -1, sampling_seed=kind.seed)
-            for prompt, kind in zip(prompts, acceptance.kinds, strict=True)
+            request(
+                len(prompt) - 1,
+                length + 1,
+                ends,
+                top_k=1 if kind.temperature == 0 else -1,
+                sampling_seed=kind.seed,
+                custom_params=option.to_custom_params(),
+            )
+            for prompt, kind, option in zip(
+                prompts, acceptance.kinds, options or [RequestOptions()] * count, strict=True
+            )
         ]
         self.table.admit(reqs, torch.arange(count))
         self.metrics = SpeculationMetrics(drafter.gamma, "table", CollectorRegistry())
         block = model.gamma if model is not None and model.shortens else None
-        self.start = Planning(planner, None, None, self.table, self.metrics, "cpu", block=block)
+        self.start = Planning(planner, None, calibration, self.table, self.metrics, "cpu", block=block)
         self.worker: Any = SimpleNamespace(
             drafter=drafter,
             width=drafter.gamma + 1,
@@ -230,6 +201,12 @@ class Enumeration:
         seq_lens = torch.tensor([len(text) - 1 for text in mine])
         limits = dict(zip(rows.tolist(), step.view.limits.tolist(), strict=True))
 
+        def reach(row: int, draws: Sequence[float]) -> int:
+            """Of the model's draws, as many as matter."""
+            return (
+                len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
+            )
+
         def drawn(draws: dict[int, Text]) -> Drawn:
             keys = torch.zeros(len(rows), self.drafter.gamma, dtype=torch.int64)
             for place, row in enumerate(rows.tolist()):
@@ -244,7 +221,7 @@ class Enumeration:
                 self.model.drawn = {}
             draft, _ = SpeculativeWorker._draft(self.worker, step, torch.from_numpy(rows), seq_lens, anchors, given)
             made = {} if self.model is None else self.model.drawn
-            chance = float(np.prod([p for row, each in made.items() for p in each[: limits[row]]]))
+            chance = float(np.prod([p for row, each in made.items() for p in each[: reach(row, each)]]))
             return Drawn(chance, draws, draft, planning.admit(step, draft, 0.0))
 
         first = drawn({})
@@ -253,7 +230,7 @@ class Enumeration:
             yield first
             return
         tokens = range(self.vocabulary)
-        of_row = [itertools.product(tokens, repeat=min(len(each), limits[row])) for row, each in made.items()]
+        of_row = [itertools.product(tokens, repeat=reach(row, each)) for row, each in made.items()]
         for draws in itertools.product(*of_row):
             each = drawn(dict(zip(made, draws, strict=True)))
             assert self.model is not None

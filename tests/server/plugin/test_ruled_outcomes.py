@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 import xgrammar
-from enumeration import Enumeration, Found, TableModel, exact
+from enumeration import Enumeration, Found, exact
 from exact_answers import Rules
 from measured_acceptance import Acceptance, Batch, Kind, Text
 from power import distance
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+from table_models import TableModel
 
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.scheduler.planners.base import Planner
