@@ -13,7 +13,7 @@ from outrider.server.engine.part import Part
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.run_folder import GRAMMARS
 from outrider.server.engine.settings import Settings
-from outrider.server.http import errors, metering, openapi
+from outrider.server.http import errors, metering, openapi, tokenizing
 from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
@@ -23,6 +23,7 @@ from outrider.server.http.key_metrics import KeyMetrics
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.live import Live
 from outrider.server.http.metrics import HttpMetrics
+from outrider.server.http.prompt_length import PromptLength
 from outrider.server.http.queue_limit import QueueLimit
 from outrider.server.http.routes import health, openai, page, tune
 from outrider.server.http.validation import Limits
@@ -52,7 +53,9 @@ def build(
         max_choices=settings.max_choices,
         has_tool_parser=bool(manager.config_value("tool_call_parser")),
         diffusion=settings.diffusion is not None,
+        prompt_length=PromptLength(manager.tokenizer, engine.context_length),
     )
+    tokenizing.install(manager)
     app = bare(lifespan)
     app.state.compiler = GrammarProcess(engine.run_folder.path / GRAMMARS)
     room = min(engine.context_length, engine.max_total_tokens)

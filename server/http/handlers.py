@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -18,9 +19,10 @@ from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompl
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
-from outrider.server.http import admission, errors, grammars, watch
+from outrider.server.http import admission, errors, grammars, preparation, watch
 from outrider.server.http.errors import ApiError
 from outrider.server.http.grammar_process import GrammarProcess
+from outrider.server.http.json_body import SMALL_BYTES
 from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
 from outrider.server.http.speculation import Overheard, Told, add_to_answer
 from outrider.server.http.tool_stream import TokenwiseChat
@@ -144,12 +146,50 @@ def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> Generate
 class ChatHandler(_Handler, TokenwiseChat):
     """/v1/chat/completions"""
 
+    async def handle_request(self, request: Any, raw_request: Request) -> Any:
+        if request._body_bytes <= SMALL_BYTES and not request.tools:
+            return await super().handle_request(request, raw_request)
+        prepared = await preparation.run(request._body_bytes, self._prepared, request, raw_request)
+        return await OpenAIServingChat.handle_request(prepared, request, raw_request)
+
+    def _prepared(self, request: ChatRequest, raw: Request) -> ChatHandler:
+        """This handler with the results of what SGLang does before its first wait: checking the tools, rendering and
+        tokenising the template. For a thread."""
+        prepared = copy.copy(self)
+        prepared._validate_request = _result_of(self._validate_request, request)  # type: ignore[method-assign]
+        with contextlib.suppress(Exception):  # comes again where SGLang asks for the result
+            if prepared._validate_request(request) is None:
+                convert = _result_of(self._convert_to_internal_request, request, raw)
+                prepared._convert_to_internal_request = convert  # type: ignore[method-assign]
+        return prepared
+
     def _generate_chat_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         handler: Any = self.for_stream(internal, request)
         return handler._telling(OpenAIServingChat._generate_chat_stream, internal, request, raw)
 
     def _build_chat_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
         return self._with_speculation(super()._build_chat_response(request, ret, created), request, ret)
+
+    def _render_and_encode_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._render_and_encode_chat_template(*args, **kwargs)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
+            # What a template does with a client's values is the client's error, as its TypeError is for SGLang.
+            raise TypeError(f"the chat template cannot use these messages and chat_template_kwargs: {error}") from None
+
+
+def _result_of(work: Callable[..., Any], *asked: Any) -> Callable[..., Any]:
+    """Do the work; a function that returns what it returned, or raises what it raised."""
+    try:
+        value = work(*asked)
+    except Exception as error:
+        reason = error
+
+        def fail(*_: Any) -> Any:
+            raise reason
+
+        return fail
+    return lambda *_: value
 
 
 class TextHandler(_Handler, OpenAIServingCompletion):

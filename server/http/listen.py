@@ -99,7 +99,7 @@ def serve(
     Raises UserError where the engine does not answer.
     """
     # Imports SGLang, which reads the environment that the engine was started with.
-    from outrider.server.http import app
+    from outrider.server.http import app, event_loop, preparation
     from outrider.server.http.access import Access
     from outrider.server.http.token_limits import ServerClock, day_of
     from outrider.server.http.usage_file import UsageFile
@@ -126,6 +126,7 @@ def serve(
                 lifecycle.run(progress.watch())
                 if usage is not None:
                     lifecycle.run(usage.keep(access))
+                lifecycle.run(event_loop.EventLoopWatchdog().watch())
                 if listeners.tls is not None and server.config.ssl is not None:
                     lifecycle.run(listeners.tls.watch(server.config.ssl))
                 if listeners.metrics is not None:
@@ -164,6 +165,7 @@ def serve(
         )
     )
     lifecycle.server = server
+    preparation.let_the_loop_in()
     try:
         server.run(sockets=[listeners.requests])
     finally:

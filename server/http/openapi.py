@@ -13,9 +13,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
+from outrider.server.http import amounts
+from outrider.server.http.amounts import ROLES
+from outrider.server.http.numbers import MAX_TOP_LOGPROBS, RANGES
 from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
-from outrider.server.http.requests import ROLES
-from outrider.server.http.validation import BIAS_LIMIT, MAX_STOPS, MAX_TOP_LOGPROBS, Limits
+from outrider.server.http.validation import Limits
 from outrider.server.tune.request import TuneRequest
 
 REF = "#/components/schemas/{model}"
@@ -145,23 +147,28 @@ def _name(schema: dict[str, Any]) -> str:
 
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
-    """What `validation.check` asks beyond types, by field."""
+    """What `validation`, `numbers` and `amounts` ask beyond types, by field."""
     answer = {"minimum": 1 if kind is CHAT else 0, "maximum": limits.context_length - 1}
     logprobs = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
-    return {
+    ranges = {name: {"minimum": range_.low, "maximum": range_.high} for name, range_ in RANGES.items()}
+    return ranges | {
         "n": {"minimum": 1, "maximum": limits.max_choices},
         "max_tokens": answer,
         "max_completion_tokens": answer,
         "top_logprobs": logprobs,
         "logprobs": logprobs,
-        "messages": {"minItems": 1},
+        "min_tokens": {"minimum": 0, "maximum": limits.context_length - 1},
+        "messages": {"minItems": 1, "maxItems": amounts.MAX_MESSAGES},
         "prompt": {"minItems": 1, "minLength": 1},
-        "min_tokens_per_second": {"exclusiveMinimum": 0},
-        "stop": {"maxItems": MAX_STOPS, "minLength": 1},
-        "stop_token_ids": {"items": {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}},
+        "tools": {"maxItems": amounts.MAX_TOOLS},
+        "stop": {"maxItems": amounts.MAX_STOPS, "minLength": 1},
+        "stop_token_ids": {
+            "items": {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1},
+            "maxItems": amounts.MAX_STOP_TOKENS,
+        },
         "logit_bias": {
             "propertyNames": {"pattern": "^[0-9]+$"},
-            "additionalProperties": {"type": "number", "minimum": -BIAS_LIMIT, "maximum": BIAS_LIMIT},
+            "additionalProperties": {"type": "number", "minimum": -amounts.BIAS_LIMIT, "maximum": amounts.BIAS_LIMIT},
         },
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 from outrider.server.http.errors import ApiError
@@ -26,11 +26,19 @@ class SpeculationOptions(BaseModel):
 
 
 class ChatRequest(ChatCompletionRequest):
+    """_body_bytes: size of the body that it came in."""
+
+    _body_bytes: int = PrivateAttr(default=0)
+
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
 
 
 class TextRequest(CompletionRequest):
+    """_body_bytes: size of the body that it came in."""
+
+    _body_bytes: int = PrivateAttr(default=0)
+
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
 
@@ -101,6 +109,9 @@ class Kind:
     fields: frozenset[str]
 
 
+LONGEST_NAME, LONGEST_PATH = 64, 256
+"""Characters of an unknown field that are compared with known ones, and shown."""
+
 CHAT = Kind(ChatRequest, CHAT_FIELDS)
 TEXT = Kind(TextRequest, TEXT_FIELDS)
 
@@ -144,6 +155,7 @@ def _unknown_fields(parsed: Any, raw: Any, path: str) -> Iterator[tuple[str, str
 
 def unknown_field(path: str, name: str, known: Iterable[str]) -> ApiError:
     """path: where it is. known: names that may be there, of which the nearest is offered."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[:LONGEST_NAME], known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
+    path = path if len(path) <= LONGEST_PATH else path[:LONGEST_PATH] + "…"
     return ApiError(f"unknown field {path!r}{hint}", param=path, code="unknown_parameter")

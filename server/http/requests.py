@@ -5,7 +5,6 @@ Every route that takes a body takes it through here, so that none can leave out 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,10 +15,12 @@ import pydantic_core
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 
-from outrider.server.http import grammars, validation
+from outrider.server.http import amounts, grammars, numbers, preparation, validation
 from outrider.server.http.errors import ApiError
+from outrider.server.http.json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
 from outrider.server.http.protocol import (
     CHAT,
+    TEXT,
     ChatRequest,
     Kind,
     TextRequest,
@@ -29,9 +30,7 @@ from outrider.server.http.protocol import (
 )
 from outrider.server.http.validation import Limits
 
-LEVEL_HEADER = "X-Min-Tokens-Per-Second"
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-JSON_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+LEVEL_HEADER, LEVEL = "X-Min-Tokens-Per-Second", "min_tokens_per_second"
 
 T = TypeVar("T")
 
@@ -46,23 +45,19 @@ async def receive(
 
     entering: entered when the body has come whole, around its checks.
     """
-    data = await _read(raw, limits.max_body_bytes)
+    numbers_allowed = limits.max_choices * limits.context_length if kind is TEXT else 0
+    data, values = await _read(raw, limits.max_body_bytes, MAX_CONTAINERS + numbers_allowed)
+    level = raw.headers.get(LEVEL_HEADER)
     with entering():
-        body = given_fields(kind, _decode(data))
-        if kind is CHAT:
-            _check_messages(body.get("messages"))
-        request = _parse(kind.model.model_validate_json, body)
-        reject_unknown_nested_fields(request, body)
-        _fill_in(request, raw, limits)
-        validation.check(request, limits)
-        # Off the event loop: a large grammar must not hold up the streams of others.
-        await asyncio.to_thread(grammars.check, request)
-    return request
+        if len(data) <= SMALL_BYTES:
+            return _checked(data, values, kind, limits, level)
+        return await preparation.run(len(data), _checked, data, values, kind, limits, level)
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
     """A body with the fields of `model`, a dataclass that checks its own values; raises ApiError like `receive`."""
-    body = _decode(await _read(raw, limits.max_body_bytes))
+    data, _ = await _read(raw, min(limits.max_body_bytes, SMALL_BYTES), 0)
+    body = decode(data)
     known = [field.name for field in fields(model)]  # type: ignore[arg-type]
     for name in body:
         if name not in known:
@@ -70,8 +65,45 @@ async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
     return _parse(TypeAdapter(model).validate_json, body)
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    """The body, read no further than `limit` bytes; raises ClientDisconnect where it does not come whole."""
+def _checked(data: bytes, values: int, kind: Kind, limits: Limits, level: str | None) -> ChatRequest | TextRequest:
+    """The request in the bytes of a body, checked. level: the header of that name."""
+    body = given_fields(kind, decode(data, values))
+    prompt = _check_amounts(body, kind, limits)
+    numbers.check(body, limits.context_length)
+    request: ChatRequest | TextRequest = _parse(kind.model.model_validate_json, body)
+    reject_unknown_nested_fields(request, body)
+    if isinstance(request, TextRequest):
+        request.prompt = prompt
+    request._body_bytes = len(data)
+    _fill_in(request, level, limits)
+    validation.check(request, limits)
+    grammars.check(request)
+    return request
+
+
+def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
+    """Refuse what is too much. The prompt of a completion is checked here and returned, and a short one left in its
+    place: no model of types need look at a million token ids."""
+    prompt = None
+    if kind is CHAT:
+        amounts.check_messages(body.get("messages"))
+        texts, param = [list(amounts.texts_of(body["messages"]))], "messages"
+    else:
+        prompt, body["prompt"] = body.get("prompt"), "-"
+        prompts = amounts.check_prompt(prompt, limits.vocab_size, limits.max_choices, limits.context_length)
+        texts, param = [[one] for one in prompts if isinstance(one, str)], "prompt"
+    amounts.check(body, limits.vocab_size)
+    if limits.prompt_length is not None:
+        for one in texts:
+            limits.prompt_length.check(one, param)
+    return prompt
+
+
+async def _read(request: Request, limit: int, numbers_allowed: int) -> tuple[bytes, int]:
+    """The body, read no further than `limit` bytes, and `Meter.values` of one that is not small.
+
+    Raises ClientDisconnect where it does not come whole.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(
@@ -83,28 +115,19 @@ async def _read(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
+    meter = Meter(numbers_allowed)
     chunks = []
-    size = 0
+    size = measured = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
             raise too_large
         chunks.append(chunk)
-    return b"".join(chunks)
-
-
-def _decode(data: bytes) -> dict[str, Any]:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ApiError(f"the body is not valid UTF-8 at byte {error.start}", code="invalid_json") from None
-    try:
-        body = pydantic_core.from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise ApiError(f"the body is {_json_name(body)}; it has to be an object", code="invalid_json")
-    return body
+        if size > SMALL_BYTES:
+            for waiting in chunks[measured:]:
+                meter.feed(waiting)
+            measured = len(chunks)
+    return b"".join(chunks), meter.values
 
 
 def _parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
@@ -119,67 +142,26 @@ def _parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
         raise ApiError("a field has the wrong type") from None
 
 
-def _fill_in(request: ChatRequest | TextRequest, raw: Request, limits: Limits) -> None:
+def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limits) -> None:
     """Set what the body left to others: the model to the one there is, the service level to the header's.
 
     The header is for clients and proxies that cannot change the body; the body wins.
     """
     if "model" not in request.model_fields_set:
         request.model = limits.model
-    level = raw.headers.get(LEVEL_HEADER)
     if level is None or request.min_tokens_per_second is not None:
         return
     try:
         request.min_tokens_per_second = float(level)
     except ValueError:
-        raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {level!r}", code="invalid_value") from None
-
-
-def _check_messages(messages: Any) -> None:
-    """The rules whose violations pydantic would report for each member of a union."""
-    if messages is None:
-        raise ApiError("'messages' is required", param="messages", code="missing_required_parameter")
-    if not isinstance(messages, list):
-        raise ApiError(f"'messages' is {_json_name(messages)}; it has to be an array", param="messages")
-    if not messages:
-        raise ApiError("'messages' is empty; send at least one message", param="messages", code="empty_array")
-    for index, message in enumerate(messages):
-        path = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise ApiError(f"{path!r} is {_json_name(message)}; it has to be an object", param=path)
-        role = message.get("role")
-        if role not in ROLES:
-            raise ApiError(f"'{path}.role' is one of {', '.join(ROLES)}, not {role!r}", param=f"{path}.role")
-        _check_content(message, path)
-
-
-def _check_content(message: dict[str, Any], path: str) -> None:
-    content = message.get("content")
-    if content is None:
-        if message["role"] == "assistant" and message.get("tool_calls"):
-            return
-        raise ApiError(f"'{path}.content' is required", param=f"{path}.content", code="missing_required_parameter")
-    if isinstance(content, str):
-        return
-    if not isinstance(content, list) or not content:
-        raise ApiError(
-            f"'{path}.content' is {_json_name(content)}; it has to be a string or an array of text parts",
-            param=f"{path}.content",
-        )
-    for index, part in enumerate(content):
-        part_type = part.get("type") if isinstance(part, dict) else None
-        if part_type != "text":
-            shown = repr(part_type) if part_type else _json_name(part)
-            raise ApiError(
-                f"'{path}.content[{index}]' is {shown}; this server takes text only, and fetches nothing",
-                param=f"{path}.content[{index}]",
-                code="unsupported_content",
-            )
+        shown = clipped(level)
+        raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {shown}", code="invalid_value") from None
+    numbers.check_one(LEVEL, request.min_tokens_per_second, numbers.RANGES[LEVEL])
 
 
 def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     """One line for the most specific of the errors, without the names of unions' members."""
-    details = max(error.errors(), key=lambda item: len(_path(item["loc"], body)))
+    details = max(error.errors(include_url=False), key=lambda item: len(_path(item["loc"], body)))
     path = _path(details["loc"], body)
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
     if details["type"] == "missing":
@@ -189,7 +171,7 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     message = message[:1].lower() + message[1:]
     if details["type"] == "value_error":
         return ApiError(message, param=param, code="invalid_value")
-    found = _json_name(details["input"])
+    found = name_of(details["input"])
     return ApiError(f"{param!r}: {message}, not {found}", param=param, code="invalid_type")
 
 
@@ -205,13 +187,3 @@ def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
             continue
         path.append(part)
     return path
-
-
-def _json_name(value: Any) -> str:
-    if isinstance(value, str):
-        return repr(value) if len(value) < 40 else "a string"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
-    return JSON_NAMES.get(type(value), "something else")

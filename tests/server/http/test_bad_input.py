@@ -71,9 +71,9 @@ CASES: dict[str, tuple[str, object, str | None, str]] = {
     "temperature as a string": (CHAT, chat(temperature="hot"), "temperature", "number"),
     "number as a string": (CHAT, chat(max_tokens="5"), "max_tokens", "integer"),
     "boolean as a number": (CHAT, chat(stream=1), "stream", "boolean"),
-    "negative temperature": (CHAT, chat(temperature=-1), None, "temperature"),
-    "top_p of zero": (CHAT, chat(top_p=0), None, "top_p"),
-    "penalty out of range": (CHAT, chat(presence_penalty=9), None, "presence_penalty"),
+    "negative temperature": (CHAT, chat(temperature=-1), "temperature", "from 0 to 100"),
+    "top_p of zero": (CHAT, chat(top_p=0), "top_p", "0.000001 to 1"),
+    "penalty out of range": (CHAT, chat(presence_penalty=9), "presence_penalty", "from -2 to 2"),
     "n of zero": (CHAT, chat(n=0), "n", "from 1 to 16"),
     "n too large": (CHAT, chat(n=100_000), "n", "from 1 to 16"),
     "too many choices": (TEXT, text(prompt=["a"] * 10, n=2), "prompt", "20 choices"),
@@ -98,8 +98,37 @@ CASES: dict[str, tuple[str, object, str | None, str]] = {
     "bias of an unknown token": (CHAT, chat(logit_bias={"999999": 1}), "logit_bias", "token ids"),
     "bias of no token": (CHAT, chat(logit_bias={"the": 1}), "logit_bias", "token ids"),
     "bias too large": (CHAT, chat(logit_bias={"5": 1e9}), "logit_bias", "-100 to 100"),
+    "top_k beyond 32 bits": (CHAT, chat(top_k=2**31), "top_k", "2147483647"),
+    "top_k of zero": (CHAT, chat(top_k=0), "top_k", "-1"),
+    "fewest tokens beyond the most": (CHAT, chat(min_tokens=5), "min_tokens", "from 0 to 4"),
+    "stop tokens too many": (CHAT, chat(stop_token_ids=[1] * 65), "stop_token_ids", "64 are allowed"),
+    "bias of a token of many digits": (CHAT, chat(logit_bias={"9" * 5000: 1}), "logit_bias", "token ids"),
+    "biases too many": (CHAT, chat(logit_bias={str(i): 1 for i in range(1025)}), "logit_bias", "1024 are allowed"),
+    "stops too long": (CHAT, chat(stop=["x" * 513] * 2), "stop", "1024 are allowed"),
+    "messages too many": (CHAT, chat(messages=HELLO * 2049), "messages", "2048 are allowed"),
+    "name of a user too long": (CHAT, chat(user="x" * 4097), "user", "4096 are allowed"),
+    "tools too many": (
+        CHAT,
+        chat(tools=[{"type": "function", "function": {"name": "f"}}] * 129),
+        "tools",
+        "128 are allowed",
+    ),
+    "arguments nested too deeply": (
+        CHAT,
+        chat(
+            messages=[
+                *HELLO,
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": '{"a":' + "[" * 99 + "]" * 99 + "}"}}],
+                },
+            ]
+        ),
+        "messages[1].tool_calls[0].function.arguments",
+        "64 deep",
+    ),
     "seed as a fraction": (CHAT, chat(seed=1.5), "seed", "integer"),
-    "seed too large": (CHAT, chat(seed=2**63), None, "seed"),
+    "seed too large": (CHAT, chat(seed=2**63), "seed", "64 bits"),
     "stream_options without stream": (CHAT, chat(stream_options={"include_usage": True}), "stream_options", "stream"),
     "unknown format": (CHAT, chat(response_format={"type": "yaml"}), "response_format.type", "json_schema"),
     "schema missing": (
@@ -136,6 +165,12 @@ CASES: dict[str, tuple[str, object, str | None, str]] = {
         "tools",
         "--tool-call-parser",
     ),
+    "template's own arguments": (
+        CHAT,
+        chat(chat_template_kwargs={"messages": "x"}),
+        "chat_template_kwargs",
+        "which the server sets",
+    ),
     "template from outside": (CHAT, chat(chat_template_kwargs={"chat_template": "{{ 1 }}"}), None, "chat_template"),
 }
 
@@ -163,11 +198,12 @@ def assert_error(response: httpx.Response, status: int, *, param: str | None = N
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b'{"messages": NaN}', "not valid JSON"),
-        (b"[" * 100_000, "not valid JSON"),
+        (b"[" * 4_000, "not valid JSON"),
+        (b"[" * 100_000, "more than 16384 objects and arrays"),
         (b'{"prompt": "\xff\xfe"}', "not valid UTF-8 at byte 12"),
         (b'{"prompt": "\\ud800"}', "not valid JSON"),
     ],
-    ids=["empty", "cut off", "NaN", "deep", "UTF-8", "surrogate"],
+    ids=["empty", "cut off", "NaN", "deep", "deeper", "UTF-8", "surrogate"],
 )
 def test_body_that_is_not_json(server: Server, data: bytes, message: str) -> None:
     response = httpx.post(server.url + TEXT, content=data, headers={"Content-Type": "application/json"})
@@ -189,7 +225,7 @@ def test_body_beyond_ten_megabytes(server: Server, declared: bool) -> None:
 
 
 def test_body_just_below_ten_megabytes_is_read(server: Server) -> None:
-    body = json.dumps(text(prompt="", user="x" * (10 * 2**20 - 200)))
+    body = json.dumps(text(prompt="")) + " " * (10 * 2**20 - 200)
     response = httpx.post(server.url + TEXT, content=body, headers={"Content-Type": "application/json"}, timeout=30)
     assert_error(response, 400, param="prompt", message="empty")
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -20,6 +23,8 @@ from running import Server
 from schemathesis.checks import CheckFunction
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
+
+from outrider.server.http.numbers import RANGES
 
 SECONDS = 30
 """For one answer; a request that takes longer hangs. Answers are of two tokens."""
@@ -54,6 +59,44 @@ ODD = st.one_of(
     st.just([]),
     st.sampled_from(["\x00", "\ud800", "9" * 400, -0.0, 1e308, [[[[[[]]]]]], {"$ref": "#"}, {"type": "nothing"}]),
 )
+
+
+RAW = "raw:"
+"""Before a number that Python's JSON would not write."""
+EDGES: list[Any] = [
+    *(
+        sign * (2**power + step)
+        for power in (0, 8, 16, 24, 31, 32, 53, 63, 64)
+        for step in (-1, 0, 1)
+        for sign in (1, -1)
+    ),
+    *(10**400, -(10**400), 49_151, 49_152, 4095, 4096),
+    *(0.0, -0.0, 0.5, 1.0, 2.0, 99.9, 100.0, math.nextafter(100, 101), math.nextafter(1, 0), math.nextafter(1, 2)),
+    *(1e-3, 0.01, math.nextafter(0.01, 0), 1e-6, math.nextafter(1e-6, 0), 1e-7, 1e6, 1e7),
+    *(2.0**-126, 2.0**-149, 1e-40, 1e-46, 2.0**-1022, 5e-324, 3.4028234e38, 3.5e38, -3.5e38, 1.7976931348623157e308),
+    *(
+        math.nan,
+        math.inf,
+        -math.inf,
+        RAW + "1e400",
+        RAW + "-1e400",
+        RAW + "1e-400",
+        RAW + "9" * 5000,
+        RAW + "01",
+        RAW + "1e0",
+    ),
+    *(True, False, None, "1", [1], {"1": 1}),
+]
+"""At and around what int32, int64, float32 and float64 hold, and our own bounds; and what is no number."""
+BOTH = (
+    *("temperature", "top_p", "min_p", "top_k", "seed", "n", "max_tokens", "min_tokens"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens_per_second"),
+    *("logit_bias", "bias of", "stop_token_ids"),
+)
+NUMBERS: dict[str, tuple[str, ...]] = dict.fromkeys(BOTH, (CHAT, TEXT))
+NUMBERS |= {"top_logprobs": (CHAT,), "max_completion_tokens": (CHAT,), "reasoning_effort": (CHAT,)}
+NUMBERS |= {"logprobs": (TEXT,), "prompt": (TEXT,), "prompts": (TEXT,), "best_of": (TEXT,)}
+GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +222,77 @@ def change(draw: st.DrawFn, body: Any) -> None:
         place[draw(st.text(max_size=12))] = draw(ODD)
     else:
         place[key] = draw(ODD) if how == "exchange" else {"x": [inner]}
+
+
+def numeric(path: str, name: str, value: Any, base: dict[str, Any]) -> bytes:
+    """A body with the value in the field."""
+    fields = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+    fields |= {"max_tokens": 2} | base
+    if name == "logit_bias":
+        fields["logit_bias"] = {"5": value}
+    elif name == "bias of":
+        fields["logit_bias"] = {str(value).removeprefix(RAW): 1}
+    elif name in ("stop_token_ids", "prompt"):
+        fields[name] = [value]
+    elif name == "prompts":
+        fields["prompt"] = [[5, value], [5]]
+    else:
+        fields[name] = value
+        fields |= {"logprobs": True} if name == "top_logprobs" else {}
+    return json.dumps(fields).replace(f'"{RAW}', "").replace(f"{RAW}", "").encode()
+
+
+@pytest.mark.timeout(7200)
+def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) -> None:
+    """Every numeric field, greedy and sampled, at the edges of the types that hold numbers: none is a 5xx, and the
+    engine goes on. Without --fuzz, a tenth of them."""
+    cases = [
+        (path, name, value, base)
+        for name, paths in NUMBERS.items()
+        for path in paths
+        for value in EDGES
+        for base in (GREEDY, SAMPLED)
+        if not (name in ("max_tokens", "max_completion_tokens") and type(value) is int and 64 < value < 4096)
+    ]  # an answer of thousands of tokens shows nothing
+    random.Random(1).shuffle(cases)
+    if not request.config.getoption("--fuzz"):
+        cases = cases[::10]
+
+    with httpx.Client(base_url=server.url, timeout=SECONDS) as client, ThreadPoolExecutor(8) as pool:
+
+        def answered(case: tuple[str, str, Any, dict[str, Any]]) -> int:
+            path, name, value, base = case
+            sent = numeric(path, name, value, base)
+            answer = client.post(path, content=sent, headers={"Content-Type": "application/json"})
+            assert answer.status_code in (200, 400), (path, sent[:300], answer.text[:500])
+            return answer.status_code
+
+        seen = list(pool.map(answered, cases))
+    assert {200, 400} == set(seen)
+    assert server.status("/ready") == 200
+
+
+@pytest.mark.timeout(7200)
+def test_allowed_extremes_together(server: Server, amount: int) -> None:
+    """Every number at one end of its range at the same time: what divides meets what multiplies."""
+    draw = random.Random(2)
+    ends = {name: (range_.low, range_.high) for name, range_ in RANGES.items()} | {"top_k": (1, -1, 2**31 - 1)}
+    ends |= {"temperature": (0, 1e-6, 1e-5, 100), "logit_bias": ({"5": 100, "6": -100}, {"5": -100.0})}  # type: ignore[dict-item]
+    ends |= {"min_tokens": (0, 2)}
+    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+
+        def answered(fields: dict[str, Any]) -> None:
+            body = {"prompt": "1 2 3 1 2 3 1 2", "max_tokens": 6, "logprobs": 1} | fields
+            answer = client.post(TEXT, json=body)
+            assert answer.status_code in (200, 400), (body, answer.text)
+            if answer.status_code == 200:
+                assert answer.json()["usage"]["completion_tokens"] >= fields.get("min_tokens", 0)
+                logprobs = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+                assert all(math.isfinite(value) and value <= 1e-3 for value in logprobs), (body, logprobs)
+
+        bodies = [
+            {name: draw.choice(values) for name, values in ends.items() if draw.random() < 0.6} for _ in range(amount)
+        ]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(answered, bodies))
+    assert server.status("/ready") == 200

@@ -1,0 +1,236 @@
+"""How much of everything a request may hold, checked in plain code on the decoded body.
+
+What comes after takes longer with each of them: models of messages and tools, the chat template, the tokenizer, the
+scheduler. The first thing wrong is the error; a model of types would collect one for each of a million parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic_core
+
+from outrider.server.http.errors import ApiError
+from outrider.server.http.json_body import Meter, clipped, name_of
+from outrider.server.http.numbers import out_of_range
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+MAX_MESSAGES = 2048
+MAX_TOOLS = 128
+MAX_STOPS = 32
+MAX_STOP_CHARACTERS = 1024
+"""All stop strings together."""
+MAX_STOP_TOKENS = 64
+MAX_BIASES = 1024
+BIAS_LIMIT = 100.0
+MAX_TEXT = 4096
+"""Characters of a field that is one short text."""
+MAX_OPTION_CHARACTERS = 512 * 1024
+"""Of everything beside the prompt: tools, schemas, grammars."""
+MAX_DEPTH = 64
+SHORT_TEXTS = ("model", "user", "cache_salt")
+
+
+def check(body: dict[str, Any], vocab_size: int) -> None:
+    """Raise ApiError for the first thing of which there is too much, of either kind of request."""
+    for name in SHORT_TEXTS:
+        if isinstance(text := body.get(name), str) and len(text) > MAX_TEXT:
+            raise _too_many(name, len(text), "characters", MAX_TEXT)
+    _check_stop(body.get("stop"))
+    _check_stop_tokens(body.get("stop_token_ids"), vocab_size)
+    _check_biases(body.get("logit_bias"), vocab_size)
+    _check_options(body)
+
+
+def check_messages(messages: Any) -> None:
+    """Their number, and the rules whose violations a model of types would report for each member of a union."""
+    if messages is None:
+        raise ApiError("'messages' is required", param="messages", code="missing_required_parameter")
+    if not isinstance(messages, list):
+        raise ApiError(f"'messages' is {name_of(messages)}; it has to be an array", param="messages")
+    if not messages:
+        raise ApiError("'messages' is empty; send at least one message", param="messages", code="empty_array")
+    if len(messages) > MAX_MESSAGES:
+        raise _too_many("messages", len(messages), "messages", MAX_MESSAGES)
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise ApiError(f"{path!r} is {name_of(message)}; it has to be an object", param=path)
+        role = message.get("role")
+        if role not in ROLES:
+            raise ApiError(f"'{path}.role' is one of {', '.join(ROLES)}, not {clipped(role)}", param=f"{path}.role")
+        _check_content(message, path)
+
+
+def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """The texts of checked messages."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            for part in content:
+                if isinstance(text := part.get("text"), str):
+                    yield text
+
+
+def _check_content(message: dict[str, Any], path: str) -> None:
+    content = message.get("content")
+    if content is None:
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            return
+        raise ApiError(f"'{path}.content' is required", param=f"{path}.content", code="missing_required_parameter")
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list) or not content:
+        raise ApiError(
+            f"'{path}.content' is {name_of(content)}; it has to be a string or an array of text parts",
+            param=f"{path}.content",
+        )
+    for index, part in enumerate(content):
+        part_type = part.get("type") if isinstance(part, dict) else None
+        place = f"{path}.content[{index}]"
+        if part_type != "text":
+            shown = clipped(part_type) if part_type else name_of(part)
+            raise ApiError(
+                f"'{place}' is {shown}; this server takes text only, and fetches nothing",
+                param=place,
+                code="unsupported_content",
+            )
+        if not isinstance(part.get("text"), str):
+            raise ApiError(f"'{place}.text' has to be a string", param=f"{place}.text", code="invalid_type")
+
+
+def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length: int) -> list[str] | list[list[int]]:
+    """The prompts of a completion, in a list; raises ApiError for what is none, or too many token ids."""
+    if prompt is None:
+        raise ApiError("'prompt' is required", param="prompt", code="missing_required_parameter")
+    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
+    if len(prompts) > max_choices:
+        raise _too_many("prompt", len(prompts), "prompts", max_choices)
+    for one in prompts:
+        if isinstance(one, (str, list)) and not one:
+            raise ApiError("'prompt' is empty", param="prompt", code="invalid_value")
+        if isinstance(one, list) and len(one) > context_length:
+            raise too_long("prompt", context_length)
+        if type(one) is not type(prompts[0]) or not isinstance(one, (str, list)) or not _ids_or_text(one):
+            raise ApiError(
+                "'prompt' is a string, an array of token ids, or an array of such", param="prompt", code="invalid_type"
+            )
+        if isinstance(one, list) and not 0 <= min(one) <= max(one) < vocab_size:
+            raise ApiError(
+                f"'prompt' has token ids outside 0 to {vocab_size - 1}", param="prompt", code="invalid_value"
+            )
+    return prompts
+
+
+def _ids_or_text(prompt: str | list[Any]) -> bool:
+    return isinstance(prompt, str) or set(map(type, prompt)) == {int}
+
+
+def _check_stop(stop: Any) -> None:
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list):
+        return
+    if len(stops) > MAX_STOPS:
+        raise ApiError(f"'stop' has {len(stops)} strings; {MAX_STOPS} are allowed", param="stop", code="invalid_value")
+    texts = [text for text in stops if isinstance(text, str)]
+    if "" in texts:
+        raise ApiError("'stop' has an empty string, which would end every answer", param="stop", code="invalid_value")
+    if (characters := sum(map(len, texts))) > MAX_STOP_CHARACTERS:
+        raise _too_many("stop", characters, "characters", MAX_STOP_CHARACTERS)
+
+
+def _check_stop_tokens(tokens: Any, vocab_size: int) -> None:
+    if not isinstance(tokens, list):
+        return
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise _too_many("stop_token_ids", len(tokens), "token ids", MAX_STOP_TOKENS)
+    for token in tokens:
+        if type(token) is int and not 0 <= token < vocab_size:
+            raise out_of_range("stop_token_ids", f"token ids from 0 to {vocab_size - 1}", token)
+
+
+def _check_biases(biases: Any, vocab_size: int) -> None:
+    if not isinstance(biases, dict):
+        return
+    if len(biases) > MAX_BIASES:
+        raise _too_many("logit_bias", len(biases), "tokens", MAX_BIASES)
+    for token, bias in biases.items():
+        is_number = token.isascii() and token.isdigit() and len(token) <= len(str(vocab_size))
+        if not (is_number and int(token) < vocab_size):
+            raise out_of_range("logit_bias", f"keyed by token ids from 0 to {vocab_size - 1}", token)
+        if type(bias) in (int, float) and not -BIAS_LIMIT <= bias <= BIAS_LIMIT:
+            raise out_of_range("logit_bias", f"biases from {-BIAS_LIMIT:g} to {BIAS_LIMIT:g}", bias)
+
+
+def _check_options(body: dict[str, Any]) -> None:
+    """Tools by their number, and everything beside the prompt by its characters and its depth."""
+    messages = body.get("messages") or []
+    tools = [body.get("tools"), *(message.get("tools") for message in messages)]
+    if (count := sum(len(some) for some in tools if isinstance(some, list))) > MAX_TOOLS:
+        raise _too_many("tools", count, "tools", MAX_TOOLS)
+    for name, value in body.items():
+        if name not in ("messages", "prompt") and _characters(value, name) > MAX_OPTION_CHARACTERS:
+            raise ApiError(
+                f"{name!r} has more than {MAX_OPTION_CHARACTERS} characters", param=name, code="invalid_value"
+            )
+    for index, message in enumerate(messages):
+        rest = {key: value for key, value in message.items() if key != "content"}
+        _check_beside_content(rest, f"messages[{index}]")
+
+
+def _check_beside_content(rest: dict[str, Any], path: str) -> None:
+    """rest: a message without its content."""
+    if _characters(rest, path) > MAX_OPTION_CHARACTERS:
+        raise ApiError(
+            f"{path!r} has more than {MAX_OPTION_CHARACTERS} characters beside its content",
+            param=path,
+            code="invalid_value",
+        )
+    calls = rest.get("tool_calls")
+    for index, call in enumerate(calls if isinstance(calls, list) else ()):
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str):
+            _check_arguments(arguments, f"{path}.tool_calls[{index}].function.arguments")
+
+
+def _check_arguments(arguments: str, path: str) -> None:
+    """JSON within a string, which SGLang decodes for the chat template; what is none it refuses itself."""
+    try:
+        meter = Meter(0)
+        meter.feed(arguments.encode())
+        _characters(pydantic_core.from_json(arguments), path)
+    except ApiError as error:
+        raise ApiError(error.message.replace("the body", repr(path)), param=path, code=error.code) from None
+    except ValueError as error:
+        raise ApiError(f"{path!r} is not valid JSON: {error}", param=path, code="invalid_value") from None
+
+
+def _characters(value: Any, name: str, depth: int = 0) -> int:
+    """Of all texts and keys in a value; raises ApiError for one nested too deeply."""
+    if isinstance(value, str):
+        return len(value)
+    if depth > MAX_DEPTH:
+        raise ApiError(f"{name!r} is nested more than {MAX_DEPTH} deep", param=name, code="invalid_value")
+    if isinstance(value, dict):
+        return sum(len(key) + _characters(inner, name, depth + 1) for key, inner in value.items())
+    if isinstance(value, list):
+        return sum(_characters(inner, name, depth + 1) for inner in value)
+    return 0
+
+
+def too_long(param: str, context_length: int) -> ApiError:
+    """The error for a prompt that cannot fit."""
+    return ApiError(
+        f"the prompt is longer than the model's context length ({context_length} tokens)",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _too_many(name: str, found: int, what: str, most: int) -> ApiError:
+    return ApiError(f"{name!r} has {found} {what}; {most} are allowed", param=name, code="invalid_value")

@@ -1,0 +1,119 @@
+"""A request's body as JSON: how much is in it before anything is made of it, and its values.
+
+A parser in C holds Python's interpreter lock for as long as it runs, in a thread too, so every stream of the server
+waits for it. Bodies that would take it long are refused while they are read, or parsed in a way that lets others go on
+(`yielding_json`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic_core
+
+from outrider.server.http import yielding_json
+from outrider.server.http.errors import ApiError
+
+SMALL_BYTES = 4096
+"""A body up to this size is prepared on the event loop: nothing that fits takes it as long as a change of threads."""
+
+MAX_CONTAINERS = 16_384
+"""Objects and arrays of a body: 2,048 messages of two parts and a tool call each."""
+MAX_STRINGS = 65_536
+"""Keys of objects included."""
+FAST_VALUES = 32_768
+"""Values and escaped characters that the parser in C reads within some milliseconds."""
+
+_SLICE = 65_536
+_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+
+
+class Meter:
+    """Counts what a body holds while it arrives, up to the first byte that is no JSON.
+
+    numbers: how many a body may have, as far as commas tell.
+    """
+
+    def __init__(self, numbers: int) -> None:
+        self._max_commas = MAX_CONTAINERS + MAX_STRINGS + numbers
+        self.containers = self.strings = self.commas = self.escapes = 0
+        self._rest = b""
+        self._inside = False  # a string
+
+    @property
+    def values(self) -> int:
+        """About how many things a parser makes of it; an escaped character takes a quarter of a value's time."""
+        return self.containers + self.strings + self.commas + self.escapes // 4
+
+    def feed(self, chunk: bytes) -> None:
+        """Count a piece; raises ApiError as soon as there is too much."""
+        for start in range(0, len(chunk), _SLICE):
+            self._count(self._rest + chunk[start : start + _SLICE])
+            self._refuse_too_much()
+
+    def _count(self, data: bytes) -> None:
+        # A backslash that escapes what the next piece begins with waits for it.
+        odd = (len(data) - len(data.rstrip(b"\\"))) % 2
+        self._rest = data[len(data) - odd :]
+        data = data[: len(data) - odd]
+        if b"\\" in data:
+            self.escapes += data.count(b"\\")
+            data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = data.split(b'"')
+        outside = b"".join(pieces[self._inside :: 2])
+        self.strings += (len(pieces) - self._inside) // 2
+        self._inside ^= len(pieces) % 2 == 0
+        self.containers += outside.count(b"{") + outside.count(b"[")
+        self.commas += outside.count(b",")
+
+    def _refuse_too_much(self) -> None:
+        for found, most, what in (
+            (self.containers, MAX_CONTAINERS, "objects and arrays"),
+            (self.strings, MAX_STRINGS, "strings and keys"),
+            (self.commas, self._max_commas, "values"),
+        ):
+            if found > most:
+                raise ApiError(f"the body has more than {most} {what}", code="body_too_complex")
+
+
+def decode(data: bytes, values: int = 0) -> dict[str, Any]:
+    """The object that a body holds; raises ApiError for anything else. values: `Meter.values`, which chooses how."""
+    try:
+        if values <= FAST_VALUES:
+            body = pydantic_core.from_json(data, allow_inf_nan=False)
+        else:
+            body = yielding_json.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise ApiError("the body is not valid JSON: nested too deeply", code="invalid_json") from None
+    except ValueError as error:
+        raise ApiError(f"the body is not valid {_reason(data, error)}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError(f"the body is {name_of(body)}; it has to be an object", code="invalid_json")
+    return body
+
+
+def _reason(data: bytes, error: ValueError) -> str:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as undecodable:
+        return f"UTF-8 at byte {undecodable.start}"
+    return f"JSON: {error}"
+
+
+def name_of(value: Any) -> str:
+    """A JSON value in an error message."""
+    if isinstance(value, str):
+        return repr(value) if len(value) < 40 else "a string"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return clipped(value)
+    return _NAMES.get(type(value), "something else")
+
+
+def clipped(value: object, most: int = 64) -> str:
+    """What a client sent, for an error message: as Python writes it, and no more than so many characters."""
+    if isinstance(value, (str, list, dict)):
+        value = value[: most + 1] if isinstance(value, str) else name_of(value)
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return shown if len(shown) <= most + 2 else shown[:most] + "…"

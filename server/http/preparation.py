@@ -1,0 +1,38 @@
+"""Where the work on large requests is done: in threads beside the event loop, which streams of others go on in.
+
+Two threads, so that requests of a common size do not wait behind the largest. No more, since each takes its turn of
+Python's interpreter lock before the event loop gets its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+LARGE_BYTES = 128 * 1024
+"""A body from this size on has the second thread."""
+SWITCH_SECONDS = 0.001
+"""A thread with the interpreter lock gives it up after this time when another wants it."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_common = ThreadPoolExecutor(1, "outrider-prepare")
+_large = ThreadPoolExecutor(1, "outrider-prepare-large")
+
+
+def let_the_loop_in() -> None:
+    """Have threads give up the interpreter lock soon; called once by the process of the server."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+
+
+async def run(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` returns or raises, from one of the threads. size: of the request's body, in bytes."""
+    context = contextvars.copy_context()
+    executor = _large if size >= LARGE_BYTES else _common
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(executor, lambda: context.run(work, *args, **kwargs))

@@ -1,0 +1,120 @@
+"""What one body can do to the others: it is refused at once, while everybody else is answered.
+
+The limits are those of docs/secure.md; tests allow machines that are busy five times as long.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import httpx
+import pytest
+from attacked import send
+from metrics_page import MetricsPage
+from running import Server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BUSY = 5
+ANSWER_SECONDS, HEALTH_SECONDS = 0.2 * BUSY, 0.1 * BUSY
+GROWTH, LEAST_GROWTH = 10, 16 * 2**20
+MEGABYTES = 10**6
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def said(content: Any, count: int = 1) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}] * count
+
+
+REFUSED: dict[str, tuple[str, bytes, str]] = {
+    "top_k beyond 32 bits": (CHAT, body(messages=said("x"), temperature=1, top_k=2**31), "2147483647"),
+    "wrong content parts": (CHAT, body(messages=said([{"type": "x"}] * 40_000)), "objects and arrays"),
+    "wrong content parts, fewer": (CHAT, body(messages=said([{"type": "x", "t": "y" * 99}] * 4000)), "text only"),
+    "parts without a text": (CHAT, body(messages=said([{"type": "text"}] * 5000)), "has to be a string"),
+    "prompt of 4 MB": (TEXT, body(prompt="x" * 4 * MEGABYTES), "context length"),
+    "message of 4 MB": (CHAT, body(messages=said("a b " * MEGABYTES)), "context length"),
+    "stop strings of 4 MB": (TEXT, body(prompt="x", stop=["ab " * 41_666] * 32), "1024 are allowed"),
+    "small messages": (CHAT, body(messages=said("a", 80_000)), "objects and arrays"),
+    "messages, fewer": (CHAT, body(messages=said("a", 10_000)), "2048 are allowed"),
+    "all token ids stop": (TEXT, body(prompt="x", stop_token_ids=[*range(49_152)]), "64 are allowed"),
+    "bias of 5,000 digits": (TEXT, body(prompt="x", logit_bias={"9" * 5000: 1}), "token ids"),
+    "prompt of 10 MB of token ids": (TEXT, b'{"prompt":[' + b"1," * 5 * MEGABYTES + b"1]}", "values"),
+    "escaped characters": (TEXT, b'{"prompt":"' + rb"\u00e9" * 1_700_000 + b'"}', "context length"),
+    "keys": (CHAT, json.dumps({f"{i:07}": 1 for i in range(700_000)}).encode(), "strings and keys"),
+    "long key": (CHAT, body(**{"x" * 10 * MEGABYTES: 1}), "unknown field"),
+    "long role": (CHAT, body(messages=[{"role": "x" * 10 * MEGABYTES}]), "role"),
+    "empty arrays": (CHAT, b'{"messages":[' + b"[]," * 3 * MEGABYTES, "objects and arrays"),
+    "wrong stop strings": (TEXT, body(prompt="x", stop=[1] * 80_000), "32 are allowed"),
+    "wrong prompts": (TEXT, body(prompt=[[None] * 1000] * 16), "token ids"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_too_much_is_refused_at_once_and_nobody_waits(server: Server, name: str) -> None:
+    route, content, message = REFUSED[name]
+    seen = send(server, route, content)
+    assert seen.answer.status_code == 400, seen.answer.text
+    assert message in seen.answer.json()["error"]["message"]
+    assert len(seen.answer.content) < 1000
+    assert seen.seconds < ANSWER_SECONDS
+    assert seen.health_seconds < HEALTH_SECONDS
+    assert seen.grown_bytes < max(LEAST_GROWTH, GROWTH * len(content))
+
+
+def characters(count: int) -> str:
+    """Characters that are several tokens each."""
+    draw = random.Random(1)
+    return "".join(chr(draw.randint(0x4E00, 0x9FFF)) for _ in range(count))
+
+
+WORK: dict[str, tuple[str, bytes]] = {
+    "tokens that are rare": (TEXT, body(prompt=characters(300_000), max_tokens=1)),
+    "digits": (TEXT, body(prompt="1" * 600_000, max_tokens=1)),
+    "spaces": (TEXT, body(prompt=" " * 600_000, max_tokens=1)),
+    "messages": (CHAT, body(messages=said("a", 2048), max_tokens=1)),
+    "prompts": (TEXT, body(prompt=["the capital of France is " * 700] * 16, max_tokens=4000)),
+    "token ids": (TEXT, body(prompt=[[11] * 4000] * 16, max_tokens=4000)),
+}
+"""As much as is read at all, and then does not fit."""
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_much_work_is_done_beside_the_event_loop(server: Server, name: str) -> None:
+    seen = send(server, *WORK[name])
+    assert seen.answer.status_code == 400
+    assert "context length" in seen.answer.json()["error"]["message"]
+    assert seen.health_seconds < HEALTH_SECONDS
+
+
+def test_the_watchdog_is_on_the_page_and_has_seen_no_long_stall(server: Server) -> None:
+    """After all of the above, in this minute."""
+    page = MetricsPage(server.url)
+    longest = page.value("outrider_event_loop_longest_stall_seconds")
+    assert page.families["outrider_event_loop_stall_seconds"].type == "histogram"
+    assert 0 <= longest < 0.05 * BUSY
+
+
+def test_a_large_request_that_is_right_is_answered_like_a_small_one(server: Server) -> None:
+    """A body that is prepared in a thread gives the answer that one on the event loop gives."""
+    small = {"messages": said("Count: 1, 2, 3,"), "max_tokens": 12, "temperature": 0}
+    large = small | {"user": "x" * 4096, "logit_bias": {str(i): 0 for i in range(1000)}}
+    texts = []
+    for fields in (small, large):
+        answer = httpx.post(server.url + CHAT, json=fields, timeout=120)
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.json()["choices"][0]["message"]["content"])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("padding", ["", "y" * 5000], ids=["on the loop", "in a thread"])
+def test_a_template_that_fails_is_the_clients_error(server: Server, padding: str) -> None:
+    """Found out where the template is prepared; the same answer either way."""
+    calls = [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]
+    messages = [*said("x"), {"role": "assistant", "tool_calls": calls}, {"role": "user", "content": f"z{padding}"}]
+    answer = httpx.post(server.url + CHAT, json={"messages": messages, "max_tokens": 1}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert "JSON object" in answer.json()["error"]["message"]
