@@ -46,7 +46,8 @@ def seen(server: Any, prompt: str, *, speculate: bool, stream: bool, **body: Any
     request |= {"stream": True, "stream_options": {"include_usage": True}}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=request, timeout=600) as answer:
         assert answer.status_code == 200
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {")]
+        text = b"".join(answer.iter_bytes()).decode()  # `iter_lines` ends lines where a text has U+2028 or the like
+        lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]
     chunks = [json.loads(line) for line in lines]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return summary(choices, chunks[-1]["usage"])

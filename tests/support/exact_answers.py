@@ -5,10 +5,12 @@ Nothing here is the server's: the rules are computed anew, in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from chi_square import p_value
 
 Logits = Callable[[list[list[int]]], torch.Tensor]
 """N texts of one length -> [N, V] float64, the target's logits of what follows each."""
@@ -29,7 +31,7 @@ class Rules:
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed: Callable[[Answer], list[int]] | None = None
 
-    def probs(self, logits: torch.Tensor, prompt: list[int], answer: Answer) -> torch.Tensor:
+    def probs(self, logits: torch.Tensor, answer: Answer) -> torch.Tensor:
         """[V] of the token behind the answer so far, from its logits [V].
 
         Penalties count the answer's tokens, as SGLang's do; the bias comes last.
@@ -55,6 +57,12 @@ class Rules:
         return found / found.sum()
 
 
+PROMPT, SAMPLES = "List five ways to save", 2048
+RULES = Rules(temperature=0.6, top_k=3)
+"""What `test_sampled.py` asks for, and how often: so many answers show a tenth of wrong drafts kept
+(`test_planted_faults.py`)."""
+
+
 def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -> dict[Answer, float]:
     """Probability of every possible answer of `length` tokens; for rules that leave few tokens at each position."""
     found: dict[Answer, float] = {(): 1.0}
@@ -63,8 +71,22 @@ def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -
         rows = logits([[*prompt, *answer] for answer in begun])
         longer = {}
         for answer, row in zip(begun, rows, strict=True):
-            probs = rules.probs(row, prompt, answer)
+            probs = rules.probs(row, answer)
             for token in probs.nonzero()[:, 0].tolist():
                 longer[*answer, token] = found[answer] * float(probs[token])
         found = longer
     return found
+
+
+def answers_p_value(answers: Iterable[Answer], exact: Mapping[Answer, float]) -> float:
+    """Chi-square of drawn answers against `answer_probs`, of their first two tokens, three and so on, up to all: the
+    smallest p-value, times their number. 0 where an answer is impossible."""
+    answers = [*answers]
+    length = len(next(iter(exact)))
+    found = []
+    for count in range(2, length + 1):
+        probs: Counter = Counter()
+        for answer, p in exact.items():
+            probs[answer[:count]] += p  # type: ignore[assignment]
+        found.append(p_value(Counter(answer[:count] for answer in answers), probs, len(answers)))
+    return min(1.0, min(found) * len(found))

@@ -116,7 +116,7 @@ def _config(model: LlamaForCausalLM, **kind: Any) -> BlockConfig:
 
 def _dspark(model: LlamaForCausalLM) -> BlockModel:
     """Its Markov head is the target's embedding and head; what its layer makes of the target's states is noise."""
-    config = _config(model, kind="dspark", target_layers=(0, 1), mask_token_id=4, markov_rank=WIDTH)
+    config = _config(model, kind="dspark", target_layers=(0,), mask_token_id=4, markov_rank=WIDTH)
     drafter = BlockModel(config, _known(model))
     _randomise(drafter)
     embedding = model.get_input_embeddings().weight
@@ -142,7 +142,7 @@ def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
             layer.down_proj.weight *= 0.2
         drafter.separator.zero_()
         drafter.mask.zero_()
-        drafter.mask[:2] = torch.tensor([2.0, WIDTH**0.5])
+        drafter.mask[:2] = torch.tensor([1.0, WIDTH**0.5])
     return drafter
 
 

@@ -1,0 +1,64 @@
+"""The embedded model as it is served by default, in bfloat16 and with shared prefixes: a greedy or seeded answer is the
+same with speculation and without, whether its prompt comes from the cache or not."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from asking import complete
+from metrics_page import MetricsPage
+from running import Server
+
+from outrider.kernels.cpu import native
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="bfloat16 rounds with the batch without the kernels")
+
+SHARED = (
+    "You help the readers of a small library. Answer in one or two plain sentences, and name the book that you mean. "
+    "The library has novels, atlases, cookbooks and three dictionaries; it is open from nine to five. "
+)
+PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.1}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.8, "top_p": 0.95, "seed": 5},
+    "greedy, penalised": {"temperature": 0} | PENALTIES,
+    "seeded, penalised": {"temperature": 0.8, "top_p": 0.95, "seed": 5} | PENALTIES,
+}
+
+
+def ask(
+    server: Server, prompts: list[str], kind: dict[str, Any], at_once: int, *, speculate: bool
+) -> list[tuple[Any, ...]]:
+    """What is said of every answer."""
+
+    def one(number: int) -> tuple[Any, ...]:
+        seed = {"seed": kind["seed"] + number} if "seed" in kind else {}
+        answer = complete(server, prompts[number], speculate=speculate, max_tokens=40, **kind | seed)
+        (choice,) = answer["choices"]
+        return choice["text"], choice["token_ids"], choice["finish_reason"], answer["usage"]["completion_tokens"]
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(one, range(len(prompts))))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_texts_are_equal(server: Server, prompts: list[str], name: str) -> None:
+    """The second time around prompts come from the cache whole, and other requests' answers lie there."""
+    first = f"{name}: {SHARED}"  # no other test has asked it
+    asked = [first + prompts[0], *(first + prompt for prompt in prompts[2:7])]
+    before = MetricsPage(server.url)
+    cold = ask(server, asked, KINDS[name], 1, speculate=True)  # drafting pays
+    middle = MetricsPage(server.url)
+    plain = ask(server, asked, KINDS[name], len(asked), speculate=False)
+    warm = ask(server, asked, KINDS[name], len(asked), speculate=True)
+    after = MetricsPage(server.url)
+    assert len({text for text, *_ in plain}) == len(asked)
+    assert cold == plain
+    assert warm == plain
+    assert after.value("sglang:cached_tokens_total") - middle.value("sglang:cached_tokens_total") > 50 * len(asked)
+    sampling, drafted = name[:6], "outrider_accepted_position_total"
+    for position in ("1", "2"):  # the shipped drafter drafted several tokens, also with a distribution of their own
+        labels = {"sampling": sampling, "source": "model", "position": position}
+        assert after.value(drafted, **labels) > before.value(drafted, **labels)
