@@ -67,13 +67,28 @@ def summary(choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, A
     }
 
 
+def ends_within(text: str) -> list[dict[str, Any]]:
+    """Stop strings that this answer has, the later one first in the list."""
+    middle = len(text) // 2
+    first, later = text[middle : middle + 2], text[middle + 3 : middle + 6]
+    return [
+        {"stop": [text[middle]]},
+        {"stop": [later, first]},
+        {"stop": [later, first], "no_stop_trim": True},
+        {"stop": [text[middle : middle + 5], first]},
+        {"stop": [later], "stop_token_ids": [30, 42]},
+    ]
+
+
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
 def test_answers_end_as_without_speculation(served, sampling):
+    prompts = [cycle * 6 for cycle in CYCLES]
+    texts = [seen(served, prompt, speculate=False, stream=False, **SAMPLING[sampling])["text"] for prompt in prompts]
     asked = [
-        (cycle * 6, stream, SAMPLING[sampling] | end)
-        for cycle in CYCLES
-        for end in ENDS.values()
+        (prompt, stream, SAMPLING[sampling] | end)
+        for prompt, text in zip(prompts, texts, strict=True)
+        for end in [*ENDS.values(), *ends_within(text)]
         for stream in (False, True)
     ]
 
