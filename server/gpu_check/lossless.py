@@ -58,9 +58,9 @@ def outcomes(path: Path) -> Iterator[Measured]:
 
 
 greedy = Tests("test_greedy.py", "fifty_prompts or share_a_batch or too_small or end_with_the_context", "as_likely")
-planned = Tests("test_greedy.py", "default_drafter or denoising", "as_likely")
+planned = Tests("test_greedy.py", "planned or denoising", "as_likely")
 rules = Tests("test_greedy.py", "every_rule or logprobs or as_likely", "logprobs")
-sampled = Tests("test_sampled.py", "first_two_tokens or would_see or third_token or logprobs", "without_a_seed")
+sampled = Tests("test_sampled.py", "exact_distribution or learnt or logprobs", "without_a_seed")
 seeds = Tests("test_sampled.py", "seed or retraction", "choices_of_one")
 CHECKS: tuple[Callable[[Commands], Iterator[Measured]], ...] = (greedy, planned, rules, sampled, seeds)
 

@@ -168,6 +168,7 @@ def test_second_signal_stops_at_once(locked_server: Server) -> None:
     assert locked_server.process.wait(15) == 0
 
 
+@pytest.mark.server
 def test_parent_killed_while_loading_leaves_no_orphans(tmp_path: Path) -> None:
     started = Server(tmp_path / "log")
     try:
