@@ -40,6 +40,20 @@ def test_planned(planned_server, prompts, plain):
     assert drafted == plain
 
 
+def test_the_default_drafter_planned(shipped_server, prompts):
+    """The embedded model, whose steps are long enough for drafts to pay on every machine."""
+    names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]
+    alone = [tokens(a) for a in complete_all(shipped_server, prompts[:24], 8, speculate=False, **PLAIN)]
+    before = MetricsPage(shipped_server.url)
+    drafted = [tokens(a) for a in complete_all(shipped_server, prompts[:24], 8, speculate=True, **PLAIN)]
+    after = MetricsPage(shipped_server.url)
+    accepted, wasted, undrafted = (after.value(name) - before.value(name) for name in names)
+    assert accepted > 200
+    assert undrafted > 0  # the planner took every kind of step
+    assert wasted < 4 * accepted
+    assert drafted == alone
+
+
 def test_several_denoising_steps(denoising_server, prompts, plain):
     before = MetricsPage(denoising_server.url)
     drafted = [tokens(a) for a in complete_all(denoising_server, prompts[:24], 8, speculate=True, **PLAIN)]
