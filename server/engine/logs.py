@@ -14,6 +14,8 @@ from outrider.server.engine.settings import Settings
 
 REQUESTS, SERVER = "outrider.requests", "outrider.server"
 """Loggers of ours that do not ask for the log level: a line per request, if one is wanted; how the server is doing."""
+TRANSFORMERS = "transformers"
+"""Transformers' logger. It warns of each prompt longer than the context, which the server refuses by itself."""
 SGLANGS_FILE = "SGLANG_LOGGING_CONFIG_PATH"
 
 
@@ -24,6 +26,7 @@ def configure(settings: Settings) -> None:
     else:
         logging.basicConfig(level=settings.log_level.upper())
     logging.getLogger("outrider").setLevel(settings.log_level.upper())
+    logging.getLogger(TRANSFORMERS).setLevel(sglang_level(settings).upper())
     server = logging.getLogger(SERVER)
     server.setLevel(logging.INFO)
     if settings.log_format == "text" and not server.handlers:  # as it is, without a prefix
@@ -59,4 +62,6 @@ def _json(settings: Settings) -> dict[str, Any]:
         "formatters": {"json": formatter},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
         "root": {"level": sglang_level(settings).upper(), "handlers": ["stderr"]},
+        # Transformers gives its logger a handler that writes plain text.
+        "loggers": {TRANSFORMERS: {"level": sglang_level(settings).upper(), "handlers": [], "propagate": True}},
     }

@@ -66,3 +66,10 @@ def test_no_prompt_and_no_answer_is_written(server: Server) -> None:
         line_of(server, answer.headers["X-Request-Id"])
     assert secret not in server.output()
     assert not any({"prompt", "answer"} & set(found) for line in lines(server) for found in line.get("answers", ()))
+
+
+def test_a_prompt_that_is_too_long_leaves_json_alone(server: Server) -> None:
+    """Transformers warns of it in plain text."""
+    body = {"model": MODEL, "prompt": "one two " * 6000, "max_tokens": 8}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 400
+    assert lines(server)

@@ -56,8 +56,7 @@ class Ruled:
             self.temperature, self.top_k, self.top_p, self.min_p, **self.penalties, logit_bias=self.bias,
             allowed=None if self.words is None else self.allowed,
         )  # fmt: skip
-        prompt = list(PROMPT[:-1])
-        return lambda text: rules.probs(LOGITS[text[-1]].double(), prompt, text[len(prompt) :]).tolist()
+        return lambda text: rules.probs(LOGITS[text[-1]].double(), text[len(PROMPT) - 1 :]).tolist()
 
     def allowed(self, answer: Text) -> list[int]:
         """Tokens behind which the words of `ALTERNATIVES` may go on."""
