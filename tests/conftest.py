@@ -9,7 +9,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from running import OVERLAP, EngineWatch, Server
+from running import EngineWatch, Server, changed
 from small_target import SmallTarget
 
 from outrider.kernels.cpu import native
@@ -100,8 +100,7 @@ def no_engine_without_the_marker(engine_watch: EngineWatch | None) -> Iterator[N
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--overlap"):
-        folders = str(OVERLAP), os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        os.environ.update(changed("overlap"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asking import MODEL
-from running import Server
+from running import Server, changed
 from small_target import SmallTarget
 
 from outrider.profiles import store
@@ -44,7 +44,7 @@ def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: Small
     profile = jagged_profile(
         folder, model=str(small_target.folder), drafter="dspark", drafter_path=str(small_target.dspark)
     )
-    yield from _serve(folder / "log", *SHARING, *flags, "--profile", str(profile))
+    yield from _serve(folder / "log", *SHARING, *flags, "--profile", str(profile), **changed("profile-costs"))
 
 
 @pytest.fixture(scope="session")
@@ -118,8 +118,8 @@ def _small(small_target: SmallTarget, drafter: str, path: Path) -> tuple[str, ..
     return *model, "--drafter", drafter, "--drafter-path", str(path)
 
 
-def _serve(log: Path, *flags: str) -> Iterator[Server]:
-    started = Server(log, *flags, **TAKES_MANY)
+def _serve(log: Path, *flags: str, **env: str) -> Iterator[Server]:
+    started = Server(log, *flags, **TAKES_MANY | env)
     try:
         yield started.wait_until_ready()
     finally:

@@ -81,7 +81,7 @@ def ends_within(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("served", ["exact_server"], indirect=True)
+@pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
 def test_answers_end_as_without_speculation(served, sampling):
     prompts = [cycle * 6 for cycle in CYCLES]
     texts = [seen(served, prompt, speculate=False, stream=False, **SAMPLING[sampling])["text"] for prompt in prompts]

@@ -34,7 +34,7 @@ def test_planned(planned_server, prompts, plain):
     drafted = [tokens(a) for a in complete_all(planned_server, prompts, 8, speculate=True, **PLAIN)]
     after = MetricsPage(planned_server.url)
     accepted, wasted, undrafted = (after.value(name) - before.value(name) for name in names)
-    assert accepted > 40
+    assert accepted > 400
     assert undrafted > 0  # the planner took every kind of step
     assert wasted < 4 * accepted
     assert drafted == plain

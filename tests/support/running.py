@@ -24,12 +24,18 @@ PLAIN = ("--no-tune", "--sampling-defaults", "openai")
 """Flags of every server here: nothing is measured, and a request that names no sampling has temperature 1."""
 # Far more than a start takes: machines that run tests are busy.
 START_SECONDS = 180
-OVERLAP = Path(__file__).parent / "overlap"
-"""On the path of Python, where servers overlap scheduling with the forward: `--overlap`."""
+CHANGES = "OUTRIDER_TEST_CHANGES"
+
+
+def changed(*names: str) -> dict[str, str]:
+    """Environment in which servers are changed so, beside what this process's says; see `changed_servers/`."""
+    path = [str(Path(__file__).parent / "changed_servers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), CHANGES: " ".join([*os.environ.get(CHANGES, "").split(), *names])}
 
 
 def overlaps() -> bool:
-    return str(OVERLAP) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    """Whether servers overlap scheduling with the forward: `--overlap`."""
+    return "overlap" in os.environ.get(CHANGES, "").split()
 
 
 class Server:

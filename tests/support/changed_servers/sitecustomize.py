@@ -1,12 +1,17 @@
-"""Has servers of tests overlap scheduling with the forward on a CPU, as SGLang does on a GPU: with its own loop, its
-future map, and steps that begin before the last one's result is there. Python imports this file in every process where
-its folder is on the path; see `--overlap` in tests/conftest.py.
+"""Changes servers of tests from inside. Python imports this file in every process where its folder is on the path;
+OUTRIDER_TEST_CHANGES names the changes.
 
-A CPU's streams and events do nothing, so what is missing is that SGLang is asked to, and `record_stream`.
+overlap: scheduling overlaps with the forward on a CPU, as SGLang has it on a GPU: with its own loop, its future map,
+and steps that begin before the last one's result is there. A CPU's streams and events do nothing, so what is missing is
+that SGLang is asked to, and `record_stream`. See `--overlap` in tests/conftest.py.
+
+profile-costs: steps cost what the profile says, however long they take here, so that the planner decides alike on every
+machine.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -41,10 +46,28 @@ def say_so(module: ModuleType) -> None:
     module.Scheduler.event_loop_overlap = overlapping
 
 
+DECIDING_SECONDS = 0.0005
+
+
+def keep_the_profiles_costs(module: ModuleType) -> None:
+    """Of `scheduler/cost/model.py`."""
+
+    def learn_nothing(cost: Any, *step: Any) -> None:
+        cost.deciding = DECIDING_SECONDS
+
+    module.StepCost.observe = module.StepCost.observe_deciding = learn_nothing  # type: ignore[attr-defined]
+
+
+CHANGES = {
+    "overlap": {
+        "sglang.srt.managers.scheduler": say_so,
+        "outrider.server.engine.sglang_args": ask_for_overlap,
+        "sglang.srt.managers.overlap_utils": stand_in_for_streams,
+    },
+    "profile-costs": {"outrider.scheduler.cost.model": keep_the_profiles_costs},
+}
 CHANGED = {
-    "sglang.srt.managers.scheduler": say_so,
-    "outrider.server.engine.sglang_args": ask_for_overlap,
-    "sglang.srt.managers.overlap_utils": stand_in_for_streams,
+    module: change for name in os.environ["OUTRIDER_TEST_CHANGES"].split() for module, change in CHANGES[name].items()
 }
 
 
