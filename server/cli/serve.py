@@ -329,6 +329,8 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
 
 
 def _announce(settings: Settings, engine: Engine) -> None:
+    from outrider.server.http.sampling_defaults import SamplingDefaults
+
     manager = engine.tokenizer_manager
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if settings.host in ("0.0.0.0", "::"):
@@ -343,6 +345,7 @@ def _announce(settings: Settings, engine: Engine) -> None:
     speculation = "speculation off" if settings.drafter == "off" else f"{settings.drafter} drafts of {settings.gamma}"
     if settings.diffusion:
         speculation = f"blocks of {settings.diffusion.block_size}, unmasking by {settings.unmasking}"
+    SamplingDefaults.of(manager).announce(_say)
     _say(
         f"Ready: {url}  ({capacity}, {speculation})\n\n"
         f"Try it:\n\n"

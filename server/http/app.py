@@ -26,6 +26,7 @@ from outrider.server.http.metrics import HttpMetrics
 from outrider.server.http.prompt_length import PromptLength
 from outrider.server.http.queue_limit import QueueLimit
 from outrider.server.http.routes import health, openai, page, tune
+from outrider.server.http.sampling_defaults import SamplingDefaults
 from outrider.server.http.validation import Limits
 from outrider.server.http.watch import Watch, name_requests_in_logs
 
@@ -55,13 +56,14 @@ def build(
         diffusion=settings.diffusion is not None,
         prompt_length=PromptLength(manager.tokenizer, engine.context_length),
     )
+    sampling = SamplingDefaults.of(manager)
     tokenizing.install(manager)
     app = bare(lifespan)
     app.state.compiler = GrammarProcess(engine.run_folder.path / GRAMMARS)
     room = min(engine.context_length, engine.max_total_tokens)
     table = metering.meter(manager, room, settings.max_request_tokens)
     queue = QueueLimit(manager, table, settings.max_queued_requests)
-    openai.install(app, engine, lifecycle, limits, queue, app.state.compiler)
+    openai.install(app, engine, lifecycle, limits, sampling, queue, app.state.compiler)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)
@@ -69,7 +71,7 @@ def build(
     manager.request_logger = answers
     page.install(app, settings, engine, Live(engine, lifecycle, answers))
     tune.install(app, resolved, engine, lifecycle, limits)
-    openapi.install(app, limits, has_key=not access.open)
+    openapi.install(app, limits, sampling, has_key=not access.open)
     app.add_middleware(Gate, access=access, lifecycle=lifecycle, usage=KeyMetrics())
     app.add_middleware(HostGuard, hosts=hosts)
     name_requests_in_logs()

@@ -24,6 +24,7 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.json_body import SMALL_BYTES
 from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
+from outrider.server.http.sampling_defaults import SamplingDefaults
 from outrider.server.http.speculation import Overheard, Told, add_to_answer
 from outrider.server.http.tool_stream import TokenwiseChat
 from outrider.server.plugin.options import RequestOptions
@@ -36,22 +37,15 @@ logging.getLogger(serving_completions.__name__).addFilter(
 )
 
 
-def recommended_sampling(manager: Any) -> dict[str, float]:
-    """What the model's authors recommend for requests that do not say it themselves; empty where they do not, and with
-    `--sampling-defaults openai`."""
-    found: dict[str, float] = manager.model_config.get_default_sampling_params()
-    if manager.config_value("dllm_algorithm"):
-        found.pop("repetition_penalty", None)  # which block diffusion cannot apply, see `http/diffusion.py`
-    return found
-
-
 class _Handler:
     """What both handlers share; mixed into SGLang's classes."""
 
-    def __init__(self, tokenizer_manager: Any, template_manager: Any, compiler: GrammarProcess) -> None:
+    def __init__(
+        self, tokenizer_manager: Any, template_manager: Any, compiler: GrammarProcess, sampling: SamplingDefaults
+    ) -> None:
         super().__init__(tokenizer_manager, template_manager)  # type: ignore[call-arg]
         self.compiler = compiler
-        self.default_sampling_params = recommended_sampling(tokenizer_manager)
+        self.default_sampling_params = sampling.recommended
 
     async def _handle_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         refused = await self._refused_grammar(internal, request)
@@ -196,7 +190,6 @@ class TextHandler(_Handler, OpenAIServingCompletion):
     """/v1/completions
 
     A request that names no sampling gets the model's (`--sampling-defaults`); SGLang does that for chats alone.
-
 
     With `echo` and `logprobs` the prompt's own come first, each of a token given those before it; the first has none.
     With `max_tokens` 0 nothing follows: SGLang draws a token all the same, and it is dropped here.

@@ -1,6 +1,6 @@
 """/openapi.json, made from the models that parse requests; /docs shows it (`routes/page.py`).
 
-A field is described if it is taken; the bounds are those of the running server.
+A field is described if it is taken; bounds and defaults are those of the running server.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from outrider.server.http import amounts
 from outrider.server.http.amounts import ROLES
 from outrider.server.http.numbers import MAX_TOP_LOGPROBS, RANGES
 from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
+from outrider.server.http.sampling_defaults import SamplingDefaults
 from outrider.server.http.validation import Limits
 from outrider.server.tune.request import TuneRequest
 
@@ -69,13 +70,13 @@ def answers(model: type[BaseModel] | None = None, *, kind: str = "", says: str =
     return {200: good, "default": {"model": ErrorBody, "description": "An error"}}
 
 
-def install(app: FastAPI, limits: Limits, has_key: bool) -> None:
+def install(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key: bool) -> None:
     """Add the route, which needs no key (see `PATHS`); has_key: the others do."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, limits, has_key))
+            document.update(_document(app, limits, sampling, has_key))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -83,13 +84,16 @@ def install(app: FastAPI, limits: Limits, has_key: bool) -> None:
     app.setup()
 
 
-def _document(app: FastAPI, limits: Limits, has_key: bool) -> dict[str, Any]:
+def _document(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key: bool) -> dict[str, Any]:
     document = get_openapi(title="Outrider", version=version("outrider"), description=DESCRIPTION, routes=app.routes)
     schemas = document["components"]["schemas"]
     for kind in (CHAT, TEXT):
         schemas |= _request_schemas(kind, limits)
+        properties = schemas[kind.model.__name__]["properties"]
+        for name, value in sampling.applied.items():
+            properties[name]["default"] = value
         if has_key:  # which model is served is not for everybody
-            schemas[kind.model.__name__]["properties"]["model"] = {"type": ["string", "null"]}
+            properties["model"] = {"type": ["string", "null"]}
     schemas[TuneRequest.__name__] = TypeAdapter(TuneRequest).json_schema() | {"additionalProperties": False}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

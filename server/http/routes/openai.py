@@ -20,6 +20,7 @@ from outrider.server.http.handlers import ChatHandler, TextHandler
 from outrider.server.http.lifecycle import Lifecycle
 from outrider.server.http.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
 from outrider.server.http.queue_limit import QueueLimit
+from outrider.server.http.sampling_defaults import SamplingDefaults
 from outrider.server.http.validation import Limits
 
 ELSEWHERE = {
@@ -35,13 +36,18 @@ ASKED = "What is the capital of France?"
 
 
 class ModelCard(BaseModel):
-    """max_model_len: tokens of prompt and answer together, as SGLang and vLLM name it."""
+    """A model of `/v1/models`.
+
+    max_model_len: tokens of prompt and answer together, as SGLang and vLLM name it. default_parameters: sampling of a
+    request that names none, as OpenRouter names it.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "outrider"
     max_model_len: int
+    default_parameters: dict[str, float]
 
 
 class ModelList(BaseModel):
@@ -54,12 +60,13 @@ def install(
     engine: Engine,
     lifecycle: Lifecycle,
     limits: Limits,
+    sampling: SamplingDefaults,
     queue: QueueLimit,
     compiler: GrammarProcess,
 ) -> None:
     """Add the routes; limits.model is the one model that they know."""
-    chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler)
-    text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler)
+    chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
+    text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
 
     def check_accepting() -> None:
         if not lifecycle.accepting:
@@ -97,7 +104,12 @@ def install(
     async def text_completions(raw: Request) -> Response:
         return await complete(TEXT, text, raw)
 
-    card = ModelCard(id=limits.model, created=int(time.time()), max_model_len=limits.context_length)
+    card = ModelCard(
+        id=limits.model,
+        created=int(time.time()),
+        max_model_len=limits.context_length,
+        default_parameters=sampling.applied,
+    )
 
     @app.api_route("/v1/responses", methods=["GET", "POST"], include_in_schema=False)
     @app.api_route("/v1/embeddings", methods=["GET", "POST"], include_in_schema=False)

@@ -115,3 +115,13 @@ def test_who_names_no_sampling_gets_what_the_model_recommends(tool_server: Serve
     assert text() == text(temperature=0.2, top_p=0.9)
     assert text(temperature=1, top_p=1) == text(temperature=1, top_p=1.0) != text()
     assert text(temperature=0) == text(temperature=0, top_p=1)
+
+
+def test_the_models_sampling_is_shown(tool_server: Server) -> None:
+    expected = {"temperature": 0.2, "top_p": 0.9, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    name = "SmolLM2-135M-Instruct"
+    assert httpx.get(f"{tool_server.url}/v1/models/{name}").json()["default_parameters"] == expected
+    schemas = httpx.get(f"{tool_server.url}/openapi.json").json()["components"]["schemas"]
+    for kind in ("ChatRequest", "TextRequest"):
+        assert {field: schemas[kind]["properties"][field]["default"] for field in expected} == expected
+    assert "Sampling by default: temperature 0.2, top_p 0.9 (from the model;" in tool_server.output()

@@ -1,0 +1,55 @@
+"""Sampling of a request that names none: the model's recommendation, or OpenAI's (`--sampling-defaults`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.server.http.numbers import RANGES
+
+OPENAI: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Defaults of OpenAI's API, and of SGLang for the fields that OpenAI does not have; -1 and 0 turn one off."""
+TURNED_OFF = {"top_k": 0}
+"""Values by which Transformers and llama.cpp turn a parameter off, and which SGLang refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """recommended: values of the model's authors, by field; empty with `--sampling-defaults openai`.
+
+    ignored: those among them that no request may carry.
+    """
+
+    recommended: dict[str, float]
+    ignored: dict[str, float]
+
+    @classmethod
+    def of(cls, manager: Any) -> SamplingDefaults:
+        """Read them from SGLang's tokenizer manager."""
+        found: dict[str, float] = manager.model_config.get_default_sampling_params()
+        found = {name: value for name, value in found.items() if value != TURNED_OFF.get(name)}
+        if manager.config_value("dllm_algorithm"):
+            found.pop("repetition_penalty", None)  # which block diffusion cannot apply, see `http/diffusion.py`
+        usable = {name: value for name, value in found.items() if RANGES[name].low <= value <= RANGES[name].high}
+        return cls(usable, {name: value for name, value in found.items() if name not in usable})
+
+    @property
+    def applied(self) -> dict[str, float]:
+        """Every field, with the value of a request without it."""
+        return OPENAI | self.recommended
+
+    def announce(self, say: Callable[..., None]) -> None:
+        """Log what the model recommends; nothing where it recommends nothing."""
+        if self.ignored:
+            say(f"Sampling that the model recommends and no request may have is ignored: {_in_words(self.ignored)}")
+        if self.recommended:
+            said = f"Sampling by default: {_in_words(self.recommended)}"
+            say(
+                f"{said} (from the model; --sampling-defaults openai turns it off)",
+                extra={"sampling_defaults": self.recommended},
+            )
+
+
+def _in_words(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

@@ -1,0 +1,80 @@
+"""Sampling of requests that name none: from the model's recommendation to /openapi.json, /v1/models and the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from running import Server
+
+from outrider.server.engine import logs
+from outrider.server.engine.settings import Settings
+from outrider.server.http.sampling_defaults import OPENAI, SamplingDefaults
+
+
+def defaults(*, diffusion: bool = False, **recommended: float) -> SamplingDefaults:
+    """Those of a server whose model recommends these values."""
+    config = SimpleNamespace(get_default_sampling_params=lambda: dict(recommended))
+    algorithm = "blocks" if diffusion else None
+    return SamplingDefaults.of(SimpleNamespace(model_config=config, config_value=lambda name: algorithm))
+
+
+def test_fields_without_a_recommendation_have_openais_value() -> None:
+    assert defaults().applied == OPENAI
+    assert defaults(temperature=0.6, top_k=20).applied == OPENAI | {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ignored"),
+    [("top_k", 0, False), ("top_k", -5, True), ("top_k", 2**31, True), ("top_p", 0.0, True), ("temperature", -1, True)],
+)
+def test_a_recommendation_that_no_request_may_carry_is_not_applied(name: str, value: float, ignored: bool) -> None:
+    found = defaults(min_p=0.1, **{name: value})
+    assert found.applied == OPENAI | {"min_p": 0.1}
+    assert found.ignored == ({name: value} if ignored else {})
+
+
+def test_block_diffusion_has_no_penalty() -> None:
+    recommended = {"temperature": 0.7, "repetition_penalty": 1.1}
+    assert defaults(diffusion=True, **recommended).recommended == {"temperature": 0.7}
+    assert defaults(**recommended).recommended == recommended
+
+
+def test_the_log_says_so_and_nothing_where_the_model_recommends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def logged(found: SamplingDefaults, log_format: str) -> str:
+        root, server = logging.getLogger(), logging.getLogger(logs.SERVER)
+        kept = root.handlers[:], server.handlers[:], server.propagate
+        root.handlers[:], server.handlers[:], server.propagate = [], [], True
+        try:
+            logs.configure(Settings(log_format=log_format))
+            found.announce(server.info)
+        finally:
+            root.handlers[:], server.handlers[:], server.propagate = kept
+        return capsys.readouterr().err
+
+    recommended = {"temperature": 0.2, "top_p": 0.9}
+    text = "Sampling by default: temperature 0.2, top_p 0.9 (from the model; --sampling-defaults openai turns it off)"
+    assert logged(defaults(**recommended), "text") == text + "\n"
+    line = json.loads(logged(defaults(**recommended), "json"))
+    assert (line["message"], line["sampling_defaults"], line["level"]) == (text, recommended, "INFO")
+    assert "top_k -5" in logged(defaults(top_k=-5), "text")
+    assert logged(defaults(), "text") == ""
+
+
+def described(server: Server) -> list[dict[str, Any]]:
+    """Defaults of both kinds of request, as `/openapi.json` has them."""
+    schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    return [
+        {name: schemas[kind]["properties"][name]["default"] for name in OPENAI}
+        for kind in ("ChatRequest", "TextRequest")
+    ]
+
+
+def test_a_server_that_is_told_so_has_openais(server: Server) -> None:
+    assert described(server) == [OPENAI, OPENAI]
+    assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["default_parameters"] == OPENAI
+    assert "Sampling by default" not in server.output()
