@@ -105,10 +105,19 @@ def _profile(settings: Settings, model: Model) -> Iterator[Finding]:
         yield ok("profile", "none is needed")
     elif not unmeasured:
         profile = store.read(Path(found.profile))
-        kind = "thorough" if profile.thorough else "a quick one, refined in idle time"
-        yield ok("profile", f"{profile.name}, {kind}, measured {profile.measured_at}")
+        yield ok("profile", f"{profile.name}, {_kind(profile, settings)}, measured {profile.measured_at}")
     else:
-        yield warning("profile", _why_none_fits(settings, model), "`outrider tune` (else the next start measures one)")
+        otherwise = "the next start measures a quick one" if settings.tune else "every draft is verified"
+        yield warning("profile", _why_none_fits(settings, model), f"`outrider tune` (else {otherwise})")
+
+
+def _kind(profile: store.Profile, settings: Settings) -> str:
+    """How thorough a profile is, and what becomes of a quick one."""
+    if profile.thorough:
+        return "thorough"
+    if settings.profile is not None or not settings.tune:
+        return "a quick one that is kept as it is (`outrider tune` measures a thorough one)"
+    return "a quick one that a server refines once, while nobody is served: little more than two minutes of work"
 
 
 def _why_none_fits(settings: Settings, model: Model) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -19,9 +20,10 @@ import torch
 from running import OUTRIDER, environment, free_port
 from safetensors.torch import save_file
 
+from outrider.profiles import store
 from outrider.server.doctor import installation, machine, serving
 from outrider.server.doctor.finding import Finding, Status
-from outrider.server.engine import checkpoints, hardware, topology
+from outrider.server.engine import checkpoints, hardware, profile_lookup, target, topology
 from outrider.server.engine.settings import Settings
 from outrider.server.engine.topology import Core, Topology
 
@@ -217,6 +219,31 @@ def test_a_profile_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = last(serving.examine(Settings(port=free_port(), gamma=5)), Status.WARNING)
     assert "none fits; the nearest, smollm2-135m-instruct-dspark" in found.message
     assert "gamma: 7, here 5" in found.message
+
+
+def test_what_becomes_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    model, settings = target.find(None), Settings(port=free_port(), tune=True)
+    here = profile_lookup.fingerprint(checkpoints.with_drafter_path(settings, model), model)
+    shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")
+
+    def said(thorough: bool, **flags: object) -> str:
+        own = replace(shipped, name="own", fingerprint=here, thorough=thorough, measured_at="2100-01-01T00:00:00+00:00")
+        saved = store.save(own, tmp_path / "profiles", None)
+        named = {"profile": str(saved.folder)} if flags.pop("named", False) else {}
+        return last(serving.examine(replace(settings, **flags, **named)), Status.OK).message
+
+    assert "own, thorough, measured 2100" in said(True)
+    assert "refines once, while nobody is served" in said(False)
+    assert "kept as it is" in said(False, tune=False)
+    assert "kept as it is" in said(False, named=True)
+
+
+def test_what_happens_without_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    for tune, remedy in ((True, "the next start measures a quick one"), (False, "every draft is verified")):
+        found = last(serving.examine(Settings(port=free_port(), gamma=5, tune=tune)), Status.WARNING)
+        assert remedy in found.remedy
 
 
 def test_a_cache_of_tokens_that_memory_does_not_hold() -> None:
