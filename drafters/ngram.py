@@ -18,7 +18,7 @@ from outrider.kernels.cpu import native
 FIRST = (-1.23, 1.01, 0.69, 0.37, -0.53)
 LATER = (-1.02, 1.30, 0.07, 0.05, -0.59)
 LONGEST_MATCH = 32
-"""Tokens: the longer, the surer (`scheduler/MEASURED.md`)."""
+"""Tokens. Confidence rises with the length of the match up to here."""
 AT_A_TIME = 1 << 24
 """Comparisons of a search without compiled kernels."""
 

@@ -27,8 +27,7 @@ class Entry:
     help: one line.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
-    run: its expected accepted tokens over its chance of the first: what usually follows an accepted one. Measured of
-        the shipped weights (`TRAINING.md`).
+    run: its expected accepted tokens over its chance of the first, measured with the shipped weights.
     denoising_steps: unless told otherwise; 0: it does not denoise.
     """
 

@@ -3,7 +3,7 @@
 Nothing says in which order a BLAS sums up a row of a product. It may depend on the shape of the call, on the alignment
 of its arrays and on the number of threads (Intel's guide to reproducible results names these), and on the row's place.
 So every call here has one shape and aligned arrays, and rows stand only in places that were found to give the same bits
-(which ones, on which processors: MEASURED.md). The first place is always one of them, so rows are right everywhere;
+(which ones depends on processor and BLAS). The first place is always one of them, so rows are right everywhere;
 where it is the only one, each row has a call of its own.
 """
 

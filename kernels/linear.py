@@ -2,7 +2,7 @@
 
 `packed_linear` reads a weight once per step, from panels laid out for the processor; its sum over the depth has one
 order whatever the number of rows, so verifying a token among others gives the bits that decoding it alone gives.
-torch's own float32 product does not (see MEASURED.md); `invariant_linear` makes it, from calls of one shape.
+torch's own float32 product does not give that; `invariant_linear` does, by calls of one shape.
 """
 
 from __future__ import annotations

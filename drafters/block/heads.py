@@ -77,8 +77,8 @@ SEQUENTIAL_HEADS = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 
 SAMPLED = (0.52, 0.31, -0.45)
 GREEDY = (0.50, 0.65, -0.35)
-"""What the head's logit, that of the largest chance in q_k, and 1 count in a confidence. Logistic regression on whether
-drafts of the embedded model's DSpark were accepted, at temperatures 1 and 0.7, and 0 (`TRAINING.md`)."""
+"""Weights of the head's logit, the logit of the largest chance in q_k, and 1 in a confidence. The head does not see how
+sharp q_k is. Logistic regression on accepted drafts of the embedded model's DSpark, at temperatures 1 and 0.7, and 0."""
 
 
 class ConfidenceHead(nn.Module):

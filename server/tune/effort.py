@@ -121,8 +121,8 @@ QUICK = Effort(
 )
 """For a server that starts without a profile: well under a minute on two cores with the embedded model.
 
-One context and few tokens, but every number of requests, the ends and the middle first for machines on which the time
-does not suffice: between measured numbers of requests more was lost than by fewer tokens (`scheduler/MEASURED.md`)."""
+One context and few numbers of tokens, but every number of requests, because predictions between measured numbers of
+requests are the least reliable. The ends and the middle come first, for machines on which the time does not suffice."""
 IDLE = Effort(
     requests=(1, 8, 2, 4, 16, 32),
     tokens=(1, 2, 4, 8),
