@@ -78,7 +78,7 @@ SEQUENTIAL_HEADS = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 SAMPLED = (0.52, 0.31, -0.45)
 GREEDY = (0.50, 0.65, -0.35)
 """Weights of the head's logit, the logit of the largest chance in q_k, and 1 in a confidence. The head does not see how
-sharp q_k is. Logistic regression on accepted drafts of the embedded model's DSpark, at temperatures 1 and 0.7, and 0."""
+sharp q_k is. Logistic regression on drafts of the embedded model's DSpark, at temperatures 1 and 0.7, and 0."""
 
 
 class ConfidenceHead(nn.Module):

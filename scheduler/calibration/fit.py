@@ -17,8 +17,8 @@ GRID = 1.025 ** np.arange(-65, 85)
 FEWEST = 100
 """Observed records below which a position keeps temperature 1."""
 PRIOR = 64.0
-"""Strength of the belief that nothing needs correcting, as a Gaussian on log-odds slope and shift. Strong, because drafts
-of one answer are alike: few answers tell less than their number of drafts suggests."""
+"""Strength of the belief that nothing needs correcting, as a Gaussian on log-odds slope and shift. Drafts of one answer
+are alike, so few answers tell less than their number of drafts suggests."""
 
 
 def fit_table(fitted_on: Records, held_out: Records, *, dataset: str) -> CalibrationTable:

@@ -50,8 +50,8 @@ REFRESH = 8
 LATE = 64
 """Steps that may be unobserved at a time."""
 ASKING = 0.7
-"""Share of its own cost that a draft must be expected to bring. Below 1, because a request without drafts shows nothing,
-and what was seen of a text says little about what comes next."""
+"""Share of its own cost that a draft must be expected to bring. Below 1: a request without drafts shows nothing, and
+what was seen of a text says little about what comes next."""
 STALE = 32
 """Steps after which a request that did not draft while others did is asked again."""
 
