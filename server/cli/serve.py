@@ -171,11 +171,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end a request with an error that runs longer, its waiting not counted (default: never)",
     )
     http.add_argument(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="open at a time; one more is answered 503 and closed (default: 4096, or fewer by the limit on open files)",
+    )
+    http.add_argument(
         "--max-receive-seconds",
         type=float,
         default=defaults.max_receive_seconds,
         metavar="S",
-        help="close a connection whose request, headers and body, has not come whole after so long"
+        help="close a connection whose request, headers and body, or TLS handshake has not come whole after so long"
         " (default: %(default)g)",
     )
     http.add_argument(

@@ -61,7 +61,8 @@ class Settings:
     metrics_port: serves /metrics instead of port, at metrics_host.
     allowed_hosts: names in requests' Host and Origin that are answered; empty: any where a key is asked for or others
     reach the server, else this machine's own.
-    max_receive_seconds: how long a request may take to come, headers and body.
+    max_connections: open at a time; None is as many as the system's limit on open files allows, 4096 at most.
+    max_receive_seconds: how long a request may take to come, headers and body, and a TLS handshake.
     max_step_seconds: how long the engine may work on requests without ending a step; /health is red beyond.
     max_queued_requests: further ones are refused. max_queue_seconds, max_request_seconds: how long a request may wait,
     and run. max_stall_seconds: how long a client may take nothing of its answer.
@@ -87,6 +88,7 @@ class Settings:
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()
+    max_connections: int | None = None
     max_receive_seconds: float = 30.0
     max_step_seconds: float = 120.0
     max_queued_requests: int | None = None
@@ -173,6 +175,7 @@ class Settings:
             ("max_queue_seconds", 0.1, 86400),
             ("max_request_seconds", 0.1, 86400),
             ("max_request_tokens", 2, 1 << 40),
+            ("max_connections", 1, 1 << 20),
         ):
             if getattr(self, name) is not None:
                 self._require_between(name, least, most)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -27,6 +28,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.on_lost: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -42,8 +44,15 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY:  # of a further request, whose headers came during the answer
             self._watch_receiving()
 
+    def _should_upgrade(self) -> bool:
+        """No request becomes another protocol: uvicorn would hand the connection over, where a library is there for it,
+        and warn of each where none is."""
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        if self.on_lost is not None:
+            self.on_lost()
         super().connection_lost(exc)
 
     def _watch_receiving(self) -> None:
@@ -84,5 +93,5 @@ class Connection(H11Protocol):
 
 
 def protocol(receive_seconds: float) -> type[Connection]:
-    """The class for `uvicorn.Config(http=...)`."""
+    """The class of connections whose requests may take so long to come."""
     return type("Connection", (Connection,), {"receive_seconds": receive_seconds})

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,14 @@ from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.http import keys, usage_file
-from outrider.server.http.connection import protocol
+from outrider.server.http.accepting import (
+    METRICS_CONNECTIONS,
+    Acceptor,
+    ConnectionCounts,
+    OpenConnections,
+    connection_limit,
+)
+from outrider.server.http.connection import Connection, protocol
 from outrider.server.http.hosts import Hosts
 from outrider.server.http.lifecycle import Lifecycle, State
 from outrider.server.http.progress import Progress
@@ -57,11 +65,15 @@ def end_stalled(listener: socket.socket, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The server's doors. metrics: a socket for metrics alone."""
+    """The server's sockets.
+
+    metrics: a socket for metrics alone. max_connections: to `requests`, at a time.
+    """
 
     requests: socket.socket
     metrics: socket.socket | None
     tls: Tls | None
+    max_connections: int
 
     @classmethod
     def open(cls, settings: Settings) -> Listeners:
@@ -70,12 +82,23 @@ class Listeners:
             keys.read(settings.api_keys)
         if settings.usage_file is not None:
             usage_file.read(settings.usage_file)
-        tls = Tls.of(settings)
+        tls, most = Tls.of(settings), connection_limit(settings.max_connections)
         requests, metrics = bind(settings.host, settings.port), None
         end_stalled(requests, settings.max_stall_seconds)
         if settings.metrics_port is not None:
             metrics = bind(settings.metrics_host, settings.metrics_port, "--metrics-port", "--metrics-host")
-        return cls(requests, metrics, tls)
+        return cls(requests, metrics, tls, most)
+
+    def servers(
+        self,
+        requests: uvicorn.Config,
+        metrics: uvicorn.Config,
+        counts: ConnectionCounts,
+        context: ssl.SSLContext | None,
+    ) -> tuple[Server, Server]:
+        """Servers of the port for requests, and of that for metrics."""
+        connections = OpenConnections(self.max_connections, counts)
+        return Server(requests, connections, context), Server(metrics, OpenConnections(METRICS_CONNECTIONS))
 
     def hosts(self, settings: Settings) -> tuple[Hosts, Hosts]:
         """The hosts that are answered on the port for requests, and on that for metrics, which asks for no key."""
@@ -101,6 +124,7 @@ def serve(
     # Imports SGLang, which reads the environment that the engine was started with.
     from outrider.server.http import app, event_loop, preparation
     from outrider.server.http.access import Access
+    from outrider.server.http.metrics import ConnectionMetrics
     from outrider.server.http.token_limits import ServerClock, day_of
     from outrider.server.http.usage_file import UsageFile
 
@@ -127,8 +151,8 @@ def serve(
                 if usage is not None:
                     lifecycle.run(usage.keep(access))
                 lifecycle.run(event_loop.EventLoopWatchdog().watch())
-                if listeners.tls is not None and server.config.ssl is not None:
-                    lifecycle.run(listeners.tls.watch(server.config.ssl))
+                if listeners.tls is not None and context is not None:
+                    lifecycle.run(listeners.tls.watch(context))
                 if listeners.metrics is not None:
                     lifecycle.run(metrics.serve([listeners.metrics]))
         except Exception as error:
@@ -139,18 +163,9 @@ def serve(
         metrics.should_exit = True
 
     hosts, metrics_hosts = listeners.hosts(settings)
+    context = listeners.tls.context() if listeners.tls is not None else None
     connection = protocol(settings.max_receive_seconds)
-    metrics = Server(
-        uvicorn.Config(
-            app.build_for_metrics(engine, lifecycle, metrics_hosts),
-            http=connection,
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-        )
-    )
-    server = Server(
+    server, metrics = listeners.servers(
         uvicorn.Config(
             app.build(resolved, engine, lifecycle, access, hosts, lifespan),
             http=connection,
@@ -161,8 +176,17 @@ def serve(
             server_header=False,
             timeout_graceful_shutdown=5,
             timeout_keep_alive=30,
-            **(listeners.tls.options() if listeners.tls is not None else {}),
-        )
+        ),
+        uvicorn.Config(
+            app.build_for_metrics(engine, lifecycle, metrics_hosts),
+            http=connection,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+        ),
+        ConnectionMetrics(),
+        context,
     )
     lifecycle.server = server
     preparation.let_the_loop_in()
@@ -191,6 +215,29 @@ async def _until_ending(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
 
 
 class Server(uvicorn.Server):
+    """uvicorn with a limit on connections. context: of TLS; None for plain HTTP.
+
+    config.http is a class of `connection.protocol`.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, connections: OpenConnections, context: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(config)
+        self._connections, self._context = connections, context
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self.servers: list[Any] = [
+            Acceptor(listener, self._connection, self._connections, self._context) for listener in sockets or ()
+        ]
+
+    def _connection(self) -> Connection:
+        made: Connection = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         # Signals are the lifecycle's: uvicorn would stop listening at once, and refuse connections while draining.

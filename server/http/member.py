@@ -24,8 +24,8 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.gate import Gate
 from outrider.server.http.hosts import HostGuard, Hosts
 from outrider.server.http.lifecycle import Lifecycle, State
-from outrider.server.http.listen import Listeners, Server
-from outrider.server.http.metrics import HttpMetrics
+from outrider.server.http.listen import Listeners
+from outrider.server.http.metrics import ConnectionMetrics, HttpMetrics
 from outrider.server.http.routes import health
 from outrider.server.http.watch import Watch, name_requests_in_logs
 
@@ -64,8 +64,8 @@ def serve(resolved: Resolved, part: Part, listeners: Listeners) -> int:
         life.begin()
         life.up()
         life.run(access.watch())
-        if listeners.tls is not None and server.config.ssl is not None:
-            life.run(listeners.tls.watch(server.config.ssl))
+        if listeners.tls is not None and context is not None:
+            life.run(listeners.tls.watch(context))
         if listeners.metrics is not None:
             life.run(metrics.serve([listeners.metrics]))
         yield
@@ -75,9 +75,13 @@ def serve(resolved: Resolved, part: Part, listeners: Listeners) -> int:
     plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "log_level": "error"}
     plain["http"] = protocol(settings.max_receive_seconds)
     hosts, metrics_hosts = listeners.hosts(settings)
-    tls = listeners.tls.options() if listeners.tls is not None else {}
-    metrics = Server(uvicorn.Config(whole.build_for_metrics(part, life, metrics_hosts), **plain))
-    server = Server(uvicorn.Config(_build(resolved, part, life, access, hosts, lifespan), **plain, **tls))
+    context = listeners.tls.context() if listeners.tls is not None else None
+    server, metrics = listeners.servers(
+        uvicorn.Config(_build(resolved, part, life, access, hosts, lifespan), **plain),
+        uvicorn.Config(whole.build_for_metrics(part, life, metrics_hosts), **plain),
+        ConnectionMetrics(),
+        context,
+    )
     life.server = server
     server.run(sockets=[listeners.requests])
     return life.exit_code

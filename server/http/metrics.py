@@ -77,6 +77,23 @@ class HttpMetrics:
             yield
 
 
+class ConnectionMetrics:
+    """Connections to the port for requests."""
+
+    def __init__(self) -> None:
+        self._open = Gauge(
+            "outrider_open_connections", "Connections to the port for requests.", multiprocess_mode="livesum"
+        )
+        self._refused = Counter("outrider_refused_connections", "Connections closed for --max-connections.")
+
+    def opened(self, change: int) -> None:
+        """Count connections that were accepted, or with -1 one that has ended."""
+        self._open.inc(change)
+
+    def refused(self) -> None:
+        self._refused.inc()
+
+
 class AnswerMetrics:
     """Answers that came to their end, and the service levels that they were asked for."""
 

@@ -1,4 +1,4 @@
-"""TLS: uvicorn's options, checked before anything slow begins, and renewed certificates taken up while serving."""
+"""TLS: the certificate's files, checked before anything slow begins, and taken up again when they are renewed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import ssl
 from dataclasses import dataclass
-from typing import Any
 
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
@@ -66,15 +65,13 @@ class Tls:
         if (refusal := self.refusal()) is not None:
             logger.error("clients will not take the certificate %s: %s", self.certificate, refusal)
 
-    def options(self) -> dict[str, Any]:
-        """Of `uvicorn.Config`."""
-        return {
-            "ssl_certfile": self.certificate,
-            "ssl_keyfile": self.key,
-            "ssl_keyfile_password": self.password,
-            "ssl_ca_certs": self.clients,
-            "ssl_cert_reqs": ssl.CERT_REQUIRED if self.clients else ssl.CERT_NONE,
-        }
+    def context(self) -> ssl.SSLContext:
+        """A server's context with the files' content."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._load(context)
+        if self.clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     async def watch(self, context: ssl.SSLContext) -> None:
         """Give the context that serves the files' content whenever it has changed; new connections have it then."""

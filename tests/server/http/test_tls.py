@@ -1,4 +1,4 @@
-"""TLS as uvicorn serves it: our files, clients' certificates, and a renewed certificate while connections come."""
+"""TLS as the server has it: our files, clients' certificates, and a renewed certificate while connections come."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from running import wait_until
 from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.http import tls
-from outrider.server.http.listen import bind
+from outrider.server.http.accepting import OpenConnections
+from outrider.server.http.connection import protocol
+from outrider.server.http.listen import Server, bind
 from outrider.server.http.tls import Tls
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -52,12 +54,12 @@ def served(settings: Settings) -> Iterator[str]:
     found = Tls.of(settings)
     assert found is not None
     listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", **found.options()))
+    context = found.context()
+    config = uvicorn.Config(app, log_level="error", lifespan="off", http=protocol(5.0))
+    server = Server(config, OpenConnections(8), context)
 
     async def main() -> None:
-        server.config.load()
-        assert server.config.ssl is not None
-        watching = asyncio.create_task(found.watch(server.config.ssl))
+        watching = asyncio.create_task(found.watch(context))
         await server.serve([listener])
         watching.cancel()
 

@@ -1,0 +1,164 @@
+"""Accepting connections: so many at a time, and TLS handshakes that have to end.
+
+uvicorn takes any number of connections, and knows of none before its handshake is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol
+
+from outrider.server.errors import UserError
+from outrider.server.http.connection import Connection
+from outrider.server.http.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONNECTIONS = 4096
+RESERVED_FILES = 512
+"""Open files of this process that are no connections of clients: the engine's sockets, metrics, connections to the
+metrics port."""
+METRICS_CONNECTIONS = 128
+"""Connections to the metrics port at a time; some of the reserved files."""
+BACKLOG = 2048
+"""Connections that the system keeps until they are accepted."""
+RETRY_SECONDS = 0.1
+"""After the system could not accept a connection, for want of open files or memory."""
+
+
+class ConnectionCounts(Protocol):
+    """Receiver of what becomes of connections; see `metrics.ConnectionMetrics`."""
+
+    def opened(self, change: int) -> None: ...
+
+    def refused(self) -> None: ...
+
+
+def connection_limit(wanted: int | None) -> int:
+    """Connections that a server takes at a time, below the system's limit on open files.
+
+    wanted: `--max-connections`. Raises this process's own limit on open files where it is lower; raises UserError where
+    the system does not allow that.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    bounded = hard != resource.RLIM_INFINITY
+    room = max(1, hard - RESERVED_FILES)
+    if wanted is not None and bounded and wanted > room:
+        raise UserError(
+            f"--max-connections {wanted} needs {wanted + RESERVED_FILES} open files, and this system allows {hard}"
+            f" (ulimit -Hn); ask for {room} at most, or raise that limit"
+        )
+    limit = wanted or (min(DEFAULT_CONNECTIONS, room) if bounded else DEFAULT_CONNECTIONS)
+    files = min(limit + RESERVED_FILES, hard) if bounded else limit + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return limit
+
+
+class OpenConnections:
+    """Connections to one port, counted from their acceptance to their end.
+
+    limit: at a time. counts: receives each.
+    """
+
+    def __init__(self, limit: int, counts: ConnectionCounts | None = None) -> None:
+        self.limit = limit
+        self.count = 0
+        self._counts = counts
+
+    def enter(self) -> Callable[[], None] | None:
+        """Count a connection; a function that counts its end, once. None where there are as many as may be."""
+        if self.count >= self.limit:
+            if self._counts is not None:
+                self._counts.refused()
+            return None
+        self._change(1)
+        left = contextlib.ExitStack()
+        left.callback(self._change, -1)
+        return left.close
+
+    def refusal(self) -> bytes:
+        """The answer to a connection beyond the limit."""
+        error = ApiError(
+            f"this server has its {self.limit} connections (--max-connections); try again",
+            status=HTTPStatus.SERVICE_UNAVAILABLE,
+            code="too_many_connections",
+        )
+        body = json.dumps(error.body())
+        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return f"{head}Retry-After: 1\r\nConnection: close\r\n\r\n{body}".encode()
+
+    def _change(self, by: int) -> None:
+        self.count += by
+        if self._counts is not None:
+            self._counts.opened(by)
+
+
+class Acceptor:
+    """Accepts a socket's connections until it is closed; for uvicorn, in place of asyncio's server.
+
+    make: a connection's protocol. One beyond the limit is answered 503 and closed at once, with TLS closed without an
+    answer. context: of TLS, whose handshake may take as long as a request to come.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[], Connection],
+        connections: OpenConnections,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self.sockets = (listener,)
+        self._make, self._connections, self._context = make, connections, context
+        self._taken: set[asyncio.Task[None]] = set()
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+
+    def close(self) -> None:
+        """Accept no more; connections that are open stay."""
+        self._accepting.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait({self._accepting})
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logger.warning("a connection could not be accepted: %s", error.strerror or error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if (leave := self._connections.enter()) is None:
+                self._refuse(client)
+            else:
+                task = loop.create_task(self._take(client, leave))
+                self._taken.add(task)  # the loop has only weak references to tasks
+                task.add_done_callback(self._taken.discard)
+
+    def _refuse(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            if self._context is None:
+                client.send(self._connections.refusal())
+
+    async def _take(self, client: socket.socket, leave: Callable[[], None]) -> None:
+        """Make a connection of it, after the handshake where there is one."""
+        connection = self._make()
+        connection.on_lost = leave
+        seconds = connection.receive_seconds if self._context is not None else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, client, ssl=self._context, ssl_handshake_timeout=seconds
+            )
+        except (OSError, TimeoutError):  # the handshake failed or took too long, or the client left
+            leave()

@@ -1,0 +1,258 @@
+"""Connections beyond the limit, and TLS handshakes that do not end, by uvicorn on a socket and both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+import uvloop
+from metrics_page import metric
+from running import Server
+
+from outrider.server.engine.settings import Settings
+from outrider.server.errors import UserError
+from outrider.server.http import listen
+from outrider.server.http.accepting import OpenConnections
+from outrider.server.http.connection import protocol
+from outrider.server.http.listen import bind
+from outrider.server.http.tls import Tls
+
+LIMIT = 3
+SECONDS = 1.0
+ASK = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+Main = Callable[[int, OpenConnections], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Serve an app that says ok and call `main(port, connections)`; all connections have to have left in the end."""
+
+    def serve_and_run(main: Main, context: ssl.SSLContext | None = None) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(served(main, context), 60))
+
+    return serve_and_run
+
+
+async def served(main: Main, context: ssl.SSLContext | None) -> None:
+    connections = OpenConnections(LIMIT)
+    config = uvicorn.Config(app, log_config=None, lifespan="off", http=protocol(SECONDS))
+    listener = bind("127.0.0.1", 0)
+    server = listen.Server(config, connections, context)
+    task = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        await main(listener.getsockname()[1], connections)
+        await until(lambda: connections.count == 0)
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, **options: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def ask(port: int, **options: Any) -> tuple[int, bytes]:
+    """Status and what follows the head of an answer; the server closes behind it where it refuses."""
+    async with connected(port, **options) as (reader, writer):
+        writer.write(ASK)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return int(head.split()[1]), await reader.readexactly(int(length.partition(b":")[2]))
+
+
+def test_one_connection_too_many_is_answered_503_and_closed(run: Callable[..., None]) -> None:
+    async def main(port: int, connections: OpenConnections) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(LIMIT):
+                await stack.enter_async_context(connected(port))
+            await until(lambda: connections.count == LIMIT)
+            async with connected(port) as (reader, _):  # which says nothing itself
+                head, _, body = (await asyncio.wait_for(reader.read(), SECONDS / 2)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"Retry-After: 1" in head
+            error = json.loads(body)["error"]
+            assert error["code"] == "too_many_connections"
+            assert "3 connections (--max-connections)" in error["message"]
+            assert connections.count == LIMIT
+        await until(lambda: connections.count == 0)
+        assert await ask(port) == (200, b"ok")
+
+    run(main)
+
+
+def test_connections_that_say_nothing_keep_nobody_out_for_longer_than_their_time(run: Callable[..., None]) -> None:
+    async def main(port: int, connections: OpenConnections) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(LIMIT):
+                await stack.enter_async_context(connected(port))
+            await until(lambda: connections.count == LIMIT)
+            await until(lambda: connections.count == 0)
+            assert await ask(port) == (200, b"ok")
+
+    run(main)
+
+
+def test_a_request_for_another_protocol_is_answered_as_any(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn warns of each, or hands the connection over and we would count it for ever."""
+    caplog.set_level(logging.WARNING)
+
+    async def main(port: int, connections: OpenConnections) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(ASK.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"))
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+    run(main)
+    assert not caplog.records
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("certificate")
+    files = str(folder / "crt"), str(folder / "key")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
+    subprocess.run(command, check=True, capture_output=True)
+    return files
+
+
+def contexts(certificate: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's, as flags make it, and a client's."""
+    tls = Tls.of(Settings(ssl_certfile=certificate[0], ssl_keyfile=certificate[1]))
+    assert tls is not None
+    return tls.context(), ssl.create_default_context(cafile=certificate[0])
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_handshake_that_does_not_end_or_fails_is_closed_in_time(
+    run: Callable[..., None], certificate: tuple[str, str], sent: bytes
+) -> None:
+    context, _ = contexts(certificate)
+
+    async def main(port: int, connections: OpenConnections) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(sent)
+            began = asyncio.get_running_loop().time()
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 10 * SECONDS)  # its end
+            assert asyncio.get_running_loop().time() - began < 9 * SECONDS
+            await until(lambda: connections.count == 0)
+
+    run(main, context)
+
+
+def test_handshakes_count_and_one_too_many_is_closed(run: Callable[..., None], certificate: tuple[str, str]) -> None:
+    context, client = contexts(certificate)
+
+    async def main(port: int, connections: OpenConnections) -> None:
+        assert await ask(port, ssl=client) == (200, b"ok")
+        await until(lambda: connections.count == 0)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(LIMIT):
+                await stack.enter_async_context(connected(port))
+            await until(lambda: connections.count == LIMIT)
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await ask(port, ssl=client)
+        await until(lambda: connections.count == 0)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(LIMIT):
+                await stack.enter_async_context(connected(port, ssl=client))
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await ask(port, ssl=client)
+
+    run(main, context)
+
+
+def test_many_requests_through_tls(run: Callable[..., None], certificate: tuple[str, str]) -> None:
+    """One after the other, and several at a time."""
+    context, client = contexts(certificate)
+
+    async def main(port: int, connections: OpenConnections) -> None:
+        for _ in range(20):
+            answers = await asyncio.gather(*(ask(port, ssl=client) for _ in range(LIMIT)))
+            assert answers == [(200, b"ok")] * LIMIT
+            await until(lambda: connections.count == 0)
+
+    run(main, context)
+
+
+LIMITS = """
+import json, resource, sys
+from outrider.server.errors import UserError
+from outrider.server.http.accepting import connection_limit
+soft, hard, wanted = json.loads(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+try:
+    print(json.dumps([connection_limit(wanted), resource.getrlimit(resource.RLIMIT_NOFILE)[0]]))
+except UserError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "expected"),
+    [
+        (256, 1024, None, [512, 1024]),
+        (256, 8192, None, [4096, 4608]),
+        (8192, 8192, None, [4096, 8192]),
+        (256, 8192, 100, [100, 612]),
+        (256, 1024, 513, "--max-connections 513 needs 1025 open files, and this system allows 1024 (ulimit -Hn)"),
+    ],
+)
+def test_the_limit_is_below_that_of_the_system(soft: int, hard: int, wanted: int | None, expected: Any) -> None:
+    asked = json.dumps([soft, hard, wanted])
+    done = subprocess.run([sys.executable, "-c", LIMITS, asked], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found[: len(expected)] == expected
+
+
+def test_a_number_of_connections_that_cannot_be() -> None:
+    with pytest.raises(UserError, match="--max-connections is a number from 1 to"):
+        Settings(max_connections=0)
+
+
+def test_the_metrics_have_them(server: Server) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        client.get("/ready")
+        one = metric(server.url, "outrider_open_connections")
+        with httpx.Client(base_url=server.url) as another:
+            another.get("/ready")
+            assert metric(server.url, "outrider_open_connections") == one + 1 >= 2
+    assert metric(server.url, "outrider_refused_connections_total") == 0
