@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from socket import AF_UNIX
 from typing import Any
@@ -23,74 +24,24 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from metrics_page import MetricsPage
-from running import Server, free_port, wait_until
+from limited import (
+    CONNECTIONS,
+    DAY_TOKENS,
+    LONG,
+    MINUTE_TOKENS,
+    QUEUED,
+    REQUEST_SECONDS,
+    REQUEST_TOKENS,
+    RUNNING,
+    SHORT,
+    STALL_SECONDS,
+    Limited,
+    code,
+    usage_of,
+)
+from running import Server, wait_until
 
 from outrider.server.http import keys, usage_file
-
-RUNNING, QUEUED = 4, 4
-QUEUE_SECONDS, REQUEST_SECONDS, STALL_SECONDS = 3.0, 5.0, 2.0
-MINUTE_TOKENS, DAY_TOKENS, REQUEST_TOKENS = 200, 10_000, 3500
-SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
-LONG = SHORT | {"max_tokens": 900, "speculation": {"enabled": False}}
-"""More than four of these take longer than a request may."""
-
-
-class Limited:
-    """A server with keys. `file` is its file of them; `headers` by name of a key."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file, self.headers, self.metrics_port = folder / "keys.toml", {}, free_port()
-        self.client = httpx.Client(timeout=120)  # one for all: to make one takes longer than to be answered
-        self.add("operator", admin=True)
-        self.add("two", concurrency=2)
-        self.add("rare", rate=keys.Rate(3, 3600))
-        self.add("minute", tokens_per_minute=MINUTE_TOKENS)
-        self.add("day", tokens_per_day=DAY_TOKENS)
-        self.add("short", max_tokens_per_request=40)
-        self.usage_file = folder / "usage.json"
-        limits = {
-            "--api-keys": self.file,
-            "--usage-file": self.usage_file,
-            "--max-request-tokens": REQUEST_TOKENS,
-            "--log-requests": "summary",
-            "--metrics-port": self.metrics_port,
-            "--max-running-requests": RUNNING,
-            "--max-queued-requests": QUEUED,
-            "--max-queue-seconds": QUEUE_SECONDS,
-            "--max-request-seconds": REQUEST_SECONDS,
-            "--max-stall-seconds": STALL_SECONDS,
-            "--max-total-tokens": 4096,
-        }
-        self.server = Server(folder / "log", *(str(word) for flag in limits.items() for word in flag))
-
-    def make(self, name: str, **limits: Any) -> keys.Key:
-        secret = keys.new()
-        self.headers[name] = {"Authorization": f"Bearer {secret}"}
-        return keys.Key(name=name, digest=keys.digest(secret.encode()), **limits)
-
-    def add(self, name: str, **limits: Any) -> None:
-        keys.add(self.file, self.make(name, **limits))
-
-    def ask(self, name: str, body: dict[str, Any] = SHORT) -> httpx.Response:
-        return self.client.post(f"{self.server.url}/v1/completions", json=body, headers=self.headers[name])
-
-    def ask_all(self, name: str, count: int, body: dict[str, Any] = SHORT) -> list[httpx.Response]:
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(lambda _: self.ask(name, body), range(count)))
-
-    def used(self, name: str) -> dict[str, float]:
-        """Tokens of the key by kind, as the metrics have them."""
-        page = self.metrics()
-        kinds = ("prompt", "cached", "completion")
-        return {kind: page.value("outrider_key_tokens_total", key=name, kind=kind) or 0 for kind in kinds}
-
-    def metrics(self) -> MetricsPage:
-        return MetricsPage(f"http://127.0.0.1:{self.metrics_port}")
-
-    def idle(self) -> bool:
-        page = self.metrics()
-        return page.value("sglang:num_running_reqs") == page.value("sglang:num_queue_reqs") == 0
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +59,6 @@ def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited
 def idle(limited_server: Limited) -> None:
     """Nothing of one test is left in the engine when the next begins."""
     wait_until(limited_server.idle, 30)
-
-
-def code(answer: httpx.Response) -> str | None:
-    return None if answer.status_code == 200 else answer.json()["error"]["code"]
 
 
 def test_metrics_have_a_port_of_their_own_and_no_key(limited_server: Limited) -> None:
@@ -266,13 +213,6 @@ def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
         assert said == (answer.status_code == 200), line
 
 
-def usage_of(answer: httpx.Response) -> dict[str, int]:
-    if not answer.headers["content-type"].startswith("text/event-stream"):
-        return answer.json()["usage"]
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    return events[-1]["usage"]
-
-
 def test_what_a_client_leaves_counts_as_far_as_it_was_written(limited_server: Limited) -> None:
     url, headers = f"{limited_server.server.url}/v1/completions", limited_server.headers["day"]
     with limited_server.client.stream("POST", url, json=LONG | {"stream": True}, headers=headers) as stream:
@@ -366,6 +306,18 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
         assert connected()
         wait_until(lambda: not connected(), REQUEST_SECONDS + STALL_SECONDS)
         wait_until(limited_server.idle, 5)
+
+
+def test_one_connection_too_many_is_refused(limited_server: Limited) -> None:
+    address = ("127.0.0.1", limited_server.server.port)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address, 10)) for _ in range(CONNECTIONS + 1)]
+        assert clients[-1].recv(64).startswith(b"HTTP/1.1 503 ")
+        page = limited_server.metrics()
+        assert page.value("outrider_open_connections") == CONNECTIONS
+        assert page.value("outrider_refused_connections_total") >= 1
+    wait_until(lambda: limited_server.metrics().value("outrider_open_connections") < CONNECTIONS / 2, 10)
+    assert httpx.get(f"{limited_server.server.url}/ready").status_code == 200
 
 
 def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.server.errors import UserError
-from outrider.server.http import usage_file
-from outrider.server.http.access import Access, Holder
+from outrider.server.http.access import Holder
 from outrider.server.http.admission import Admission
 from outrider.server.http.errors import ApiError
 from outrider.server.http.keys import Key
 from outrider.server.http.token_limits import DAY_SECONDS, MINUTE_SECONDS, DayCount, ServerClock, TokenWindow
-from outrider.server.http.usage_file import UsageFile
 
 MIDNIGHT = 20000 * DAY_SECONDS
 
@@ -347,65 +343,3 @@ def test_limits_change_under_what_was_used() -> None:
     holder.change(Key(name="k", digest=b"", tokens_per_minute=100, tokens_per_day=80))
     assert refused(holder.take, 31).message.startswith("key k may take 100 tokens a minute and has 30 left")
     assert refused(holder.take, 11).message.startswith("key k may take 80 tokens a day and has 10 left")
-
-
-def keys_file(folder: Path) -> Path:
-    path = folder / "keys.toml"
-    path.write_text("".join(f"[{name}]\nsha256 = '{name * 64}'\n" for name in "ab"))
-    return path
-
-
-def used(access: Access) -> dict[str, int]:
-    return access.used_today()[1]
-
-
-def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
-    time, path = Time(), tmp_path / "folder" / "usage.json"
-
-    def started() -> tuple[UsageFile, Access]:
-        kept = UsageFile(path)
-        day = int(time.now // DAY_SECONDS)
-        return kept, Access(None, keys_file(tmp_path), clock=time, used=kept.used_on(day))
-
-    kept, access = started()
-    access._holders[1].take(70)
-    kept.write(access)
-    with pytest.raises(UserError, match=r"another server keeps its usage in .* --usage-file"):
-        UsageFile(path)
-    access._holders[1].take(1)
-    kept.close(access)
-    kept, access = started()
-    assert used(access) == {"b": 71}
-    kept.close(access)
-    time.now -= 3 * DAY_SECONDS  # whoever sets the clock back wins nothing
-    kept, access = started()
-    assert used(access) == {"b": 71}
-    kept.write(access)
-    assert '"b": 71' in path.read_text()
-    kept.close(access)
-    time.now += DAY_SECONDS
-    kept, access = started()
-    assert used(access) == {}
-    kept.close(access)
-
-
-def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "usage.json"
-    for text in ("", "[]", '{"day": "x", "tokens": {}}', '{"day": "2026-01-01", "tokens": {"a": -1}}', "[" * 99999):
-        path.write_text(text)
-        with pytest.raises(UserError, match="is no file of usage, or damaged; remove it"):
-            usage_file.read(path)
-    path.unlink()
-    with pytest.raises(UserError, match="cannot write"):
-        UsageFile(Path("/proc/none/usage.json"))
-
-    kept, access = UsageFile(path), Access(None, keys_file(tmp_path), clock=Time())
-    path.mkdir()  # nothing can be put in its place
-    for tokens in (1, 2):
-        access._holders[0].take(tokens)
-        kept.write(access)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
-    path.rmdir()
-    kept.write(access)
-    assert usage_file.read(path)[1] == {"a": 3}
-    kept.close(access)

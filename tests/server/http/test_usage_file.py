@@ -1,0 +1,86 @@
+"""The file that keeps what keys have used of their day."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from outrider.server.errors import UserError
+from outrider.server.http import usage_file
+from outrider.server.http.access import Access
+from outrider.server.http.token_limits import DAY_SECONDS
+from outrider.server.http.usage_file import UsageFile
+
+
+@dataclass
+class Time:
+    """A clock that stands still. now: seconds since 1970."""
+
+    now: float = 20000 * DAY_SECONDS + 3600.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def keys_file(folder: Path) -> Path:
+    path = folder / "keys.toml"
+    path.write_text("".join(f"[{name}]\nsha256 = '{name * 64}'\n" for name in "ab"))
+    return path
+
+
+def used(access: Access) -> dict[str, int]:
+    return access.used_today()[1]
+
+
+def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
+    time, path = Time(), tmp_path / "folder" / "usage.json"
+
+    def started() -> tuple[UsageFile, Access]:
+        kept = UsageFile(path)
+        day = int(time.now // DAY_SECONDS)
+        return kept, Access(None, keys_file(tmp_path), clock=time, used=kept.used_on(day))
+
+    kept, access = started()
+    access._holders[1].take(70)
+    kept.write(access)
+    with pytest.raises(UserError, match=r"another server keeps its usage in .* --usage-file"):
+        UsageFile(path)
+    access._holders[1].take(1)
+    kept.close(access)
+    kept, access = started()
+    assert used(access) == {"b": 71}
+    kept.close(access)
+    time.now -= 3 * DAY_SECONDS  # whoever sets the clock back wins nothing
+    kept, access = started()
+    assert used(access) == {"b": 71}
+    kept.write(access)
+    assert '"b": 71' in path.read_text()
+    kept.close(access)
+    time.now += DAY_SECONDS
+    kept, access = started()
+    assert used(access) == {}
+    kept.close(access)
+
+
+def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "usage.json"
+    for text in ("", "[]", '{"day": "x", "tokens": {}}', '{"day": "2026-01-01", "tokens": {"a": -1}}', "[" * 99999):
+        path.write_text(text)
+        with pytest.raises(UserError, match="is no file of usage, or damaged; remove it"):
+            usage_file.read(path)
+    path.unlink()
+    with pytest.raises(UserError, match="cannot write"):
+        UsageFile(Path("/proc/none/usage.json"))
+
+    kept, access = UsageFile(path), Access(None, keys_file(tmp_path), clock=Time())
+    path.mkdir()  # nothing can be put in its place
+    for tokens in (1, 2):
+        access._holders[0].take(tokens)
+        kept.write(access)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
+    path.rmdir()
+    kept.write(access)
+    assert usage_file.read(path)[1] == {"a": 3}
+    kept.close(access)
