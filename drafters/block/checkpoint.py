@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from outrider.storage.replacing import replace, replacing
 
 from ..target import Rows
-from .config import BlockConfig, CheckpointError
+from .config import BlockConfig, CheckpointError, check_layers
 from .model import BlockModel, DraftModel
 
 Model = TypeVar("Model", bound=DraftModel)
@@ -61,6 +61,8 @@ def check_target(config: BlockConfig, target: dict[str, Any]) -> None:
     ]
     if differ:
         raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))
+    if config.target_layers:
+        check_layers(config.target_layers, int(target.get("num_hidden_layers") or 0))
 
 
 def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:

@@ -10,7 +10,9 @@ the same shape without target layers; `block_size` is their gamma.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,8 @@ class BlockConfig:
 
     gamma: tokens drafted in one block.
     num_target_layers: of the target; 0 where the checkpoint does not say.
-    target_layers: target layers whose outputs are the context features, 0 being the first decoder layer; none for
-        diffusion, which embeds the tokens themselves.
+    target_layers: target layers whose outputs are the context features, rising, 0 being the first decoder layer; none
+        for diffusion, which embeds the tokens themselves.
     windows: of each layer, as `flat_attention` has it: a layer with one sees the `window` positions before a token and
         none behind it; -1: all of them, and the whole block. Empty: -1 for every layer.
     rope: how the rotary embedding is scaled, a type of ROPES and its numbers; empty: not at all.
@@ -92,14 +94,11 @@ class BlockConfig:
             raise CheckpointError(f"unknown markov_head_type {self.markov_head!r}; known: {', '.join(MARKOV_HEADS)}")
         if self.kind == "dspark" and self.markov_rank < 1:
             raise CheckpointError(f"DSpark needs markov_rank of at least 1, got {self.markov_rank}")
-        outside = [i for i in self.target_layers if i < 0 or 0 < self.num_target_layers <= i]
         if self.kind == "diffusion":
             if self.target_layers or self.markov_rank or (self.confidence_head and self.confidence_with_markov):
                 raise CheckpointError("a diffusion drafter reads no target layers and has no sequential head")
-        elif outside or not self.target_layers:
-            raise CheckpointError(
-                f"target_layer_ids {list(self.target_layers)} must lie in 0..{self.num_target_layers - 1}"
-            )
+        else:
+            check_layers(self.target_layers, self.num_target_layers)
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise CheckpointError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
 
@@ -245,6 +244,18 @@ class BlockConfig:
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged: {error}; copy it here again") from None
         return cls.from_json(content)
+
+
+def check_layers(layers: Sequence[int], count: int) -> None:
+    """Raise CheckpointError unless an engine can hand a drafter the outputs of these target layers.
+
+    SGLang captures what enters a layer, in the order of the layers: the last one's output enters none. count: layers of
+    the target; 0 where that is not known.
+    """
+    rising = all(one < other for one, other in pairwise(layers))
+    if not layers or not rising or layers[0] < 0 or 0 < count <= layers[-1] + 1:
+        within = f" within 0..{count - 2}: of {count} layers all but the last can be read" if count else " from 0"
+        raise CheckpointError(f"target_layer_ids {list(layers)} must rise{within}")
 
 
 def kind_of(config: dict[str, Any]) -> str:

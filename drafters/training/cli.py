@@ -22,7 +22,7 @@ from outrider.storage import replacing
 
 from .. import registry
 from ..block import checkpoint
-from ..block.config import BLOCK_KINDS, BlockConfig
+from ..block.config import BLOCK_KINDS, BlockConfig, check_layers
 from ..block.model import BlockModel
 from ..conversion import delta
 from ..conversion.layout import Layout
@@ -46,8 +46,8 @@ from .target import TargetModel, keep_freed_memory
 
 def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
     """`wanted` layer ids spread evenly from the second to the second last (fewer on shallow targets)."""
-    wanted = min(wanted, max(1, count - 1))
-    first, last = min(1, count - 1), max(0, count - 2)
+    last = max(0, count - 2)
+    wanted, first = min(wanted, max(1, count - 1)), min(1, last)
     return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
 
 
@@ -61,7 +61,7 @@ def gather_samples(
     own = data / "self-prompts.jsonl"
     if args.self_prompts and not own.exists():
         written = write_prompts(target, args.openings, args.self_prompts, seed=args.seed, rows=args.batch)
-        own.write_text("".join(s.to_json() + "\n" for s in written), encoding="utf-8")
+        replacing.replace({own: "".join(s.to_json() + "\n" for s in written)})
     if own.exists():
         open_prompts += read_samples(own)
     answers = data / "answers.jsonl"
@@ -162,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
     if len(read) > 1:
         raise ValueError(f"the drafters in --start {args.start} read different layers of the target")
     layers = read.pop()
+    check_layers(layers, target.config.num_hidden_layers)  # before hours of work
     if (store := gather_in_time(args, target, layers, deadline)) is None:
         return 0
     for i, (kind, former) in enumerate(zip(kinds, formers, strict=True)):

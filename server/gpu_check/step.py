@@ -35,7 +35,7 @@ LARGE = BlockConfig(
 """A public drafter's, for Qwen3-8B."""
 SMALL = BlockConfig(
     kind="dspark", gamma=3, vocab_size=300, hidden_size=128, intermediate_size=64, num_layers=1, num_heads=2,
-    num_kv_heads=1, head_dim=64, num_target_layers=2, target_layers=(1,), mask_token_id=7, max_positions=256,
+    num_kv_heads=1, head_dim=64, num_target_layers=2, target_layers=(0,), mask_token_id=7, max_positions=256,
     markov_rank=16, confidence_head=True,
 )  # fmt: skip
 LARGE_REQUESTS, LARGE_CONTEXT = 64, 1024

@@ -80,7 +80,13 @@ def test_public_folders_load(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3.*is unknown"),
-        ({"target_layer_ids": [1, 3, 6]}, r"\[1, 3, 6\] must lie in 0\.\.5"),
+        ({"target_layer_ids": [1, 3, 6]}, r"\[1, 3, 6\] must rise within 0\.\.4"),
+        ({"target_layer_ids": [1, 3, 5]}, r"within 0\.\.4: of 6 layers all but the last can be read"),
+        ({"target_layer_ids": [3, 1]}, r"\[3, 1\] must rise"),
+        ({"target_layer_ids": [1, 1]}, r"\[1, 1\] must rise"),
+        ({"target_layer_ids": [-1, 1]}, r"\[-1, 1\] must rise"),
+        ({"target_layer_ids": []}, r"\[\] must rise"),
+        ({"target_layer_ids": [1, 0], "num_target_layers": 0}, r"must rise from 0"),
         ({"block_size": None}, "no 'block_size'"),
         ({"mask_token_id": 96}, "mask_token_id 96 is outside"),
         ({"markov_head_type": "lstm"}, "lstm.*vanilla, gated, rnn"),
@@ -145,6 +151,16 @@ def test_wrong_target_is_refused_by_what_differs(tmp_path: Path) -> None:
         BlockDrafter.load(make_target(target_config(), torch.randn(96, 32)), tmp_path)
     with pytest.raises(CheckpointError, match=r"hidden_size is 64.*vocab_size is 100"):
         check_target(TINY, {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 6})
+
+
+def test_a_target_whose_last_layer_it_reads_is_refused() -> None:
+    """Also by a checkpoint that does not say how many layers its target had: nobody captures the last one's output."""
+    unsaid = dataclasses.replace(TINY, num_target_layers=0)
+    target = {"hidden_size": 32, "vocab_size": 96}
+    check_target(unsaid, target | {"num_hidden_layers": 6})
+    check_target(unsaid, target)
+    with pytest.raises(CheckpointError, match=r"\[1, 3, 4\] must rise within 0\.\.3: of 5 layers all but the last"):
+        check_target(unsaid, target | {"num_hidden_layers": 5})
 
 
 def test_identity_does_not_depend_on_dtype() -> None:

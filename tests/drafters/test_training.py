@@ -15,6 +15,7 @@ from tiny_drafters import TINY, make_target
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
+from outrider.drafters.block.config import CheckpointError, check_layers
 from outrider.drafters.training import cli, measure
 from outrider.drafters.training.arguments import add_arguments, add_export_arguments
 from outrider.drafters.training.batches import BatchMaker
@@ -285,6 +286,20 @@ def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts
     for kind in ("dspark", "dflash"):
         (tmp_path / "whole" / kind / "drafter").rename(tmp_path / "drafters" / kind)
     assert cli.run(shipped) == 0
+
+
+@pytest.mark.parametrize("count", range(2, 40))
+def test_layers_read_by_default_can_be_served(count: int) -> None:
+    check_layers(cli.spread_layers(count), count)
+
+
+def test_layers_that_no_engine_captures_are_refused_before_anything_is_gathered(
+    target_folder: Path, prompts: Path, tmp_path: Path
+) -> None:
+    for layers in (["1", "5"], ["4", "1"]):
+        with pytest.raises(CheckpointError, match=r"must rise within 0\.\.4: of 6 layers all but the last can be read"):
+            cli.run(arguments(target_folder, prompts, tmp_path / "out", "--target-layers", *layers))
+    assert not (tmp_path / "out").exists()
 
 
 def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
