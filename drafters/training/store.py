@@ -1,8 +1,9 @@
 """Training sequences on disk: tokens, target features and the target's likeliest tokens, memory-mapped.
 
 Flat binary files, one for each column, grow together; a drafter that needs no features has no file of them.
-`index.jsonl` has one line per finished sequence, written last, so a killed run leaves at most bytes that the next run
-cuts off, and others may read while one writes. Reading touches only the sequences of a step.
+`index.jsonl` has one line per finished sequence, written when the columns are on the disk: so a kill or a power failure
+leaves at most bytes that the next run cuts off, and others may read while one writes. Reading touches only the
+sequences of a step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.storage.replacing import replace
+from outrider.storage.replacing import replace, sync
+
+FLUSH_TOKENS = 4096
+"""Tokens of appended sequences after which they are flushed: a batch of the feature pass, a second or a few of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ def digest(tokens: Iterable[int]) -> str:
 class FeatureStore:
     """Append-only store of sequences; `width` = m*d feature columns, 0 for none, `top` = K likeliest tokens kept.
 
-    It has what was there when it was opened; `grow` looks for more, `writing` appends.
+    It has what was there when it was opened; `grow` looks for more, `writing` appends. What is appended can be read
+    here at once; others and later runs find it after the next `flush`.
     """
 
     def __init__(self, folder: str | Path, *, width: int, top: int, meta: dict[str, Any]) -> None:
@@ -96,11 +101,12 @@ class FeatureStore:
         self.maps: dict[str, np.ndarray] = {}
         self.entries: list[Entry] = []
         self.digests: set[str] = set()
+        self._pending: list[Entry] = []
         self.grow()
 
     def grow(self) -> bool:
         """Take in what has been appended since, also by others; whether that was anything."""
-        lines = self._whole_lines().splitlines()[len(self.entries) :]
+        lines = self._whole_lines().splitlines()[len(self.entries) - len(self._pending) :]
         new = [Entry(**json.loads(line)) for line in lines]
         if new:
             self.entries += new
@@ -116,7 +122,7 @@ class FeatureStore:
     def writing(self) -> Iterator[None]:
         """Inside, `append` may be called, and nobody else may write; what a killed run left is cut off first.
 
-        Raises ValueError where another one writes.
+        What was appended is flushed in the end, however that comes. Raises ValueError where another one writes.
         """
         with (self.folder / "meta.json").open() as lock:
             try:
@@ -127,7 +133,10 @@ class FeatureStore:
                 ) from None
             self.grow()
             self._cut()
-            yield
+            try:
+                yield
+            finally:
+                self.flush()
 
     def __contains__(self, tokens: Iterable[int]) -> bool:
         return digest(tokens) in self.digests
@@ -152,6 +161,8 @@ class FeatureStore:
                 raise ValueError(f"{path} is shorter than its index says; delete {self.folder} and start again")
             with path.open("r+b") as file:
                 file.truncate(size)
+        self.index.touch()
+        sync(self.folder)
 
     def append(self, sequence: Sequence, *, temperature: float, source: str) -> None:
         """Add one sequence, if it is not there yet; see `writing`."""
@@ -169,11 +180,24 @@ class FeatureStore:
             with (self.folder / f"{column}.bin").open("ab") as file:
                 file.write(np.ascontiguousarray(arrays[column]).tobytes())
         entry = Entry(rows, len(sequence.tokens), sequence.prompt, top, temperature, source, name)
-        with self.index.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(entry)) + "\n")
-        self.entries.append(entry)
+        for entries in (self.entries, self._pending):
+            entries.append(entry)
         self.digests.add(entry.digest)
         self.maps.clear()
+        if sum(pending.length for pending in self._pending) >= FLUSH_TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have on the disk what was appended: the columns first, then the lines that name their rows."""
+        if not self._pending:
+            return
+        for column in self.columns:
+            sync(self.folder / f"{column}.bin")
+        with self.index.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(entry)) + "\n" for entry in self._pending)
+            file.flush()
+            os.fsync(file.fileno())
+        self._pending.clear()
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -13,12 +13,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from outrider.storage.appending import appending
+
 from .deadline import NEVER, Deadline
 from .decode import Wanted, decode
 from .features import usable
 from .prompts import Sample, read_samples
 from .store import FeatureStore, Sequence
 from .target import TargetModel
+
+SYNCED_ANSWERS = 32
+"""Answers that a power failure may take; a killed run loses none that was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +105,11 @@ def answer(
         target, prompts, heat, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids,
         seeds=seeds_of(numbers, seed + 1), rows=rows, wanted=keep.wanted if keep else None,
     )  # fmt: skip
-    with out.open("a", encoding="utf-8") as file:
+    with appending(out, SYNCED_ANSWERS) as append:
         for text in tqdm(written, total=len(prompts), desc="answers", unit="answer"):
             sample = samples[numbers[text.number]]
             made = Sample(sample.turns, sample.source, heat[text.number], tuple(text.ids), text.finish)
-            file.write(made.to_json() + "\n")
-            file.flush()
+            append(made.to_json())
             if keep and text.sequence:
                 keep.add(text.sequence, made)
             deadline.check()
