@@ -365,5 +365,6 @@ def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> to
         return None
     if not path.exists():
         counts = torch.from_numpy(store.token_counts(config.vocab_size))
-        path.write_text(json.dumps(counts.topk(config.draft_vocab_size).indices.sort().values.tolist()))
+        likeliest = counts.topk(config.draft_vocab_size).indices.sort().values.tolist()
+        replacing.replace({path: json.dumps(likeliest)})
     return torch.tensor(json.loads(path.read_text()))
