@@ -14,8 +14,8 @@ from .replacing import sync
 def appending(path: Path, every: int) -> Iterator[Callable[[str], None]]:
     """Yield a function that appends a line to a file, made if need be.
 
-    A line survives a kill of this process when the function returns. It survives a power failure once `every` lines have
-    come, or the block has ended, however it ends. Raises OSError.
+    A line survives a kill of this process when the function returns. It survives a power failure once `every` lines
+    have come, or the block has ended, however it ends. Raises OSError.
     """
     with path.open("a", encoding="utf-8") as file:
         sync(path.parent)

@@ -26,7 +26,8 @@ SOCKET_PATH = 107
 """Bytes of a socket's path, at most: Linux, unix(7)."""
 SOCKET_NAME = 60
 """Of those, what a server's own folder and the names in it take."""
-OPEN_FILES = 4096
+OPEN_FILES = 4608
+"""For as many connections as a server takes at a time, and what it has open itself."""
 CLOCK_ROOT = Path("/sys/devices/system/clocksource/clocksource0")
 SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 CLOCK_UNSYNCHRONISED = 5
@@ -88,11 +89,11 @@ def _folder(subject: str, folder: Path, needs: int, remedy: str) -> Iterator[Fin
 
 
 def files() -> Iterator[Finding]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit < OPEN_FILES:
-        yield warning("open files", f"at most {limit}, each connection takes one", f"`ulimit -n {OPEN_FILES}` or more")
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # up to the hard one a server raises its own
+    if limit != resource.RLIM_INFINITY and limit < OPEN_FILES:
+        yield warning("open files", f"at most {limit}, each connection takes one", f"`ulimit -Hn {OPEN_FILES}` or more")
     else:
-        yield ok("open files", f"at most {limit}")
+        yield ok("open files", "any number" if limit == resource.RLIM_INFINITY else f"at most {limit}")
 
 
 def gpu(settings: Settings) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "outrider"
     max_model_len: int
-    default_parameters: dict[str, float]
+    default_parameters: dict[str, int | float]
 
 
 class ModelList(BaseModel):

@@ -76,5 +76,7 @@ def described(server: Server) -> list[dict[str, Any]]:
 
 def test_a_server_that_is_told_so_has_openais(server: Server) -> None:
     assert described(server) == [OPENAI, OPENAI]
-    assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["default_parameters"] == OPENAI
+    shown = httpx.get(f"{server.url}/v1/models")
+    assert shown.json()["data"][0]["default_parameters"] == OPENAI
+    assert '"top_k":-1,' in shown.text
     assert "Sampling by default" not in server.output()
