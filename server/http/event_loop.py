@@ -1,4 +1,9 @@
-"""The watchdog of the event loop: how long something held it, so that nothing else was answered or streamed."""
+"""The watchdog of the event loop: how long its own work held it, and how late its turns came.
+
+A turn comes late for one of two reasons. The loop's thread worked, which is the fault of whatever it ran. Or it waited
+for a core or for Python's interpreter lock, which a busy machine does to every process. The thread's processor time
+tells the two apart.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from collections import deque
 from prometheus_client import Gauge, Histogram
 
 SAMPLE_SECONDS = 0.01
-"""The loop is asked for a turn so often; a stall is measured to within this."""
+"""The loop is asked for a turn so often; work is measured to within this."""
 NOTED_SECONDS = 0.01
 """Shorter ones are not counted."""
 WINDOW_SECONDS = 60.0
@@ -17,41 +22,60 @@ BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 4.0, 8
 
 
 class EventLoopWatchdog:
-    """Measures by how much turns of the event loop come late."""
+    """Measures by how much turns of the event loop come late, and how much of that its thread worked."""
 
     def __init__(self) -> None:
-        self._stalls = Histogram(
-            "outrider_event_loop_stall_seconds",
-            "Times for which the HTTP process's event loop was held without a turn for others, from 10 ms on.",
+        self._works = Histogram(
+            "outrider_event_loop_work_seconds",
+            "Work of the HTTP process's event loop without a turn for others, from 10 ms of processor time on.",
             buckets=BUCKETS,
         )
-        self._longest = Gauge(
-            "outrider_event_loop_longest_stall_seconds",
-            "The longest of them within the last minute.",
-            multiprocess_mode="max",
+        self._longest_work = Longest(
+            "outrider_event_loop_longest_work_seconds", "The longest of them within the last minute."
         )
-        self._longest.set(0)
-        self._recent: deque[tuple[float, float]] = deque()
-        """(when, how long), each longer than all that came later."""
+        self._latest_turn = Longest(
+            "outrider_event_loop_latest_turn_seconds",
+            "How late a turn of the event loop came at most within the last minute, by work or by waiting for a core "
+            "or the interpreter lock.",
+        )
 
     async def watch(self) -> None:
         """Measure until cancelled."""
+        worked = time.thread_time()
         while True:
             due = time.monotonic() + SAMPLE_SECONDS
             await asyncio.sleep(SAMPLE_SECONDS)
-            now = time.monotonic()
-            self.note(now, now - due)
+            now, worked_before, worked = time.monotonic(), worked, time.thread_time()
+            self.note(now, late=now - due, work=worked - worked_before)
 
-    def note(self, now: float, stall: float) -> None:
-        """now: seconds on the clock of `time.monotonic`. stall: seconds that a turn came late."""
+    def note(self, now: float, *, late: float, work: float) -> None:
+        """now: seconds on the clock of `time.monotonic`. late: seconds that a turn came late. work: processor time of
+        the loop's thread since the turn before; what is more than `late` was done in turns that came in time."""
+        work = min(work, late)
+        if work >= NOTED_SECONDS:
+            self._works.observe(work)
+        self._longest_work.note(now, work)
+        self._latest_turn.note(now, late)
+
+
+class Longest:
+    """A gauge of the longest time within the last minute."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.gauge = Gauge(name, text, multiprocess_mode="max")
+        self.gauge.set(0)
+        self._recent: deque[tuple[float, float]] = deque()
+        """(when, how long), each longer than all that came later."""
+
+    def note(self, now: float, seconds: float) -> None:
+        """now: seconds on the clock of `time.monotonic`."""
         before = self._recent[0] if self._recent else None
         while self._recent and now - self._recent[0][0] > WINDOW_SECONDS:
             self._recent.popleft()
-        if stall >= NOTED_SECONDS:
-            self._stalls.observe(stall)
-            while self._recent and self._recent[-1][1] <= stall:
+        if seconds >= NOTED_SECONDS:
+            while self._recent and self._recent[-1][1] <= seconds:
                 self._recent.pop()
-            self._recent.append((now, stall))
+            self._recent.append((now, seconds))
         longest = self._recent[0] if self._recent else None
         if longest != before:
-            self._longest.set(longest[1] if longest else 0)
+            self.gauge.set(longest[1] if longest else 0)

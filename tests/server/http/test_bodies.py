@@ -19,6 +19,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BUSY = 5
 ANSWER_SECONDS, HEALTH_SECONDS = 0.2 * BUSY, 0.1 * BUSY
 GROWTH, LEAST_GROWTH = 10, 16 * 2**20
+WORK_SECONDS = 0.05
 MEGABYTES = 10**6
 
 
@@ -90,12 +91,12 @@ def test_much_work_is_done_beside_the_event_loop(server: Server, name: str) -> N
     assert seen.health_seconds < HEALTH_SECONDS
 
 
-def test_the_watchdog_is_on_the_page_and_has_seen_no_long_stall(server: Server) -> None:
-    """After all of the above, in this minute."""
+def test_the_watchdog_is_on_the_page_and_has_seen_no_long_work(server: Server) -> None:
+    """After all of the above, in this minute. It counts processor time, and allows what a slower processor takes."""
     page = MetricsPage(server.url)
-    longest = page.value("outrider_event_loop_longest_stall_seconds")
-    assert page.families["outrider_event_loop_stall_seconds"].type == "histogram"
-    assert 0 <= longest < 0.05 * BUSY
+    assert page.families["outrider_event_loop_work_seconds"].type == "histogram"
+    assert 0 <= page.value("outrider_event_loop_longest_work_seconds") < 2 * WORK_SECONDS
+    assert page.value("outrider_event_loop_latest_turn_seconds") >= 0
 
 
 def test_a_large_request_that_is_right_is_answered_like_a_small_one(server: Server) -> None:

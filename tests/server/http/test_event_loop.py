@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_client import REGISTRY
@@ -13,15 +13,16 @@ from prometheus_client import REGISTRY
 from outrider.server.http import event_loop
 from outrider.server.http.event_loop import WINDOW_SECONDS, EventLoopWatchdog
 
-NAME = "outrider_event_loop_stall_seconds"
-LONGEST = "outrider_event_loop_longest_stall_seconds"
+WORK = "outrider_event_loop_work_seconds_count"
+LONGEST = "outrider_event_loop_longest_work_seconds"
+LATEST = "outrider_event_loop_latest_turn_seconds"
 
 
 @pytest.fixture
 def watchdog() -> Iterator[EventLoopWatchdog]:
     made = EventLoopWatchdog()
     yield made
-    for metric in (made._stalls, made._longest):
+    for metric in (made._works, made._longest_work.gauge, made._latest_turn.gauge):
         REGISTRY.unregister(metric)
 
 
@@ -31,23 +32,42 @@ def value(name: str) -> float:
     return found
 
 
-def test_a_held_loop_is_measured(watchdog: EventLoopWatchdog) -> None:
-    async def hold() -> None:
+def held(watchdog: EventLoopWatchdog, hold: Callable[[], None]) -> None:
+    """Watch a loop that `hold` holds once."""
+
+    async def run() -> None:
         watching = asyncio.create_task(watchdog.watch())
         await asyncio.sleep(0.1)
-        time.sleep(0.4)
+        hold()
         await asyncio.sleep(0.1)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
 
-    asyncio.run(hold())
-    assert value(f"{NAME}_count") >= 1
+    asyncio.run(run())
+
+
+def test_work_is_measured(watchdog: EventLoopWatchdog) -> None:
+    def work() -> None:
+        ends = time.thread_time() + 0.4
+        while time.thread_time() < ends:
+            pass
+
+    held(watchdog, work)
+    assert value(WORK) >= 1
     assert value(LONGEST) >= 0.4 - 2 * event_loop.SAMPLE_SECONDS
+    assert value(LATEST) >= value(LONGEST)
+
+
+def test_waiting_is_no_work(watchdog: EventLoopWatchdog) -> None:
+    """A thread that waits for a core, a lock or, as here, the clock, has no processor time."""
+    held(watchdog, lambda: time.sleep(0.4))
+    assert value(LATEST) >= 0.4 - 2 * event_loop.SAMPLE_SECONDS
+    assert value(LONGEST) < 0.2
 
 
 def test_the_longest_is_that_of_the_last_minute(watchdog: EventLoopWatchdog) -> None:
-    for now, stall, longest in (
+    for now, work, longest in (
         (0.0, 0.001, 0.0),  # too short to count
         (1.0, 0.5, 0.5),
         (2.0, 0.2, 0.5),
@@ -57,6 +77,12 @@ def test_the_longest_is_that_of_the_last_minute(watchdog: EventLoopWatchdog) -> 
         (3.5 + WINDOW_SECONDS, 0.0, 0.02),
         (9.0 + 2 * WINDOW_SECONDS, 0.0, 0.0),
     ):
-        watchdog.note(now, stall)
+        watchdog.note(now, late=2 * work, work=work)
         assert value(LONGEST) == longest
-    assert value(f"{NAME}_count") == 4
+        assert value(LATEST) == 2 * longest
+    assert value(WORK) == 4
+
+
+def test_work_of_turns_that_came_in_time_does_not_count(watchdog: EventLoopWatchdog) -> None:
+    watchdog.note(0.0, late=0.02, work=0.03)
+    assert value(LONGEST) == 0.02
