@@ -13,7 +13,7 @@ from outrider.server.engine.part import Part
 from outrider.server.engine.resolve import Resolved
 from outrider.server.engine.run_folder import GRAMMARS
 from outrider.server.engine.settings import Settings
-from outrider.server.http import errors, metering, openapi, tokenizing
+from outrider.server.http import errors, logprobs, metering, openapi, tokenizing
 from outrider.server.http.access import Access
 from outrider.server.http.answer_watch import AnswerWatch
 from outrider.server.http.gate import Gate
@@ -58,6 +58,7 @@ def build(
     )
     sampling = SamplingDefaults.of(manager)
     tokenizing.install(manager)
+    logprobs.install(manager)
     app = bare(lifespan)
     app.state.compiler = GrammarProcess(engine.run_folder.path / GRAMMARS)
     room = min(engine.context_length, engine.max_total_tokens)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic_core import to_json
 from sglang.srt.entrypoints.openai import serving_completions
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
-from outrider.server.http import admission, errors, grammars, preparation, watch
+from outrider.server.http import admission, errors, grammars, logprobs, preparation, watch
 from outrider.server.http.errors import ApiError
 from outrider.server.http.grammar_process import GrammarProcess
 from outrider.server.http.json_body import SMALL_BYTES
@@ -37,6 +39,14 @@ logging.getLogger(serving_completions.__name__).addFilter(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Unmade:
+    """An answer whose tokens are there. size: about how many bytes `make` will make of them."""
+
+    size: int
+    make: Callable[[], Any]
+
+
 class _Handler:
     """What both handlers share; mixed into SGLang's classes."""
 
@@ -45,6 +55,7 @@ class _Handler:
     ) -> None:
         super().__init__(tokenizer_manager, template_manager)  # type: ignore[call-arg]
         self.compiler = compiler
+        self.spellings = logprobs.spellings_of(tokenizer_manager.tokenizer)
         self.default_sampling_params = sampling.recommended
 
     async def _handle_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
@@ -53,7 +64,12 @@ class _Handler:
 
     async def _handle_non_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         refused = await self._refused_grammar(internal, request)
-        return refused or await super()._handle_non_streaming_request(internal, request, raw)  # type: ignore[misc]
+        answer = refused or await super()._handle_non_streaming_request(internal, request, raw)  # type: ignore[misc]
+        if not isinstance(answer, Unmade):
+            return answer
+        if answer.size <= SMALL_BYTES:
+            return answer.make()
+        return await preparation.run(answer.size, answer.make)
 
     async def _refused_grammar(self, internal: GenerateReqInput, request: Any) -> Response | None:
         """The answer to a request whose grammar the scheduler must not see; None for any other."""
@@ -109,13 +125,34 @@ class _Handler:
         handler.tokenizer_manager = Overheard(self.tokenizer_manager, told)  # type: ignore[attr-defined]
         return told.stamped(make_stream(handler, internal, request, raw))
 
-    def _with_speculation(self, answer: Any, request: Any, contents: list[dict[str, Any]]) -> Any:
-        """SGLang's whole answer, with the same."""
-        if isinstance(answer, Response) or not hasattr(answer, "usage"):
-            return answer
-        body = answer.model_dump()
-        add_to_answer(body, contents, self._told(request))
-        return Response(to_json(body), media_type="application/json")
+    def _unmade(
+        self,
+        make: Callable[..., Any],
+        logprobs_of: Callable[[dict[str, Any]], orjson.Fragment] | None,
+        request: Any,
+        contents: list[dict[str, Any]],
+        created: int,
+    ) -> Unmade:
+        """A whole answer. make: SGLang's. logprobs_of: writes those of a choice; None where nobody asks for them."""
+
+        def made() -> Any:
+            quiet = request if logprobs_of is None else request.model_copy(update={"logprobs": None})
+            answer = make(quiet, contents, created)
+            if isinstance(answer, Response) or not hasattr(answer, "usage"):
+                return answer
+            body = answer.model_dump()
+            add_to_answer(body, contents, told)
+            if logprobs_of is not None:
+                for choice, content in zip(body["choices"], contents, strict=True):
+                    choice["logprobs"] = logprobs_of(content["meta_info"])
+            return Response(orjson.dumps(body), media_type="application/json")
+
+        told = self._told(request)
+        entries = sum(logprobs.entries_of(content["meta_info"]) for content in contents)
+        if told.trace:
+            entries += sum(len(content["output_ids"]) for content in contents)
+        size = sum(len(content["text"]) for content in contents) + entries * logprobs.ENTRY_BYTES
+        return Unmade(size, made)
 
 
 def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
@@ -162,7 +199,11 @@ class ChatHandler(_Handler, TokenwiseChat):
         return handler._telling(OpenAIServingChat._generate_chat_stream, internal, request, raw)
 
     def _build_chat_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
-        return self._with_speculation(super()._build_chat_response(request, ret, created), request, ret)
+        write = functools.partial(logprobs.chat_logprobs, self.spellings) if request.logprobs else None
+        return self._unmade(super()._build_chat_response, write, request, ret, created)
+
+    def _build_token_logprobs_from_raw(self, tokens: Any, tops: Any) -> Any:
+        return logprobs.chat_models(self.spellings, tokens, tops or ())
 
     def _render_and_encode_chat_template(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -205,20 +246,31 @@ class TextHandler(_Handler, OpenAIServingCompletion):
         internal, request = super()._convert_to_internal_request(request, raw_request)
         if request.echo and request.logprobs is not None:
             internal.logprob_start_len = 0
-            # `internal` knows how many there are; here SGLang would take 0 for none of the prompt.
-            request.logprobs = max(1, request.logprobs)
         if nothing_new:
             request.max_tokens = 0
         return internal, request
 
-    def _generate_completion_stream(self, *asked: Any) -> Any:
-        return self._telling(OpenAIServingCompletion._generate_completion_stream, *asked)
+    def _generate_completion_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
+        make = OpenAIServingCompletion._generate_completion_stream
+        if not self._with_prompt(request):
+            return self._telling(make, internal, request, raw)
+        echoed, handler = logprobs.EchoedPrompt(self.spellings), copy.copy(self)
+        handler.tokenizer_manager = Overheard(self.tokenizer_manager, echoed)  # type: ignore[assignment]
+        return echoed.added(handler._telling(make, internal, request, raw))
 
     def _build_completion_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
         if request.max_tokens == 0:
             for answer in ret:
                 _drop_what_followed(answer)
-        return self._with_speculation(super()._build_completion_response(request, ret, created), request, ret)
+        write = None
+        if request.logprobs is not None:
+            write = functools.partial(logprobs.text_logprobs, self.spellings, prompt=self._with_prompt(request))
+        return self._unmade(super()._build_completion_response, write, request, ret, created)
+
+    @staticmethod
+    def _with_prompt(request: TextRequest) -> bool:
+        """Whether the answer has the logprobs of the prompt."""
+        return bool(request.echo) and request.logprobs is not None
 
 
 def _drop_what_followed(answer: dict[str, Any]) -> None:

@@ -142,6 +142,7 @@ def serve(
         try:
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
             await _until_ending(lifecycle, before_first())
+            preparation.keep_what_is_loaded()
             lifecycle.up()
             if lifecycle.accepting:  # and nobody has told it to stop meanwhile
                 lifecycle.run(beside(lifecycle))

@@ -1,4 +1,5 @@
-"""Where the work on large requests is done: in threads beside the event loop, which streams of others go on in.
+"""Where the work on large requests and answers is done: in threads beside the event loop, which goes on with others'
+streams.
 
 Two threads, so that requests of a common size do not wait behind the largest. No more, since each takes its turn of
 Python's interpreter lock before the event loop gets its own.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 LARGE_BYTES = 128 * 1024
-"""A body from this size on has the second thread."""
+"""A body or answer from this size on has the second thread."""
 SWITCH_SECONDS = 0.001
 """A thread with the interpreter lock gives it up after this time when another wants it."""
 
@@ -30,8 +32,15 @@ def let_the_loop_in() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
+def keep_what_is_loaded() -> None:
+    """Have the garbage collector never look at modules and models again, of which there are some 400,000 objects: a
+    look at all of them takes whichever thread it finds, often the event loop's, a fifth of a second."""
+    gc.collect()
+    gc.freeze()
+
+
 async def run(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns or raises, from one of the threads. size: of the request's body, in bytes."""
+    """What `work` returns or raises, from one of the threads. size: of the request's body, or its answer, in bytes."""
     context = contextvars.copy_context()
     executor = _large if size >= LARGE_BYTES else _common
     loop = asyncio.get_running_loop()

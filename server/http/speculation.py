@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
@@ -118,10 +118,16 @@ class TokenTrace:
         return min(begin + len(piece), len(text))
 
 
+class Sees(Protocol):
+    """What a stream is told of."""
+
+    def see(self, content: dict[str, Any]) -> None: ...
+
+
 class Overheard:
     """SGLang's tokenizer manager, as a handler sees it whose stream is being told of."""
 
-    def __init__(self, manager: Any, told: Told):
+    def __init__(self, manager: Any, told: Sees):
         self._manager, self._told = manager, told
 
     def __getattr__(self, name: str) -> Any:

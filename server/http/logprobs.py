@@ -1,0 +1,192 @@
+"""The logprobs of answers as OpenAI writes them, made of what SGLang's tokenizer manager yields.
+
+A prompt or an answer that fills the context has some hundred thousand of them. SGLang makes a pydantic model of each
+on the event loop, which takes seconds; here a thread writes them as JSON, token by token.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import orjson
+from sglang.srt.entrypoints.openai import serving_completions
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionTokenLogprob, LogProbs, TopLogprob
+from sglang.srt.entrypoints.openai.utils import (
+    _is_byte_level_tokenizer,
+    _lossless_token_text,
+    token_id_to_bytes,
+)
+
+from outrider.server.http import preparation
+
+ENTRY_BYTES = 64
+"""About how long one logprob is in an answer."""
+SPELLINGS = 65_536
+"""Tokens whose spelling is kept."""
+
+Logprob = tuple[float | None, int]
+"""Of a token: its logprob and its id."""
+
+
+class Spelling(NamedTuple):
+    """A token in chat: its text, and its bytes, which a text cannot hold where they are no whole character. lossless:
+    its text in completions, where such bytes are written as Latin-1."""
+
+    text: str
+    bytes: list[int]
+    lossless: str
+
+
+class Spellings(dict[int, Spelling]):
+    """The spelling of each token that was asked for, by its id."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        # Found out once: SGLang reads all of a vocabulary for it.
+        self._byte_level = tokenizer is not None and _is_byte_level_tokenizer(tokenizer)
+
+    def __missing__(self, token: int) -> Spelling:
+        text = lossless = self._tokenizer.decode([token])
+        spelled = None
+        if self._byte_level:
+            spelled = token_id_to_bytes(self._tokenizer, token)
+            lossless = _lossless_token_text(self._tokenizer, token, text)
+        if len(self) >= SPELLINGS:
+            self.clear()
+        self[token] = found = Spelling(text, list(text.encode()) if spelled is None else spelled, lossless)
+        return found
+
+
+@functools.cache
+def spellings_of(tokenizer: Any) -> Spellings:
+    """The one table of a tokenizer's."""
+    return Spellings(tokenizer)
+
+
+def install(manager: Any) -> None:
+    """Have SGLang's tokenizer manager keep logprobs without texts, which would be written on the event loop."""
+
+    def kept(logprobs: list[float | None], tokens: list[int], _: bool) -> list[Logprob]:
+        return list(zip(logprobs, tokens, strict=True))
+
+    def kept_tops(logprobs: list[Any], tokens: list[Any], _: bool) -> list[list[Logprob] | None]:
+        return [list(zip(*one)) if one[0] else None for one in zip(logprobs, tokens, strict=True)]  # noqa: B905
+
+    manager.detokenize_logprob_tokens, manager.detokenize_top_logprobs_tokens = kept, kept_tops
+
+
+def chat_logprobs(spellings: Spellings, meta: dict[str, Any]) -> orjson.Fragment:
+    """A chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
+    tokens, tops = meta["output_token_logprobs"], meta.get("output_top_logprobs") or ()
+    entries = []
+    for index, (logprob, token) in enumerate(tokens):
+        top = (tops[index] or ()) if index < len(tops) else ()
+        others = [_chat_entry(spellings, *one) for one in top]
+        entries.append(orjson.dumps(_chat_entry(spellings, logprob, token) | {"top_logprobs": others}))
+    return orjson.Fragment(b'{"content":[%s]}' % b",".join(entries))
+
+
+def _chat_entry(spellings: Spellings, logprob: float | None, token: int) -> dict[str, Any]:
+    spelling = spellings[token]
+    return {"token": spelling.text, "bytes": spelling.bytes, "logprob": logprob}
+
+
+def chat_models(
+    spellings: Spellings, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
+) -> list[ChatCompletionTokenLogprob]:
+    """The same of a few tokens, for a chunk of a stream."""
+    made = []
+    for index, (logprob, token) in enumerate(tokens):
+        top = (tops[index] or ()) if index < len(tops) else ()
+        others = [TopLogprob(**_chat_entry(spellings, *one)) for one in top]
+        made.append(ChatCompletionTokenLogprob(**_chat_entry(spellings, logprob, token), top_logprobs=others))
+    return made
+
+
+def text_logprobs(spellings: Spellings, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
+    """A completion's `logprobs`, as JSON. prompt: those of the prompt come first."""
+    sides = ("input", "output") if prompt else ("output",)
+    tokens = [one for side in sides for one in meta.get(f"{side}_token_logprobs") or ()]
+    tops = [one for side in sides for one in meta.get(f"{side}_top_logprobs") or ()]
+    fields = {
+        "text_offset": (b"-1" for _ in tokens),  # SGLang does not know it
+        "token_logprobs": (orjson.dumps(logprob) for logprob, _ in tokens),
+        "tokens": (orjson.dumps(spellings[token].lossless) for _, token in tokens),
+        "top_logprobs": (orjson.dumps(_by_text(spellings, top)) for top in tops),
+    }
+    return orjson.Fragment(
+        b"{%s}" % b",".join(b'"%s":[%s]' % (name.encode(), b",".join(fields[name])) for name in fields)
+    )
+
+
+def _by_text(spellings: Spellings, top: Iterable[Logprob] | None) -> dict[str, float | None] | None:
+    return None if top is None else {spellings[token].lossless: logprob for logprob, token in top}
+
+
+def _of_a_chunk(
+    input_token_logprobs: None = None,
+    output_token_logprobs: Sequence[Logprob] = (),
+    input_top_logprobs: None = None,
+    output_top_logprobs: Iterable[Sequence[Logprob] | None] | None = None,
+    tokenizer: Any = None,
+) -> LogProbs:
+    """In place of SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
+    spellings = spellings_of(tokenizer)
+    return LogProbs(
+        text_offset=[-1] * len(output_token_logprobs),
+        token_logprobs=[logprob for logprob, _ in output_token_logprobs],
+        tokens=[spellings[token].lossless for _, token in output_token_logprobs],
+        top_logprobs=[_by_text(spellings, top) for top in output_top_logprobs or ()],
+    )
+
+
+serving_completions.to_openai_style_logprobs = _of_a_chunk
+
+
+class EchoedPrompt:
+    """Gives a streamed completion the logprobs of its prompt, which SGLang does not get to see."""
+
+    def __init__(self, spellings: Spellings) -> None:
+        self._spellings = spellings
+        self._begun: set[int] = set()
+        self._waiting: dict[int, dict[str, Any]] = {}
+        """By choice, `meta_info` with the logprobs of its first chunk."""
+
+    def see(self, content: dict[str, Any]) -> None:
+        """Take the prompt's logprobs out of what SGLang's tokenizer manager yields."""
+        index, meta = content.get("index", 0), content["meta_info"]
+        if index not in self._begun and meta.get("input_token_logprobs"):
+            count = meta["output_token_logprobs_length"]  # SGLang's lists grow while this waits
+            new = {name: (meta.get(name) or [])[:count] for name in ("output_token_logprobs", "output_top_logprobs")}
+            self._waiting[index] = meta | new
+        self._begun.add(index)
+        meta["input_token_logprobs"], meta["input_top_logprobs"] = [], []
+
+    async def added(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """The chunks of the stream, the first of each choice with the logprobs of its prompt."""
+        async with aclosing(stream):
+            async for chunk in stream:
+                if self._waiting and chunk.startswith("data: {"):
+                    entries = sum(map(entries_of, self._waiting.values()))
+                    chunk = await preparation.run(entries * ENTRY_BYTES, self._with_prompt, chunk)
+                yield chunk
+
+    def _with_prompt(self, chunk: str) -> str:
+        body = orjson.loads(chunk.removeprefix("data: "))
+        for choice in body.get("choices") or ():
+            if (meta := self._waiting.pop(choice["index"], None)) is not None:
+                choice["logprobs"] = text_logprobs(self._spellings, meta, prompt=True)
+        return f"data: {orjson.dumps(body).decode()}\n\n"
+
+
+def entries_of(meta: dict[str, Any]) -> int:
+    """About how many logprobs `meta_info` holds."""
+    count = 0
+    for side in ("input", "output"):
+        top = meta.get(f"{side}_top_logprobs") or ()
+        count += len(meta.get(f"{side}_token_logprobs") or ()) + len(top) * len((top and top[-1]) or ())
+    return count
