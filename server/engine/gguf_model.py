@@ -117,7 +117,7 @@ def _write(path: Path, into: Path, sampling: Mapping[str, float]) -> None:
 
 
 def _sampling(file: GgufFile) -> dict[str, float]:
-    """What the file says of sampling."""
+    """Recommended sampling of the file, by the fields of generation_config.json."""
     said = {ours: file.value(f"general.sampling.{theirs}") for ours, theirs in SAMPLING.items()}
     return {name: round(value, 6) for name, value in said.items() if isinstance(value, (int, float))}  # from float32
 

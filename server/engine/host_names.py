@@ -11,7 +11,7 @@ AUTHORITY = re.compile(rf"({HOST})(?::\d*)?", re.ASCII | re.IGNORECASE)
 
 
 def is_host(text: str) -> bool:
-    """Whether it is a name or an address, without a port."""
+    """Tell whether a text is a host name or an address, without a port."""
     return address_of(text) is not None or re.fullmatch(HOST, text, re.ASCII | re.IGNORECASE) is not None
 
 

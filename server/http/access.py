@@ -150,7 +150,7 @@ def _told(what: str, limit: int, taken: int, reset: float) -> Iterator[tuple[byt
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes one: 1h2m3s, 850ms."""
+    """A duration in OpenAI's format: 1h2m3s, 850ms."""
     if 0 < seconds < 1:
         return f"{math.ceil(1000 * seconds)}ms"
     minutes, left = divmod(math.ceil(seconds), 60)

@@ -1,4 +1,4 @@
-"""What one request takes of its key's limits and of the queue, from the door to the last of its tokens.
+"""One request's share of its key's limits and of the queue, from its arrival to the last of its tokens.
 
 A request comes in as one choice. When its body is read, `weigh` adds the others. When its prompts are counted,
 `reserve` takes the tokens that it may become. When its answer has ended and the engine has let go of it, what it did
@@ -27,7 +27,7 @@ class Tokens:
     completion: int = 0
 
     def fields(self) -> dict[str, int]:
-        """For the request's line in the log; none where nothing was asked of the engine."""
+        """Fields of the request's line in the log; empty where nothing was asked of the engine."""
         if not self.prompt:
             return {}
         return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
@@ -134,7 +134,7 @@ class Admission:
 
     @property
     def tokens(self) -> Tokens:
-        """As known by now."""
+        """Tokens counted so far."""
         generated = sum(self._generated.values())
         running = [len(state.output_ids) for state in self._open.values() if state.dispatched]
         if not (self._generated or running):
@@ -168,13 +168,13 @@ _current: ContextVar[Admission | None] = ContextVar("admission", default=None)
 
 
 def current() -> Admission | None:
-    """Of the request that the running code works for; None beside any."""
+    """Admission of the request that the running code works for; None outside any."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def admitted(holder: Holder | None) -> Iterator[Admission]:
-    """To the end of the answer, however it ends: for a stream, of its last byte or of its client."""
+    """Hold a key's place until the answer ends, however it does; a stream ends with its last byte or its client."""
     if holder is not None:
         holder.begin()
     admission = Admission(holder)

@@ -1,4 +1,4 @@
-"""How much of everything a request may hold, checked in plain code on the decoded body.
+"""Limits on the amount of everything in a request, checked in plain code on the decoded body.
 
 What comes after takes longer with each of them: models of messages and tools, the chat template, the tokenizer, the
 scheduler. The first thing wrong is the error; a model of types would collect one for each of a million parts.
@@ -28,7 +28,7 @@ BIAS_LIMIT = 100.0
 MAX_TEXT = 4096
 """Characters of a field that is one short text."""
 MAX_OPTION_CHARACTERS = 512 * 1024
-"""Of everything beside the prompt: tools, schemas, grammars."""
+"""Characters of everything beside the prompt together: tools, schemas, grammars."""
 MAX_DEPTH = 64
 SHORT_TEXTS = ("model", "user", "cache_salt")
 
@@ -211,7 +211,7 @@ def _check_arguments(arguments: str, path: str) -> None:
 
 
 def _characters(value: Any, name: str, depth: int = 0) -> int:
-    """Of all texts and keys in a value; raises ApiError for one nested too deeply."""
+    """Count the characters of all texts and keys in a value; raises ApiError for one nested too deeply."""
     if isinstance(value, str):
         return len(value)
     if depth > MAX_DEPTH:

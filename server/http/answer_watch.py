@@ -50,7 +50,7 @@ class AnswerWatch(RequestLogger):
 
     @staticmethod
     def _count(obj: Any, meta: dict[str, Any], reason: dict[str, Any]) -> None:
-        """For the limits of the request's key."""
+        """Count the answer's tokens for the limits of the request's key."""
         if (asking := admission.current()) is None or not obj.log_metrics:
             return
         if reason.get("type") == "abort" and "waiting timeout" in str(reason.get("message")):

@@ -21,7 +21,7 @@ TYPES: dict[int, str] = {
 }
 """Others are `server_error` and `invalid_request_error`."""
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-"""What a client may ask again, after a second unless an error says another time."""
+"""Statuses after which a client may retry, after a second unless the error names another time."""
 
 
 class ApiError(Exception):

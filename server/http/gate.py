@@ -1,4 +1,4 @@
-"""What every request passes on its way in: asks for the key and its limits, and tells what is left of them."""
+"""Authentication of every request: it checks the key and its limits, and answers with what is left of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Gate:
 
     @contextlib.contextmanager
     def _admitted(self, holder: Holder | None) -> Iterator[None]:
-        """To the end of the answer; its tokens go into the log, and are counted when the engine has let go of it."""
+        """Hold a key's place until the answer ends; its tokens are logged, and counted when the engine lets go."""
         if holder is not None and self.usage is not None:
             self.usage.asked(holder.key.name)
         with admission.admitted(holder) as asking:

@@ -19,7 +19,7 @@ from outrider.server.plugin.hooks import older_sglang
 # What people write by hand is a hundredth of this.
 MAX_GRAMMAR_BYTES = 64 * 1024
 BLAME_SECONDS = 1.0
-"""How long it may take to find which of several tools is to blame."""
+"""Time limit for finding out which of several tools has the bad schema."""
 SCHEMA = "response_format.json_schema.schema"
 
 

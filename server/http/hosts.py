@@ -1,4 +1,4 @@
-"""Which hosts' requests are answered: a browser must not carry those of foreign pages to a server without a key.
+"""Checks of `Host` and `Origin`: a browser must not carry requests of foreign pages to a server without a key.
 
 A page whose name is made to lead to 127.0.0.1 (DNS rebinding) is of the server's own origin to the browser, and may
 read its answers; its name still stands in `Host`. A page of another origin may read nothing, but send; browsers name it
@@ -31,7 +31,7 @@ class Hosts:
 
     @classmethod
     def of(cls, settings: Settings, listener: socket.socket, *, host: str, asks_key: bool) -> Hosts:
-        """Those of a server at `host` whose socket is `listener`.
+        """Make the policy of a server at `host` whose socket is `listener`.
 
         Where a key is asked for, or machines beyond this one reach the server, any host is answered unless
         --allowed-hosts names some.

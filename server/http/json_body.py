@@ -112,7 +112,7 @@ def name_of(value: Any) -> str:
 
 
 def clipped(value: object, most: int = 64) -> str:
-    """What a client sent, for an error message: as Python writes it, and no more than so many characters."""
+    """A client's value for an error message: as Python writes it, cut to `most` characters."""
     if isinstance(value, (str, list, dict)):
         value = value[: most + 1] if isinstance(value, str) else name_of(value)
     shown = repr(value) if isinstance(value, str) else str(value)

@@ -12,7 +12,7 @@ OTHER = "other"
 
 
 class KeyMetrics:
-    """By the keys' names. A key has its own series from its first request on, if it is among the first `MOST_KEYS`."""
+    """Metrics by the keys' names. The first `MOST_KEYS` keys that send a request have series of their own."""
 
     def __init__(self) -> None:
         self._requests = Counter("outrider_key_requests", "POST requests with the key, refused ones too.", ["key"])

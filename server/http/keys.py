@@ -54,7 +54,7 @@ FIELDS = ("sha256", "rate", *NUMBERS, "admin")
 MAX_BYTES = 1 << 20
 """Largest file of keys: some ten thousand."""
 LOCK_SECONDS = 10.0
-"""For which a command waits for another one that writes to the same file."""
+"""Time for which a command waits for another one that writes to the same file."""
 
 
 class BadKeys(UserError):
@@ -194,7 +194,7 @@ def _without(text: str, name: str) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """So that of two commands that change the file at the same time each sees what the other wrote."""
+    """Hold the file's lock, so that of two commands that change it at once each sees what the other wrote."""
     lock = FileLock(path.parent / f".{path.name}.lock", timeout=LOCK_SECONDS, mode=0o600)
     try:
         lock.acquire()
@@ -217,7 +217,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """For a message: short, whatever it is."""
+    """A value in short form, for a message."""
     try:
         return reprlib.repr(value)
     except ValueError:  # Python writes no numbers of thousands of digits

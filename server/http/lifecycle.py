@@ -60,7 +60,7 @@ class Lifecycle:
 
     @property
     def stalled(self) -> bool:
-        """Whether the engine has requests and makes no progress."""
+        """True while the engine has requests and makes no progress."""
         return self.progress is not None and self.progress.stalled is not None
 
     @property
@@ -69,12 +69,12 @@ class Lifecycle:
 
     @property
     def ready(self) -> bool:
-        """Whether it is to be sent requests."""
+        """True while balancers should send requests here: `/ready`."""
         return self.state is State.UP and self.healthy
 
     @property
     def accepting(self) -> bool:
-        """Whether it takes those that it is sent."""
+        """True while requests that arrive are taken, also in the lame-duck time."""
         return self.ready or (self._lame_duck and self.healthy)
 
     @property

@@ -1,4 +1,4 @@
-"""Where SGLang's tokenizer manager tells us what a request's choices become, and asks whether they may.
+"""Hooks into SGLang's tokenizer manager, which count a request's choices and check its limits.
 
 Two places of it are ours: the check of a prompt when its tokens are known, and the table of what is with the engine. A
 choice is in the table from before it is sent until the engine has ended it, whoever waits for it.

@@ -151,7 +151,7 @@ def _name(schema: dict[str, Any]) -> str:
 
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
-    """What `validation`, `numbers` and `amounts` ask beyond types, by field."""
+    """Bounds that `validation`, `numbers` and `amounts` check beyond types, by field."""
     answer = {"minimum": 1 if kind is CHAT else 0, "maximum": limits.context_length - 1}
     logprobs = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
     ranges = {name: {"minimum": range_.low, "maximum": range_.high} for name, range_ in RANGES.items()}

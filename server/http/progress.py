@@ -1,4 +1,4 @@
-"""Whether the engine goes on: requests are with it, and its steps end."""
+"""Watches the engine's progress: while it has requests, its steps have to end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""How often the schedulers are looked at, at most."""
+"""Shortest time between two looks at the schedulers."""
 
 
 class Progress:
@@ -90,14 +90,16 @@ def _busy(load: LoadSnapshot) -> bool:
 
 
 def _under_way(manager: Any) -> bool:
-    """Whether the engine has been sent a request whose end has not come back."""
+    """Tell whether the engine has been sent a request whose end has not come back."""
     states = manager.rid_to_state.values()
     return any(getattr(state, "dispatched", True) and not state.finished for state in states)
 
 
 def _read(reader: Any) -> list[LoadSnapshot]:
-    """What the schedulers of this machine have published, read without their lock, which one that is stopped may hold:
-    a record that is being written is left out."""
+    """Published states of this machine's schedulers.
+
+    They are read without their lock, which a stopped scheduler may hold; a record that is being written is left out.
+    """
     if reader is None:
         return []
     from sglang.srt.managers.load_snapshot import ShmLoadSnapshotReader

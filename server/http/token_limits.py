@@ -59,7 +59,7 @@ class TokenWindow:
         return grant
 
     def give_back(self, grant: Grant, tokens: int, now: float) -> None:
-        """At most those of the grant."""
+        """Take back tokens of a grant, as many as it has at most."""
         self.taken(now)
         if grant.at > now - self.seconds:
             self._taken -= tokens
@@ -99,7 +99,7 @@ class DayCount:
         return Grant(now, tokens)
 
     def give_back(self, grant: Grant, tokens: int, now: float) -> None:
-        """At most those of the grant; those of an earlier day count no more."""
+        """Take back tokens of a grant, as many as it has at most; those of an earlier day no longer count."""
         self.taken(now)
         if day_of(grant.at) == self.day:
             self._taken -= tokens

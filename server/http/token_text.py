@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
 INCOMPLETE = "�"
-"""How a decoder spells bytes that are no whole character yet."""
+"""Character that a decoder writes for bytes that do not make a whole character yet."""
 
 
 class TokenTexts:

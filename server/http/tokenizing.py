@@ -27,7 +27,7 @@ def install(manager: Any) -> None:
 
 
 def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns that waits for nothing."""
+    """Run a coroutine that waits for nothing, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as done:

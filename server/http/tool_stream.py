@@ -89,7 +89,7 @@ class _Choices(defaultdict[int, "_Choice"]):
 
 
 class _Choice:
-    """How far one choice was read, and what of it waits.
+    """Reading position in one choice, and its text that is not sent yet.
 
     incremental: the engine gives only what is new (`--incremental-streaming-output`), and so does `advance`.
     """

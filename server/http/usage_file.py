@@ -1,4 +1,4 @@
-"""What each key has used of its day, kept over restarts.
+"""File of each key's use of its day, which outlives restarts.
 
 JSON: the day, and tokens by the keys' names. Requests under way count whole, so that a server that is killed does not
 give away what they were given. It is written every few seconds, and at the end; what was used in the last of them is
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITE_SECONDS = 5.0
-"""How often it is written, if anything has changed."""
+"""Time between two writes, where anything has changed."""
 MAX_BYTES = 1 << 22
 FIRST_DAY = datetime.date(1970, 1, 1)
 
@@ -60,7 +60,7 @@ class UsageFile:
 
     @classmethod
     def of(cls, settings: Settings) -> UsageFile | None:
-        """That of the settings, or the default; None without keys, and, with a warning, where there is no default."""
+        """The settings' file, or the default; None without keys, and, with a warning, where there is no default."""
         if settings.api_keys is None:
             return None
         if settings.usage_file is not None:

@@ -100,7 +100,7 @@ def _check_text(request: TextRequest, limits: Limits) -> None:
 
 
 def prompt_count(request: ChatRequest | TextRequest) -> int:
-    """Of a request that was checked."""
+    """Number of prompts of a request that was checked."""
     prompt = request.prompt if isinstance(request, TextRequest) else ""
     return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 

@@ -132,6 +132,6 @@ IDLE = Effort(
     seconds=90.0,
     answer_seconds=45.0,
 )
-"""For a server that nobody uses: two contexts and more answers than `QUICK`, in little more than two minutes of work.
+"""Effort of an idle server: two contexts and more answers than `QUICK`, in little more than two minutes of work.
 
 `outrider tune` measures the rest where somebody wants it."""

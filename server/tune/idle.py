@@ -117,7 +117,7 @@ def _schedule(processes: Sequence[int], old: int, new: int) -> None:
 
 
 def priority_comes_back() -> bool:
-    """Whether a thread here may leave the lowest priority again: Linux asks for RLIMIT_NICE or CAP_SYS_NICE."""
+    """Tell whether a thread may leave the lowest priority again: Linux asks for RLIMIT_NICE or CAP_SYS_NICE."""
     found = []
 
     def attempt() -> None:

@@ -178,7 +178,7 @@ async def tune(
 
 
 def _shares(seconds: float | None) -> tuple[float | None, float | None]:
-    """Of the time for answers, for the two parts of `split`."""
+    """Shares of the time for answers, for the two parts of `split`."""
     return (None, None) if seconds is None else (seconds * 2 / 3, seconds / 3)
 
 

@@ -152,7 +152,7 @@ def small_front(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list
 def test_what_a_server_took_and_failed_at_is_sent_to_no_other(
     small_front: tuple[str, str, list[SmallServer]], told: str
 ) -> None:
-    """What ended one engine would end the next."""
+    """A request that ended one engine would end the next."""
     _, front, servers = small_front
     for number in range(4):  # to one, or the other
         before = sum(len(each.asked) for each in servers)

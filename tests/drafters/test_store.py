@@ -85,7 +85,7 @@ def test_rows_are_on_the_disk_before_the_lines_that_name_them(tmp_path: Path, mo
 
 
 def test_a_store_without_its_last_lines_goes_on(tmp_path: Path) -> None:
-    """As a power failure leaves it: columns of a flush, and none of its lines."""
+    """A power failure can leave the columns of a flush, and none of its lines."""
     store = FeatureStore(tmp_path, width=4, top=3, meta={})
     with store.writing():
         store.append(make_sequence(9, 4), temperature=0.0, source="x")

@@ -36,7 +36,7 @@ SAMPLING = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.6, "seed":
 
 
 def seen(server: Any, prompt: str, *, speculate: bool, stream: bool, **body: Any) -> dict[str, Any]:
-    """What a client sees of an answer, but for how it came about."""
+    """The parts of an answer that a client sees and that speculation must not change."""
     request = {"model": MODEL, "prompt": prompt, "logprobs": 2, "return_token_ids": True, "max_tokens": 32} | body
     request["speculation"] = {"enabled": speculate}
     if not stream:

@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def ask(
     server: Server, prompts: list[str], kind: dict[str, Any], at_once: int, *, speculate: bool
 ) -> list[tuple[Any, ...]]:
-    """What is said of every answer."""
+    """Text, token ids, finish reason and length of every answer."""
 
     def one(number: int) -> tuple[Any, ...]:
         seed = {"seed": kind["seed"] + number} if "seed" in kind else {}

@@ -67,7 +67,7 @@ def test_several_denoising_steps(denoising_server, prompts, plain):
     "served", ["shipped_server", "dspark_server", "dflash_server", "deer_server", "specdiff_server"], indirect=True
 )
 def test_a_shipped_drafter(served, prompts):
-    """Of the embedded model, in float32; as it is served by default: `test_embedded.py`."""
+    """The embedded model's, in float32. `test_embedded.py` has it as it is served by default."""
     body = {"max_tokens": 48, "temperature": 0}
     alone = [tokens(a) for a in complete_all(served, prompts[:12], 1, speculate=False, **body)]
     before = accepted_tokens(served)

@@ -1,4 +1,4 @@
-"""What `test_sampled.py` would see: faults planted in the real acceptance, and in what is verified, fail its check.
+"""Power of `test_sampled.py`: faults planted in the real acceptance, and in what is verified, fail its check.
 
 Power is the share of whole tests that fail, each of as many of the small target's answers as there.
 """
@@ -47,7 +47,7 @@ def keep_wrong_drafts(patch: pytest.MonkeyPatch) -> None:
 
 
 def replace_from_p(patch: pytest.MonkeyPatch) -> None:
-    """As if no draft had been rejected where the last token is drawn."""
+    """Draw the last token as if no draft had been rejected."""
     honest = acceptance._draw
     patch.setattr(acceptance, "_draw", lambda p, rows, rejected, *rest: honest(p, rows, rejected & False, *rest))
 

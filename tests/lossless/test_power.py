@@ -42,7 +42,7 @@ DRAFTERS = {"model": near(TARGET, table(2, 2.0), 0.7), "lookup": likeliest(near(
 
 
 def chance(text) -> float:
-    """What a head would say of the model's draft behind a text."""
+    """Confidence of a perfect head in the model's draft behind a text."""
     p, q = TARGET(text), DRAFTERS["model"](text)
     return sum(min(p[token], q[token]) for token in p)
 
@@ -79,7 +79,7 @@ def prefixes(probs, length: int):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_seen_in_drafts_of_a_model(exact, fault) -> None:
-    """In answers' first three tokens: positions 1 and 2 of a draft decide the last two of them."""
+    """Three tokens of an answer suffice: positions 1 and 2 of a draft decide the last two of them."""
     wrong = FAULTS[fault].answers(TARGET, DRAFTERS["model"], LENGTH)
     assert power(prefixes(exact, 3), prefixes(wrong, 3), SAMPLES) > 0.95
 

@@ -1,4 +1,4 @@
-"""At temperatures above 0, what a speculating server says is distributed as the target says it should be.
+"""Sampled answers of a speculating server have the target's distribution.
 
 Whole answers of the small target are few enough to be enumerated under `top_k`, by Transformers and rules written anew
 (`exact_answers.py`). What their check sees: `test_planted_faults.py`.
@@ -22,7 +22,7 @@ from small_target import SPECIAL, VOCAB, SmallTarget
 LENGTH = 5
 """The first token is the prefill's; a step then drafts up to three."""
 CHOICES = 16
-"""Of a request, four of which are asked at once: the cache has room for all."""
+"""Choices of a request. Four requests run at once, and the cache has room for all."""
 ACCEPTED = 0.2
 """Share of the drafts observed that have to be accepted, and half of it at each position, so that there is something
 to get wrong."""
@@ -67,7 +67,7 @@ def exact(small_target: SmallTarget) -> Callable[..., dict[Answer, float]]:
 
 
 def sample(server: Server, prompt: list[int], count: int, seeds: bool = False, **body: Any) -> list[Answer]:
-    """So many answers, four requests at a time, each of CHOICES choices; with seeds each request has its own."""
+    """Sample `count` answers, four requests at a time, each of CHOICES choices. seeds: each request has its own."""
 
     def ask(number: int) -> list[Answer]:
         seed = {"seed": 1000 + number} if seeds else {}

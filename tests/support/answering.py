@@ -42,7 +42,7 @@ IDLE = SimpleNamespace(free_group_begin=lambda: None, free_group_end=lambda: Non
 
 @dataclass(eq=True)
 class Answer:
-    """What a client sees in the end. streamed: put together from the chunks; a whole answer has one."""
+    """An answer as its client has it in the end. streamed: put together from the chunks; a whole answer has one."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Answering:
         self.processor.process_batch_result_decode(batch, result)
 
     def _detokenize(self, payload: BatchTokenIDOutput, *_: Any) -> None:
-        """As `TokenizerManager` puts together what the detokenizer sends."""
+        """Put together what the detokenizer sends, as `TokenizerManager` does."""
         (text,) = self.detokenizer._decode_batch_token_id_output(payload)
         answer = self.answer
         answer.text += text

@@ -1,4 +1,4 @@
-"""What a server does to its other clients while one sends it a body."""
+"""A server's answers to other clients while one sends it a body."""
 
 from __future__ import annotations
 

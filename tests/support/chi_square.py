@@ -40,5 +40,5 @@ def classes(probs: Mapping[Hashable, float], total: int) -> list[Hashable]:
 
 
 def possible_others(probs: Mapping[Hashable, float]) -> bool:
-    """Whether outcomes without an entry have a probability, more than what rounding left."""
+    """Tell whether outcomes without an entry have a probability beyond rounding."""
     return 1 - sum(probs.values()) > 1e-9

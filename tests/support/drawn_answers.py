@@ -83,7 +83,7 @@ class Answers:
         return cls(prompt, length, rules, known, logits[:, known].float(), longer, exact, drafter)
 
     def draw(self, count: int, seed: int, admit: Admit = by_survival) -> tuple[list[Answer], list[int]]:
-        """So many answers, each of a request of its own; and how many draft tokens were observed at each position."""
+        """Draw `count` answers, each of a request of its own; and the draft tokens observed at each position."""
         seeds = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(seed))
         everyone = self._sampling(seeds)
         place, given = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
@@ -134,7 +134,7 @@ class Answers:
         return Draft(torch.searchsorted(self.known, tokens), lens, confidence, probs)
 
     def _sampling(self, seeds: torch.Tensor) -> Sampling:
-        """Of requests without a seed of their own."""
+        """Sampling of requests without a seed of their own."""
         nobody, count = torch.zeros(len(seeds), dtype=torch.bool), len(seeds)
         top_ks = torch.full((count,), self.rules.top_k or len(self.known))
         rules = kernels.Rules(torch.full((count,), self.rules.temperature), top_ks)

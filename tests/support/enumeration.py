@@ -39,7 +39,7 @@ CONTEXT = 32
 
 @dataclass
 class Found:
-    """What all ways together came to.
+    """Sums over all ways.
 
     texts: probability of what the requests have said. All others are expected numbers.
     verified: of a request's drafts, by position. looked_up, modelled: of verified drafts, by their source.
@@ -70,7 +70,7 @@ class Drawn(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the planner has been shown: steps up to `step`, and what became of that one; None: nothing yet."""
+    """The planner's knowledge: steps up to `step`, and the outcome of that one; None: nothing yet."""
 
     planning: Planning
     step: Step | None
@@ -202,7 +202,7 @@ class Enumeration:
         limits = dict(zip(rows.tolist(), step.view.limits.tolist(), strict=True))
 
         def reach(row: int, draws: Sequence[float]) -> int:
-            """Of the model's draws, as many as matter."""
+            """Number of the model's draws that matter."""
             return (
                 len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
             )
@@ -239,7 +239,7 @@ class Enumeration:
                 yield each
 
     def _outcomes(self, texts: tuple[Text, ...], drawn: Drawn) -> Iterator[tuple[tuple[Text, ...], float]]:
-        """What the requests have said after the step, and the chance of that."""
+        """Texts of the requests after the step, with their probability."""
         items = verified(texts, drawn)
         for outcome in itertools.product(*(self.acceptance.known[item] for item in items)):
             after, chance = list(texts), 1.0
@@ -250,7 +250,7 @@ class Enumeration:
 
 
 def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
-    """What is verified of each request of the step."""
+    """Verified drafts of each request of the step."""
     draft, found = drawn.draft, []
     lens = drawn.admission.verify_lens.tolist()
     for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
@@ -261,7 +261,7 @@ def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
 
 
 def sight(admission: Admission) -> tuple[Any, ...]:
-    """All that the planner is shown of a step before its outcome, as something to compare."""
+    """Everything that the planner is shown of a step before its outcome, in comparable form."""
     looked_up = admission.looked_up
     survival = survival_of(admission.confidence, admission.draft_lens)
     return (
@@ -301,7 +301,7 @@ def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
 def exact(
     nexts: Sequence[Callable[[Text], Sequence[float]]], prompts: Sequence[Text], length: int
 ) -> dict[tuple[Text, ...], float]:
-    """What requests say without speculation. nexts: of each, probabilities of the token after prompt and answer."""
+    """Distribution of answers without speculation. nexts: of each request, probabilities of the token after a text."""
 
     def of(after: Callable[[Text], Sequence[float]], prompt: Text) -> dict[Text, float]:
         found: dict[Text, float] = {(): 1.0}

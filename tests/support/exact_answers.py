@@ -59,7 +59,7 @@ class Rules:
 
 PROMPT, SAMPLES = "List five ways to save", 2048
 RULES = Rules(temperature=0.6, top_k=3)
-"""What `test_sampled.py` asks for, and how often: so many answers show a tenth of wrong drafts kept
+"""Rules of the requests of `test_sampled.py`, and the number of answers: enough to show a tenth of wrong drafts kept
 (`test_planted_faults.py`)."""
 
 

@@ -1,4 +1,4 @@
-"""What a speculating server says, as exact probabilities of its answers: an honest one, and ones with a planted fault.
+"""Exact probabilities of a speculating server's answers: an honest one, and ones with a planted fault.
 
 The answers are few enough to be counted: a short answer of a target that has a few tokens to choose from.
 """
@@ -36,7 +36,7 @@ def all_of(text: Text, drafts: Text) -> int:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How drafts become an answer; every rule is honest unless another is given.
+    """Rules by which drafts become an answer; each is honest unless another is given.
 
     depth: tokens drafted in a step. keep: chance of a draft from (p, q). replace: distribution of the token in place
     of a rejected one. admit: how many of the drafts behind a text are verified.

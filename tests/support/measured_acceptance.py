@@ -1,4 +1,4 @@
-"""What acceptance brings, as exact probabilities: the worker's own code says how it decides, and nothing is sampled.
+"""Exact probabilities of acceptance's outcomes: the worker's own code decides, and nothing is sampled.
 
 The numbers that `Sampling.accept` would draw are chosen instead. A draft is kept while its uniform number is below some
 threshold, which bisection finds; and the weights that the last token would be drawn by are looked at. Nothing of p, q
@@ -43,7 +43,7 @@ class Verified(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How a request is sampled. seed: that it came with; None: none."""
+    """Sampling of a request. seed: the one it came with; None: none."""
 
     temperature: float = 1.0
     seed: int | None = None
@@ -126,7 +126,7 @@ class Acceptance:
         return Batch(items, Draft(tokens, lens, torch.zeros(count, width), probs), lens, seq_lens, table, flat)
 
     def _decided(self, items: Sequence[Verified]) -> list[Outcomes]:
-        """Of requests whose tokens nothing else decides, the one outcome."""
+        """The one outcome of requests whose tokens are decided."""
         batch = self.batch(items)
         lens, out = self.sampling(items).accept(self.logits(batch), batch.draft, batch.verify_lens, batch.flat)
         return [[(tuple(row[:n]), 1.0)] for row, n in zip(out.tolist(), lens.tolist(), strict=True)]
@@ -172,7 +172,7 @@ class Acceptance:
         return found
 
     def _runner(self, items: Sequence[Verified]) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
-        """From uniform numbers [M, width]: drafts kept [M], tokens out, and the weights [M, V] of the last token."""
+        """Function of uniform numbers [M, width]: drafts kept [M], tokens out, and weights [M, V] of the last token."""
         if not items:
             return lambda numbers: (torch.zeros(0),)
         batch, sampling = self.batch(items), self.sampling(items)

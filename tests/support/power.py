@@ -1,4 +1,4 @@
-"""How likely a sampled test is to see a fault: the power of `chi_square.p_value` at the threshold of the tests."""
+"""Power of a sampled test: the chance that `chi_square.p_value` shows a fault at the threshold of the tests."""
 
 from __future__ import annotations
 

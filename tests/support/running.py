@@ -34,7 +34,7 @@ def changed(*names: str) -> dict[str, str]:
 
 
 def overlaps() -> bool:
-    """Whether servers overlap scheduling with the forward: `--overlap`."""
+    """Tell whether servers overlap scheduling with the forward: `--overlap`."""
     return "overlap" in os.environ.get(CHANGES, "").split()
 
 

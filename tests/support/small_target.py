@@ -128,8 +128,11 @@ def _dspark(model: LlamaForCausalLM) -> BlockModel:
 
 
 def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
-    """What follows a token that it knows is drawn as by the target without its layers; what follows a mask, by how
-    often the target says each token."""
+    """A diffusion drafter for the target.
+
+    A token behind one that it knows is drawn as by the target without its layers, one behind a mask by the frequency
+    of the target's tokens.
+    """
     config = _config(
         model, kind="diffusion", target_layers=(), mask_token_id=0, confidence_with_markov=False, qk_norm=False
     )

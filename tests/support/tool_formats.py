@@ -23,7 +23,7 @@ MARKER = re.compile(r"]<]minimax\[>\[|</?[^\s<>=\"]+>|<\|\"\|>|\[[A-Z_]+\]")
 
 
 def answer(parser: str, text: str, calls: Sequence[Call]) -> str:
-    """What a model that `parser` knows writes to say `text` and call functions."""
+    """The answer in which a model that `parser` knows says `text` and calls functions."""
     return FORMATS[parser](text, calls)
 
 

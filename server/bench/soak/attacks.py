@@ -24,7 +24,7 @@ from outrider.server.bench.remote import CHAT, TEXT, Remote
 PAUSE_SECONDS = 1.0
 """Between two attacks of one client."""
 NEVER_ENDING_SECONDS = 45.0
-"""How long a body that never ends is held open at most; a server that bounds this closes the connection before."""
+"""Longest time that a body without an end is held open; a server that bounds this closes the connection before."""
 HEALTH_SECONDS = 0.2
 """Between two questions for /health."""
 FOREIGN_HOST = "attacker.example"
@@ -44,8 +44,11 @@ class Attack:
 
 @dataclass(slots=True)
 class Attacked:
-    """What became of the attacks, by kind. outcomes: counts of statuses. slowest: seconds. health: slowest answer of
-    /health, seconds, without attackers and with them."""
+    """Results of the attacks, by kind.
+
+    outcomes: counts of statuses. slowest: seconds. health: slowest answer of /health, seconds, without attackers and
+    with them.
+    """
 
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     slowest: dict[str, float] = field(default_factory=dict)

@@ -120,8 +120,8 @@ def apply_rules(
 
 
 def changes_logits(params: Any) -> bool:
-    """Whether a request with these sampling parameters has rules of its own, by which drafts are accepted otherwise
-    than others: penalties, a bias, a grammar."""
+    """Tell whether a request has rules of its own, by which its drafts are accepted differently: penalties, a bias, a
+    grammar. params: its sampling parameters."""
     grammars = params.json_schema, params.regex, params.ebnf, params.structural_tag
     return _is_penalized(params) or bool(params.logit_bias) or any(grammar is not None for grammar in grammars)
 

@@ -57,7 +57,7 @@ def _judge(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -
 
 
 def _depends_on_run(req: Any, run: int) -> bool:
-    """Whether SGLang may judge a run in another way than its tokens: a stop token wins over the length in both."""
+    """Tell whether SGLang may judge a run differently from its tokens; a stop token wins over the length in both."""
     tokens = req.output_ids[-run:]
     return _may_stop_at_text(req) or min(tokens) < 0 or (req.vocab_size is not None and max(tokens) >= req.vocab_size)
 
@@ -146,7 +146,7 @@ def _release(original: Callable[..., None], accumulator: Any, *, req: Any) -> No
 
 @lru_cache(maxsize=1 << 16)
 def _is_whole(tokenizer: Any, token: int) -> bool:
-    """Whether text that ends with the token ends with a whole character, whatever comes before."""
+    """Tell whether text that ends with the token ends with a whole character, whatever comes before."""
     return not tokenizer.decode([token]).endswith(REPLACEMENT)
 
 
@@ -179,6 +179,8 @@ def _before_end(req: Any) -> Iterator[None]:
 
 
 def _whole_characters(text: str) -> str:
-    """What can be sent of a text that ends in a character that is not whole. It only grows with the text: SGLang's own
-    takes Chinese characters back when a letter follows, and sends them again."""
+    """The part of a text that can be sent: all but an incomplete character at its end.
+
+    It only grows with the text. SGLang's own takes Chinese characters back when a letter follows, and sends them again.
+    """
     return text.rstrip(REPLACEMENT)

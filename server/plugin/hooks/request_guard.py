@@ -31,7 +31,7 @@ def register() -> None:
 
 
 def _handle(original: Callable[..., None], scheduler: Any, received: Any, **others: Any) -> None:
-    """What becomes of a request on its arrival is its own: an object, and a grammar that is compiled elsewhere."""
+    """Refuse a request whose arrival raises. Nothing is shared yet: it has an object and a grammar of its own."""
     try:
         original(scheduler, received, **others)
     except Exception as error:
@@ -76,7 +76,7 @@ class _Alone:
 
 
 def _check(req: Any, vocab_size: int) -> None:
-    """What raises only in the forward, or while answers are sent."""
+    """Raise ValueError for values that would raise only in the forward, or while answers are sent."""
     params = req.sampling_params
     if req.multimodal_inputs is None and req.input_embeds is None:
         _within("prompt token", req.origin_input_ids, vocab_size)

@@ -96,7 +96,7 @@ ATTACKED = ("--attack", "--minutes", "0.12", "--stretch", "2", "--concurrency", 
 
 
 def is_attack(request: web.Request, body: dict[str, Any]) -> bool:
-    """Whether this is none of the soak's ordinary requests."""
+    """Tell whether a request is none of the soak's ordinary ones."""
     ordinary = len(body["messages"]) == 1 and isinstance(body["messages"][0]["content"], str)
     strange = {"top_k", "regex", "stop", "stop_token_ids", "logit_bias"} & body.keys()
     return bool(strange) or not ordinary or "kind" not in json.dumps(body.get("response_format", "kind"))

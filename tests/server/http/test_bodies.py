@@ -1,4 +1,4 @@
-"""What one body can do to the others: it is refused at once, while everybody else is answered.
+"""Bodies made to hurt other clients: each is refused at once, while everybody else is answered.
 
 The limits are those of docs/secure.md; tests allow machines that are busy five times as long.
 """
@@ -82,7 +82,7 @@ WORK: dict[str, tuple[str, bytes]] = {
     "prompts": (TEXT, body(prompt=["the capital of France is " * 700] * 16, max_tokens=4000)),
     "token ids": (TEXT, body(prompt=[[11] * 4000] * 16, max_tokens=4000)),
 }
-"""As much as is read at all, and then does not fit."""
+"""Bodies as large as is read at all, whose requests then do not fit."""
 
 
 @pytest.mark.parametrize("name", WORK)

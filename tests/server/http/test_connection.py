@@ -38,7 +38,7 @@ class Client:
         return int(head.split()[1]), await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def closed(self) -> bytes:
-        """What still comes until the server closes."""
+        """Read until the server closes."""
         return await asyncio.wait_for(self.reader.read(), 10)
 
 

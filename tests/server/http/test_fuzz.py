@@ -87,7 +87,7 @@ EDGES: list[Any] = [
     ),
     *(True, False, None, "1", [1], {"1": 1}),
 ]
-"""At and around what int32, int64, float32 and float64 hold, and our own bounds; and what is no number."""
+"""Values at and around the limits of int32, int64, float32 and float64 and our own bounds, and some of other types."""
 BOTH = (
     *("temperature", "top_p", "min_p", "top_k", "seed", "n", "max_tokens", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens_per_second"),

@@ -1,4 +1,4 @@
-"""Whose requests are answered: names in Host and Origin."""
+"""Checks of the names in Host and Origin."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_any_host_where_a_key_is_asked_for_or_others_reach_the_server() -> None:
 
 
 def test_names_hold_there_too_where_they_are_given() -> None:
-    """What probes use, the address that they connect to, is none of a page's."""
+    """Probes send the address that they connect to, which is no page's name."""
     policy = hosts("0.0.0.0", asks_key=True, allowed_hosts=("llm.example",))
     assert ask(policy, host="llm.example")[0] == 200
     assert ask(policy, host="evil.example")[0] == 421

@@ -131,7 +131,7 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
 
 
 def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
-    """Of one that has more of them than its key, or the server, ever takes, none is answered."""
+    """A request with more choices than its key, or the server, ever takes is refused whole."""
     refused = limited_server.ask("two", SHORT | {"n": 3})
     assert (refused.status_code, code(refused)) == (400, "too_many_choices")
     refused = limited_server.ask("operator", SHORT | {"prompt": [SHORT["prompt"]] * 3, "n": 3})
@@ -178,7 +178,7 @@ def test_a_key_is_never_given_more_tokens_than_it_may_have(limited_server: Limit
 
 
 def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
-    """By key in the metrics and by request in the log, for any number of choices and prompts; of a refused one none."""
+    """Metrics count it by key and the log by request, for any number of choices and prompts; refused ones have none."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "stream": True}
     bodies: list[dict[str, Any]] = [
         SHORT,

@@ -129,7 +129,7 @@ def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
 
 
 def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_server: Guarded) -> None:
-    """Whether it had begun them or not, and not for a client that reads nothing, nor without requests."""
+    """It does not matter whether it had begun them. A client that reads nothing, or no request at all, is no reason."""
     server = guarded_server.server
     scheduler = server.children()["scheduler"]
 

@@ -1,4 +1,4 @@
-"""Which engines stand still, by what SGLang's schedulers publish; with a real server in test_perimeter.py."""
+"""Detection of engines that stand still, by what SGLang's schedulers publish; test_perimeter.py has a real server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 100.0
 
 
 class Engine:
-    """What a tokenizer manager knows of its schedulers: the requests it has sent, and what they published."""
+    """A tokenizer manager's view of its schedulers: the requests it has sent, and what they published."""
 
     def __init__(self, path: Path, engines: int) -> None:
         self.writers = [ShmLoadSnapshotWriter(str(path), engines, rank) for rank in range(engines)]
@@ -120,7 +120,7 @@ def test_answers_are_progress(engine: Engine) -> None:
 
 
 def test_a_scheduler_without_work_is_asked_whether_it_lives(engine: Engine) -> None:
-    """What was sent to it may have been lost: that is no reason to end a server that answers others."""
+    """A request to it may have been lost, which is no reason to end a server that answers others."""
     engine.send("lost")
 
     async def answer(request: Any) -> list[Any]:

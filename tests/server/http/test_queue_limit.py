@@ -14,7 +14,7 @@ from outrider.server.http.queue_limit import QueueLimit
 
 
 class Engine:
-    """As SGLang's tokenizer manager shows it here: places, and what waits as the schedulers last said."""
+    """An engine as SGLang's tokenizer manager shows it: places, and the schedulers' last count of waiting requests."""
 
     def __init__(self, places: int, most: int | None) -> None:
         self.waiting = 0
@@ -89,7 +89,7 @@ def test_measurements_of_ours_take_places_and_are_nobodys() -> None:
 
 
 def test_what_sglang_made_and_did_not_need_is_forgotten() -> None:
-    """For several choices without seeds it makes more than it sends."""
+    """SGLang makes more states than it sends requests, where several choices have no seeds."""
     engine = Engine(places=4, most=4)
     with admission.admitted(None) as asking:
         asking.weigh(4, 1)

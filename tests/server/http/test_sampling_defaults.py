@@ -17,7 +17,7 @@ from outrider.server.http.sampling_defaults import OPENAI, SamplingDefaults
 
 
 def defaults(*, diffusion: bool = False, **recommended: float) -> SamplingDefaults:
-    """Those of a server whose model recommends these values."""
+    """Sampling defaults of a server whose model recommends these values."""
     config = SimpleNamespace(get_default_sampling_params=lambda: dict(recommended))
     algorithm = "blocks" if diffusion else None
     return SamplingDefaults.of(SimpleNamespace(model_config=config, config_value=lambda name: algorithm))

@@ -31,7 +31,7 @@ class Time:
 
 @dataclass
 class Choice:
-    """What SGLang keeps of one, as far as it is read here."""
+    """SGLang's state of a choice, as far as it is read here."""
 
     dispatched: bool = True
     output_ids: list[int] = field(default_factory=list)
@@ -278,7 +278,7 @@ def test_several_prompts_share_what_a_request_may_have() -> None:
 
 
 def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
-    """As in `usage`. With a seed SGLang gets a prompt for each choice."""
+    """`usage` counts it once too. With a seed SGLang gets a prompt for each choice."""
     time = Time()
     holder = holder_of(time, tokens_per_day=1000)
     holder.begin()

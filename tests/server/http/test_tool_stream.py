@@ -28,7 +28,7 @@ ANSWERS = (("Sure.", (WEATHER, HOTEL)), (SAID, (WEATHER,)), (SAID, ()))
 CUTS = 4
 """Random cuts of each answer."""
 ONE_CALL = ("gigachat3", "interns1", "mistral")
-"""Of formats that have one call, and of parsers that stream no second one (mistral's list, InternLM's)."""
+"""Parsers of formats that have one call, and those that stream no second one (mistral's list, InternLM's)."""
 KEEPS_FRAME = ("gpt-oss", "kimi_k3", "muse")
 """Parsers that leave a whole answer's own markers in it where a reasoning parser has not taken them out."""
 

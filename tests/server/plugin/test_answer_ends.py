@@ -100,7 +100,7 @@ RULED = (
 
 @pytest.mark.parametrize("rules", RULED)
 def test_requests_with_rules_teach_no_calibration(registry, value, rules):
-    """What is accepted by their own rules is counted, and recorded of nobody's drafter."""
+    """Their accepted drafts are counted, and left out of the drafter's records."""
     planning = planning_of(registry, request(**rules), request())
     step = step_of(planning, [[1, 2, 3, 4], [1, 2, 3, 4]], [0, 4]).step
     assert step.view.ruled.tolist() == [True, False]

@@ -167,7 +167,7 @@ def test_what_comes_first_ends_the_answer(text, stop, expected, matched, stream)
 
 A, LINE, LINES, WORD = (ids_of(text)[0] for text in ("a", "\n", "\n\n\n", " a"))
 LATE = [[A], [LINE], [LINE], [LINE]]
-"""As a stop string three line ends are one token: SGLang misses three, and cuts there once it finds a later one."""
+"""Tokens whose stop string is a single other token: SGLang misses three line ends, and cuts there at a later one."""
 
 
 @pytest.mark.parametrize(

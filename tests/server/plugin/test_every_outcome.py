@@ -1,4 +1,4 @@
-"""What requests say over several decode steps is what the target says, to the last digit: every outcome of drafts,
+"""Answers over several decode steps have the target's distribution, to the last digit: every outcome of drafts,
 acceptance and replacement is taken, with its probability, through the worker's own planning and acceptance.
 
 Confidences depend on the tokens drafted before, as a real head's do: a second draft is likely after A, not after B.
@@ -56,8 +56,11 @@ def model(gamma: int, *, shortens: bool = False) -> TableModel:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is served, and how. model: tokens that the model drafts, 0: there is none. lookup: tokens of a lookup.
-    steps: of denoising, the surest tokens first; 0: a table drafts from left to right. also: see `Enumeration`."""
+    """A served case.
+
+    model: tokens that the model drafts, 0: there is none. lookup: tokens of a lookup. steps: of denoising, the surest
+    tokens first; 0: a table drafts from left to right. also: see `Enumeration`.
+    """
 
     planner: Callable[[], Planner]
     kinds: tuple[Kind, ...] = (SAMPLED,)

@@ -167,7 +167,7 @@ def test_every_rule_matters(name):
 
 @pytest.mark.parametrize("name", ["penalties", "grammar"])
 def test_rules_that_do_not_count_drafts_are_seen(name, monkeypatch):
-    """As SGLang applies them, to one row of each request."""
+    """The planted fault applies rules as SGLang does, to one row of each request."""
     honest = logit_rules.apply_rules
 
     def by_the_anchor(found, reqs, info, context, barrier=None):
