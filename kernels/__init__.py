@@ -1,1 +1,1 @@
-"""Flattened variable-length compute kernels, each beside a plain torch reference."""
+"""Flattened variable-length compute kernels, each beside a plain torch reference. See `docs/kernels.md`."""

@@ -1,1 +1,1 @@
-"""Who decides how many draft tokens of each request are verified."""
+"""Planners: who drafts, and how many draft tokens of each request are verified. See `docs/planner.md`."""

@@ -1,23 +1,21 @@
 """The asynchronous planner (DSpark, section 5.2), with a choice of who drafts, and service levels.
 
-Candidates are compared by the best point of their whole, possibly jagged, throughput curve: the model drafts for
-nobody, for some requests, for all. With survivals of two steps ago, sorted, the curve is
+Candidates are compared by the best point of their throughput curve. With the survivals of two steps ago, sorted, it is
 
     Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft) + T_decide).
 
-Requests that do not draft have what prompt lookup finds, which takes no more than T_decide, the host's time to look up
-and admit. On a CPU the model drafts only where lookup is not sure, so T_draft is of as many drafts as there are in the
-mean. A further candidate is to rest: nothing is looked up, planned or admitted, which saves T_decide, until a probe is
-due or others have come (`resting.py`). Who the `some` are, and how many tokens the model drafts: `asking.py`.
+Candidates: the model drafts for nobody, for some requests or for all (`asking.py`), or the step rests (`resting.py`).
+In a rest nothing is looked up, planned or admitted, which saves T_decide, the host's time. Requests for which the model
+does not draft have the drafts of prompt lookup. On a CPU the model drafts only where lookup is unsure, so T_draft is
+that of the mean number of drafts.
 
-Few requests (R < `smoothing`) are looked at over several past steps of each. One number of tokens for all of these
-would ignore how good the draft at hand is, so the budget then is a survival, and K what reaches it: Theta is a ratio of
-means over the samples. Searching the whole curve is lossless only because it never reads the current step (appendix A).
-It does not read the confidences of the step before either, which on a GPU is still running. Every step must draw with
-random numbers of its own, otherwise the past would know of the present.
+With few requests (R < `smoothing`) several past steps of each are used. A fixed number of tokens would ignore how good
+the present draft is, so the budget is then a least survival, K is what reaches it, and Theta is a ratio of means over
+the samples. With tiers (a GPU) a step's size is decided before its drafts are there: points are then numbers of tokens,
+each takes the time of its tier, and the best is raised to what its tier holds.
 
-With tiers (a GPU) a step's size is decided before its drafts are there: points are then numbers of tokens, whatever
-the samples, each takes the time of its tier, and the best is raised to what its tier holds.
+Curves jump, so the whole curve is searched. That is lossless because it never reads the current step (appendix A). It
+does not read the step before either, which on a GPU is still running. The proof is in `docs/planner.md`.
 """
 
 from __future__ import annotations
@@ -43,24 +41,25 @@ from outrider.scheduler.service_levels import behind, levels_kept
 LAG = 2
 """A budget sees steps that are at least this many before it."""
 HELD = 4
-"""Steps for which a plan holds while the requests stay the same: between two models' steps numpy takes as long to make
-it as a small model to verify two tokens, and with few requests it is made of more steps than that."""
+"""Most steps for which a plan holds while the requests stay the same. Making one costs as much as verifying two tokens
+of a small model."""
 REFRESH = 8
-"""Steps for which predicted times are kept while the number of requests stays: context and drift move slowly."""
+"""Steps for which predicted times are cached while the number of requests stays: context and drift move slowly."""
 LATE = 64
 """Steps that may be unobserved at a time."""
 ASKING = 0.7
 """Share of its own cost that a draft must be expected to bring. Below 1: a request without drafts shows nothing, and
 what was seen of a text says little about what comes next."""
 STALE = 32
-"""Steps after which a request that did not draft while others did is asked again."""
+"""Steps after which the model drafts again for a request that was left out while others drafted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """Who drafts (None: nobody), and what that would bring: kept, the service levels; at best, where on the curve.
+    """One way to draft, and its value.
 
-    uncounted: seconds that do not count when candidates are compared, see `ASKING`.
+    ask: who drafts; None: nobody. best: the best point of `curve`. kept: service levels kept there.
+    uncounted: seconds left out when candidates are compared, see `ASKING`.
     """
 
     ask: Ask | None
@@ -76,7 +75,7 @@ class _Candidate:
 
 
 class Asynchronous(Planner):
-    """Who drafts, and a budget, from the past; admission by the present.
+    """Decides from past steps who drafts and the budget, and admits by the present confidences.
 
     gamma: width of the confidences.
     smoothing: with fewer requests than this, several past steps of each are looked at, so that one unlucky draft of a
@@ -112,7 +111,7 @@ class Asynchronous(Planner):
         self._curve_requests, self._curve_step = 0, 0
 
     def looks_back(self, step: StepView) -> bool:
-        """Not while the last plan holds; limits only fall, and bound what is drafted themselves."""
+        """False while the last plan holds. Limits may fall meanwhile; they bound drafts by themselves."""
         if self._plan is None:
             return True
         if self._resting.on:
@@ -242,13 +241,13 @@ class Asynchronous(Planner):
         return self._look_up(issued, nobody, seconds, probe=best is rest)
 
     def _rest(self, step: StepView, seconds: np.ndarray) -> Budget:
-        """Nothing is drafted, until a probe is due or others come; not before the last probe was seen."""
+        """A budget that drafts and looks up nothing. Resting begins once the last probe has been observed."""
         if self._number > self._last_probe + LAG:
             self._resting.begin(step)
         return Budget(draft=False, tokens=0, seconds=seconds[:1], look_up=False)
 
     def _look_up(self, issued: Issued, nobody: _Candidate, seconds: np.ndarray, probe: bool) -> Budget:
-        """What was looked up is verified as far as it pays at the price of the best plan."""
+        """A budget that verifies lookups as far as they pay at the throughput of the best plan."""
         step = issued.view
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         expected = seconds + self.cost.deciding
@@ -298,8 +297,11 @@ class Asynchronous(Planner):
         seconds: np.ndarray,
         least: float,
     ) -> tuple[list[Ask], Ask]:
-        """Whom to compare: those whose drafts pay at the price of the last plan, or `least`; and where requests are
-        few, all, who come second in any case."""
+        """The choices of who drafts that are compared, and everyone.
+
+        The first choice is those whose drafts pay at the throughput of the last plan, or at `least`. With few requests
+        everyone is compared as well.
+        """
         price = self.asking * max(self._price, least)
         margin, costs = price * self._marginal(seconds), price * self._draft_curves
         paying, everyone = worth_asking(survival, taken, drafted, able, margin, costs, self.block)
@@ -312,25 +314,25 @@ class Asynchronous(Planner):
         return ([paying, everyone] if few else [paying]), everyone
 
     def _drafting(self, ask: Ask, drafted: np.ndarray) -> float:
-        """Seconds of these drafts, in the mean."""
+        """Mean seconds of these drafts."""
         costs = self._draft_curves[-1 if ask.depth is None else ask.depth - 1]
         return float(cost_of(costs, drafted[ask.who].sum()))
 
     def _thresholds(self, room: int) -> np.ndarray:
-        """[gamma] what each token of a lone request has to bring at the price of the plan: the first ones cost less."""
+        """[gamma] least survival of each token of a lone request; the first tokens cost less, so theirs is lower."""
         worth = np.full(self.gamma, np.inf)
         worth[:room] = self._price * np.diff(convex(self._curve[: room + 1]))
         return np.maximum(worth, 1 / RESOLUTION)
 
     def _marginal(self, seconds: np.ndarray) -> float:
-        """Seconds that a further token adds to a step, in the mean as far as the last plan went, or a block."""
+        """Mean seconds that a further token adds, over as many tokens as the last plan verified, or a block."""
         reach = min(max(int(self._verified), self.gamma), len(seconds) - 1)
         return max(float(seconds[reach] - seconds[0]) / reach, 0.0)
 
     def _read(
         self, history: SurvivalHistory, step: StepView, room: int, samples: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What `SurvivalHistory.read` finds of two steps ago and before, corrected, within the limits."""
+        """`SurvivalHistory.read`, cut to the limits."""
         survival, drafted, known = history.read(step.rows, step.generations, samples)
         if room < self.gamma * len(step.rows):
             survival *= self._positions < step.limits[:, None]
@@ -352,7 +354,7 @@ class Asynchronous(Planner):
     # -- the past -------------------------------------------------------------------------------------------------
 
     def _take(self, step: StepView) -> Issued:
-        """What was planned for `step`; steps before it that were not observed are given up."""
+        """The plan of `step`. Earlier steps that were not observed are dropped."""
         while self._issued:
             issued = self._issued.popleft()
             if issued.view is step:
@@ -360,6 +362,6 @@ class Asynchronous(Planner):
         raise ValueError("observe() wants the StepView that budget() was given, each once and in step order")
 
     def _absorb(self) -> None:
-        """Learn from the finished steps that the step about to be planned may know of."""
+        """Learn from finished steps that are at least LAG before the step to be planned."""
         while self._finished and self._finished[0].issued.number <= self._number - LAG:
             self.past.absorb(self._finished.popleft(), self.block)

@@ -1,4 +1,4 @@
-"""What a planner is: it decides who drafts how much, and each request's verification length from the confidences.
+"""The planner interface: who drafts how much, and each request's verification length from the confidences.
 
 Lossless rule (DSpark, section 3.2.2 and appendix A): whether x_{r,k} is admitted may depend only on what was known
 before it was drawn: c_{r,1..k}, other requests, and a budget from two or more steps ago. `Planner.budget` therefore

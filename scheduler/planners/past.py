@@ -1,4 +1,4 @@
-"""What the asynchronous planner has learnt from finished steps."""
+"""The asynchronous planner's memory of finished steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from outrider.scheduler.planners.base import Budget, StepView
 from outrider.scheduler.planners.survival_history import Correction, Falling, SurvivalHistory
 
 PROBE_WEIGHT = 4
-"""What a probe shows counts as so many steps: what was seen before it is old by then."""
+"""A probe counts as so many steps, because what was seen before it is old."""
 VAIN_RATE = 0.02
-"""Weight of a step in how often the model drafts in vain."""
+"""Weight of a step in the running mean of model drafts that a lookup replaced."""
 
 
 @dataclass(slots=True)
 class Issued:
-    """A step that was planned. room: most draft tokens, over all requests. budget: None until it is decided."""
+    """A planned step. room: most draft tokens, over all requests. budget: None until it is decided."""
 
     number: int
     view: StepView
@@ -35,7 +35,7 @@ class Issued:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
-    """An observed step, as `Planner.observe` was told of it."""
+    """An observed step: the arguments of `Planner.observe`."""
 
     issued: Issued
     survival: np.ndarray
@@ -47,10 +47,10 @@ class Finished:
 
 
 class Past:
-    """Survivals of every request and what they were worth.
+    """Survivals of every request, and how acceptance compared with them.
 
-    history: of those for which the model was asked. lookups: what lookup alone found; None: nothing was looked up yet.
-    vain: how often the model drafts where lookup's draft is then taken.
+    history: survivals of requests for which the model could draft. lookups: survivals of lookups alone; None before the
+    first. vain: how often the model drafts and the lookup's draft is then taken.
     """
 
     def __init__(self, gamma: int):

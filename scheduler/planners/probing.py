@@ -1,21 +1,21 @@
-"""When to draft although not drafting wins, so that a change is noticed.
+"""Probes: steps that draft although not drafting wins, so that a change is noticed.
 
-Every step without drafting puts a share of its time aside; a probe is paid from that. Probes therefore cost at most
-that share of the time, and come as often as it allows: after two steps where drafting is cheap, after hundreds where it
-is dear. Each that changes nothing halves the share, down to a bound, and one that does restores it. Half of the purse
-is kept for requests that join, because they are what changes most.
+Every step without drafting saves a share of its time, and a probe is paid from the savings. So probes cost at most that
+share, and come as often as it allows: every few steps if drafting is cheap, after hundreds if it is expensive. A probe
+that changes nothing halves the share, down to a bound; one that does restores it. Half of the savings is kept for
+requests that join, because they change most.
 """
 
 from __future__ import annotations
 
 SHARE = 0.01
-"""Of the time of steps without a model's drafts, at most this much goes to probes of those."""
+"""Largest share of the time of steps without model drafts that goes to probing the model."""
 LOOK_SHARE = 0.005
-"""Of the time of steps in which nothing is looked up, to probes of that."""
+"""Largest share of the time of steps without lookups that goes to probing lookups."""
 LEAST = 0.5
-"""Of the share, what is left of it however often probes change nothing."""
+"""Smallest part of the share, after probes that changed nothing."""
 PURSE = 2.0
-"""Probes that may be saved up."""
+"""Most probes that may be saved up."""
 
 
 class Probing:
@@ -48,9 +48,9 @@ class Probing:
         return False
 
     def save(self, seconds: float) -> None:
-        """A step of `seconds` does not draft."""
+        """Save a share of a step of `seconds` that did not draft."""
         self._saved = min(self._saved + self._part * self.share * seconds, self._most)
 
     def paid(self) -> None:
-        """What was looked for wins."""
+        """Restore the share: drafting wins again."""
         self._part = 1.0

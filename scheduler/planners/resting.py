@@ -1,4 +1,4 @@
-"""When nothing is drafted or looked up at all, so that a step costs what it would without speculation."""
+"""Rests: steps that neither draft nor look up, so that they cost what they would without speculation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from outrider.scheduler.planners.base import StepView
 
 STILL_THERE = 0.75
-"""Share of the requests for which it was decided to rest; with fewer of them it is decided anew."""
+"""A rest ends when fewer than this share of its requests are left."""
 
 
 class Resting:
-    """Since when it rests, and for whom."""
+    """The current rest and its requests, if there is one."""
 
     def __init__(self) -> None:
-        self._last: StepView | None = None  # None: it does not rest
-        self._names = np.zeros(0, dtype=np.int64)  # requests for which that was decided
+        self._last: StepView | None = None  # None: no rest
+        self._names = np.zeros(0, dtype=np.int64)  # of the requests that the rest began with
 
     @property
     def on(self) -> bool:
@@ -28,11 +28,11 @@ class Resting:
         self._last = None
 
     def go_on(self, step: StepView) -> None:
-        """It rests in `step` as well, for which `holds` was true."""
+        """Rest in `step` as well, for which `holds` was true."""
         self._last = step
 
     def holds(self, step: StepView) -> bool:
-        """Whether it may go on: enough of the requests are there still, and nobody asks for a service level."""
+        """Whether the rest may go on: enough of its requests are left, and none has a service level."""
         if self._last is None or np.count_nonzero(step.levels):
             return False
         if same_requests(step, self._last):
@@ -51,5 +51,5 @@ def _same(ours: np.ndarray, others: np.ndarray) -> bool:
 
 
 def _names(step: StepView) -> np.ndarray:
-    """[R] int64, one for each request that a row ever had."""
+    """[R] int64, unique for every request that a row has had."""
     return step.generations << 32 | step.rows
