@@ -85,6 +85,9 @@ NOT_HERE = {
     "enable_hisparse": RESTORES,
 }
 
+GRAMMAR_BACKENDS = ("xgrammar", "none")
+"""Grammars of others are bounded in neither time nor memory: one request's could stop all."""
+
 
 def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) -> ServerArgs:
     """Translate. Plugins must be loaded before, since they add choices to SGLang's flags."""
@@ -191,6 +194,11 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"say {OURS[name]} before the --, instead of SGLang's --{name.replace('_', '-')} after it")
         if name in NOT_HERE:
             raise UserError(f"SGLang's --{name.replace('_', '-')} is not available here: {NOT_HERE[name]}")
+    if (backend := given.get("grammar_backend", "xgrammar")) not in GRAMMAR_BACKENDS:
+        raise UserError(
+            f"SGLang's --grammar-backend {backend} is not available here: only xgrammar's grammars are limited in time "
+            "and memory, and one request's could stop all others; leave the flag out, or say none"
+        )
     return given
 
 

@@ -127,6 +127,8 @@ def test_limits_that_cannot_be(values: dict[str, object], message: str) -> None:
 
 def test_flags_for_sglang(sglang_args) -> None:
     assert sglang_args.parse_flags(["--schedule-policy", "fcfs"]) == {"schedule_policy": "fcfs"}
+    for backend in ("xgrammar", "none"):
+        assert sglang_args.parse_flags(["--grammar-backend", backend]) == {"grammar_backend": backend}
     for flags, message in (
         (["--port", "1"], "say --port before the --"),
         (["--tokenizer-worker-num", "2"], "is not available here: one tokenizer process"),
@@ -135,6 +137,8 @@ def test_flags_for_sglang(sglang_args) -> None:
         (["--trust-remote-code"], "--trust-remote-code is not available here: no code from models"),
         (["--ssl-certfile", "x"], "say --ssl-certfile before the --"),
         (["--max-queued-requests", "1"], "say --max-queued-requests before the --"),
+        (["--grammar-backend", "llguidance"], "--grammar-backend llguidance is not available here: only xgrammar's"),
+        (["--grammar-backend", "outlines"], "--grammar-backend outlines is not available here: only xgrammar's"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
     ):
         with pytest.raises(UserError, match=message):
