@@ -57,7 +57,7 @@ class Acceptance:
         return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
 
     def counts(self) -> dict[str, Any]:
-        """For a JSON file: tau, and the counts that `outrider simulate --acceptance` reads."""
+        """The JSON form: tau, and the counts that `outrider simulate --acceptance` reads."""
         return {"tau": self.accepted_length, "tried": self.tried, "kept": self.kept}
 
     def __add__(self, other: Acceptance) -> Acceptance:

@@ -22,7 +22,7 @@ from outrider.kernels.sampling import Rules
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the target has just processed: N tokens whose keys and values now stand in the cache.
+    """The tokens that the target has just processed: N tokens whose keys and values now stand in the cache.
 
     hidden: [N, m*d] outputs of the `target_layers`, concatenated in that order; None where the drafter asks for none.
     tokens, positions, slots: [N] int64.
@@ -163,9 +163,9 @@ class Drafter(ABC):
 
     gamma: int
     looks_up: bool = False
-    """Whether it drafts without a model as well, by `look_up`."""
+    """True if it also drafts without a model, by `look_up`."""
     shortens: bool = False
-    """Whether its model drafts fewer tokens, in about as much less time, where `DraftBatch.depth` says so."""
+    """True if its model drafts fewer tokens, in less time, where `DraftBatch.depth` says so."""
     target_layers: tuple[int, ...] = ()
     """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
 
@@ -189,5 +189,5 @@ class Drafter(ABC):
         """Draft a block for every request of the batch."""
 
     def look_up(self, batch: DraftBatch) -> Draft:
-        """What can be drafted without a model; only where `looks_up`."""
+        """Drafts made without a model; only where `looks_up`."""
         raise NotImplementedError(f"{type(self).__name__} drafts by its model alone")

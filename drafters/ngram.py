@@ -71,7 +71,7 @@ class NgramDrafter(Drafter):
     look_up = propose
 
     def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What followed the latest of the longest matches [R, gamma], that match's length [R], and [R, 2] log odds that
+        """The tokens behind the latest of the longest matches [R, gamma], its length [R], and [R, 2] log odds that
         matches, of at least `min_match` tokens and of one, were followed by the first of these tokens."""
         lens = batch.seq_lens + 1  # the anchor is part of the text
         width = int(lens.max()) if batch.longest is None else min(batch.longest, batch.page_table.shape[1])

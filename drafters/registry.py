@@ -53,10 +53,10 @@ class Memory:
 
 
 TOKEN_BYTES = 4
-"""Of `SlotTokens`, for each KV slot: the worker has one, and prompt lookup another."""
+"""Bytes of `SlotTokens` for each KV slot: the worker has one, and prompt lookup another."""
 
 MEASURING = "fixed"
-"""Not for users: steps of an exact shape, to be measured."""
+"""Internal: steps of an exact shape, to be measured."""
 BLOCK = ("outrider.drafters.block:BlockDrafter.load", ("target", "checkpoint", "gamma"))
 DIFFUSION = (
     "outrider.drafters.diffusion:DiffusionDrafter.load",
@@ -96,7 +96,7 @@ def find(name: str) -> Entry:
 
 
 def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype) -> Memory:
-    """What the drafter of that name will take for a target in `dtype`, told before it is made; see `make`."""
+    """Memory that the drafter of that name will take for a target in `dtype`, known before it is made; see `make`."""
     entry = find(name)
     looks_up = lookup_gamma > 0 or not entry.needs_checkpoint
     tokens = TOKEN_BYTES * (2 if looks_up else 1)

@@ -1,4 +1,4 @@
-"""What a drafter may know of the target that it drafts for, whichever engine has loaded it."""
+"""The drafter's view of its target, whichever engine has loaded it."""
 
 from __future__ import annotations
 

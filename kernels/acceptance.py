@@ -243,7 +243,7 @@ def reference_accept(
     draft_probs: torch.Tensor | None = None,
     vocab: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `accept` means, one token at a time, with q spread over the whole vocabulary."""
+    """Reference of `accept`: one token at a time, with q spread over the whole vocabulary."""
     decided = _check(tokens, verify_lens, qo_indptr, uniforms, final_keys, wanted, probs, decided, draft_probs, vocab)
     lens, out = (
         torch.ones_like(verify_lens, dtype=torch.int64),

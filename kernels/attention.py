@@ -162,7 +162,7 @@ def _check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: F
 
 
 def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, product: BatchedProduct) -> int:
-    """How many queries of a tile may differ, so that the bits of one do not depend on its place in the tile."""
+    """Queries of a tile that may differ without the bits of one depending on its place in the tile."""
     kv_heads, group = k_pool.shape[1], q.shape[1] // k_pool.shape[1]
 
     def usable(name: str, width: int, pool: torch.Tensor, order: tuple[int, int, int]) -> int:
@@ -285,7 +285,7 @@ def reference_attention(
     window: int = -1,
     logit_cap: float = 0.0,
 ) -> torch.Tensor:
-    """What `flat_attention` means, one request at a time."""
+    """Reference of `flat_attention`, one request at a time."""
     out = q.new_zeros(q.shape[0], q.shape[1], v_pool.shape[2])
     for r, (start, stop) in enumerate(zip(batch.host_indptr, batch.host_indptr[1:], strict=False)):
         length = batch.host_kv_lens[r]

@@ -190,7 +190,7 @@ def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def reference_block_linear(
     x: torch.Tensor, raw: torch.Tensor, kind: str, outputs: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What `block_linear(x, pack_blocks(raw, kind, outputs, depth, bias))` means, in float64."""
+    """Reference of `block_linear(x, pack_blocks(raw, kind, outputs, depth, bias))`, in float64."""
     return reference_linear(x, expand(raw, kind, outputs, x.shape[-1]), bias)
 
 

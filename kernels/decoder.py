@@ -19,7 +19,7 @@ Pool = tuple[torch.Tensor, torch.Tensor]
 
 
 class Decoder:
-    """What does not change from step to step: L layers of one shape, prepared alike, with their caches.
+    """The constant part of all steps: L layers of one shape, prepared alike, with their caches.
 
     norm: [H], after the last layer. cos_sin: as of `fused.rope`. All of one type; eps is the layers'.
 
@@ -93,7 +93,7 @@ def reference_forward(
     captured: Sequence[int] = (),
     causal: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `Decoder.forward` means: the same bits, one layer after the other."""
+    """Reference of `Decoder.forward`: the same bits, one layer after the other."""
     x, kept = None, []
     for number, (layer, pools) in enumerate(zip(decoder.layers, decoder.pools, strict=True)):
         if number in captured:

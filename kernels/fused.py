@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a layer, each operation in one pass over its rows.
+"""The operations between the matrix products of a layer, each in one pass over its rows.
 
 On the CPU the compiled kernels do it (float32 inside, one rounding at the end); elsewhere, and where they are missing,
 the plain torch version beside each function. A row's result never depends on the other rows.

@@ -58,7 +58,7 @@ def multiply(x: torch.Tensor, weight: PackedWeight | Int8Weight | BlockWeight) -
 
 
 def reference_int8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """What `int8_linear(x, pack_int8(weight, bias))` means."""
+    """Reference of `int8_linear(x, pack_int8(weight, bias))`."""
     out = (rounded(x).double() @ rounded(weight).double().T).float()
     return (out if bias is None else out + bias.float()).to(x.dtype)
 

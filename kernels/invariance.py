@@ -24,7 +24,7 @@ _found: dict[Hashable, int] = {}
 
 
 def usable_places(shape: Hashable, product: Product, blank: torch.Tensor) -> int:
-    """How many leading places of a block may be used; found out once for each shape and number of threads.
+    """Number of leading places of a block that may be used; found once for each shape and number of threads.
 
     shape: whatever the order of the sums may depend on, beside the number of threads.
     blank: [places, ...], a block of the shape and type that `product` takes.
@@ -38,7 +38,7 @@ def usable_places(shape: Hashable, product: Product, blank: torch.Tensor) -> int
 
 
 def count_places(product: Product, blank: torch.Tensor) -> int:
-    """How many leading places of a block give a row the same bits, whatever stands in the others; at least 1.
+    """Number of leading places of a block that give a row the same bits, whatever the others hold; at least 1.
 
     Each of as many random rows as there are places is put into all places at once, and beside the other rows.
     """

@@ -21,7 +21,7 @@ from outrider.kernels.linear import PackedWeight
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """What of a layer does not change from step to step.
+    """The constant part of a layer, the same in all steps.
 
     weights: four: queries|keys|values, attention's output, gate|up, down; without biases. All int8 or none; panels and
     blocks, of any kinds, may be mixed.
@@ -99,7 +99,7 @@ def reference_decoder_layer(
     batch: FlatBatch,
     causal: bool = True,
 ) -> torch.Tensor:
-    """What `decoder_layer` means: the same bits, one operation after the other."""
+    """Reference of `decoder_layer`: the same bits, one operation after the other."""
     qkv_weight, out_weight, up_weight, down_weight = layer.weights
     before, between = layer.norms
     if x is None:

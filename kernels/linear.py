@@ -89,6 +89,6 @@ def invariant_linear(
 
 
 def reference_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """What both mean, in float64."""
+    """Reference of both, in float64."""
     out = x.double() @ weight.double().T
     return (out if bias is None else out + bias.double()).to(x.dtype)

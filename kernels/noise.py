@@ -26,7 +26,7 @@ _SQRT_HALF, _LOG_2 = 0.7071067811865476, 0.6931471805599453
 
 
 class Purpose(IntEnum):
-    """What numbers are drawn for; different purposes are independent streams."""
+    """Purposes of random numbers; different purposes are independent streams."""
 
     DRAFT = 1
     ACCEPT = 2

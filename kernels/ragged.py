@@ -107,7 +107,7 @@ def commit(
     step: torch.Tensor,
     slots: torch.Tensor,
 ) -> Committed:
-    """What a step leaves behind: cached tokens [R], next anchors [R], and the slots [T] of verified tokens that stay.
+    """Results of a step: cached tokens [R], next anchors [R], and the slots [T] of verified tokens that stay.
 
     accept_lens: [R] int64 in 1..gamma+1, tokens: [R, gamma+1] int64, as from `acceptance.accept`. seq_lens: [R] int64.
     request, step, slots: [T] int64, as from `flatten_tier`. Rejected tokens and padding get slot 0, so that whoever

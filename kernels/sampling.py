@@ -22,7 +22,7 @@ HEAD = 1024
 
 
 class Rules(NamedTuple):
-    """How each of N rows is sampled; see `target_probs`. None: off for every row."""
+    """Sampling rules of N rows; see `target_probs`. None: off for every row."""
 
     temperatures: torch.Tensor
     top_ks: torch.Tensor | None = None
@@ -30,12 +30,12 @@ class Rules(NamedTuple):
     min_ps: torch.Tensor | None = None
 
     def of(self, rows: torch.Tensor) -> Rules:
-        """Those of `rows` [M]."""
+        """The rules of `rows` [M]."""
         others = (None if rule is None else rule[rows] for rule in self[1:])
         return Rules(self.temperatures[rows], *others)
 
     def typed(self) -> Rules:
-        """In the types of the kernels."""
+        """The rules in the types of the kernels."""
         types = (torch.int64, torch.float32, torch.float32)
         others = (None if rule is None else rule.to(t).contiguous() for rule, t in zip(self[1:], types, strict=True))
         return Rules(self.temperatures.to(torch.float32).contiguous(), *others)
@@ -175,7 +175,7 @@ def reference_target_probs(
     top_ps: torch.Tensor | None = None,
     min_ps: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `target_probs` means, one row at a time, by a complete sort."""
+    """Reference of `target_probs`, one row at a time, by a complete sort."""
     out = torch.zeros_like(logits, dtype=torch.float32)
     for b, row in enumerate(logits.float()):
         if temperatures[b] <= 0:

@@ -1,4 +1,4 @@
-"""What a measurement holds for: machine, models and versions. Profiles of others are refused, naming what differs."""
+"""Fingerprints: the machine, models and versions of a measurement. Other profiles are refused, naming what differs."""
 
 from __future__ import annotations
 

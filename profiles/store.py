@@ -35,7 +35,7 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What was measured of one engine.
+    """The measurements of one engine.
 
     thorough: False: a quick one, to be refined. measured_at: ISO 8601, UTC. measured_how: the command, for people.
     folder: where it lies; None until it is saved.

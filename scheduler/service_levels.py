@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 MARGIN = 1.1
-"""How much faster than its level a request is planned to be: prefills and other work come between decode steps."""
+"""Planned speed over the requested level: prefills and other work come between decode steps."""
 
 
 def behind(levels: np.ndarray, progress: np.ndarray) -> np.ndarray | None:

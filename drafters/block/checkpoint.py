@@ -30,7 +30,7 @@ HEADS = {f"markov_head.{w}.weight": f"markov_head.markov_{w}.weight" for w in ("
 
 
 def target_identity(config: Any, embedding: Rows) -> dict[str, Any]:
-    """What a drafter remembers of the target it was trained for.
+    """A drafter's record of the target it was trained for.
 
     config: the target's (text) config; embedding: [V, d] its input embedding. The digest reads 64 rows in bfloat16,
     so it tells models of one architecture apart and does not depend on the dtype a server runs them in.

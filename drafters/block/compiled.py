@@ -54,7 +54,7 @@ def as_the_kernels_take_it(weight: Prepared) -> tuple[torch.Tensor, int, torch.T
 
 @dataclass(slots=True)
 class CompiledBlock:
-    """What the calls need of a model and its target.
+    """The parts of a model and its target that the calls need.
 
     embedding: [V, d]. mask: [1, d], its row of the mask token.
     weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2.

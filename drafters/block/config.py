@@ -103,7 +103,7 @@ class BlockConfig:
             raise CheckpointError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
 
     def window(self, layer: int) -> int:
-        """Of one layer."""
+        """Sliding window of one layer; -1: none."""
         return self.windows[layer] if self.windows else -1
 
     @property

@@ -71,13 +71,13 @@ class DraftGraphs:
         )
 
     def fits(self, batch: DraftBatch) -> bool:
-        """Whether there is a graph for it."""
+        """True if there is a graph for it."""
         rules = batch.top_ks, batch.top_ps, batch.min_ps
         plain = not batch.wants_probs and all(rule is None for rule in rules)
         return plain and len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table
 
     def propose(self, batch: DraftBatch) -> Block:
-        """What `propose` gives for a batch that fits."""
+        """The draft of a batch that fits, as `propose` gives it."""
         count, given = len(batch.anchors), self._given
         size = self.sizes[bisect_left(self.sizes, count)]
         given.rows[count:size].zero_()

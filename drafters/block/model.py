@@ -21,7 +21,7 @@ block's own keys and its request's context."""
 
 
 class DraftModel(nn.Module):
-    """What every drafter's network has.
+    """The common part of every drafter's network.
 
     vocab: [V'] int64, the target's token of each logit column; strictly increasing.
     """

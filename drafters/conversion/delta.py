@@ -21,7 +21,7 @@ from ..block.config import CheckpointError
 from .model import ConvertedModel
 
 FIELDS = ("block_size", "mask_token_id", "shift", "context_mask")
-"""What config.json says of block diffusion."""
+"""The block-diffusion fields of config.json."""
 TARGETS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o_proj": ("self_attn.o_proj",),

@@ -47,7 +47,7 @@ def denoise(
 
 @torch.inference_mode()
 def agreement(model: ConvertedModel, frozen: Frozen, pack: Pack, per_step: int) -> tuple[int, int]:
-    """How many tokens of whole answer blocks come out as in the answer, behind the answer's own tokens; of how many."""
+    """Tokens of whole answer blocks that come out as in the answer, behind its own tokens; and their number."""
     hidden, cache = model.read_finished(frozen.embedding[pack.ids], pack.spans)
     whole = pack.whole[:, None].expand_as(pack.block_ids)
     ids = denoise(

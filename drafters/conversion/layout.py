@@ -1,4 +1,4 @@
-"""How a block-diffusion model reads its rows, as its `config.json` states it.
+"""The layout of a block-diffusion model's rows, as its `config.json` states it.
 
 A text is cut at multiples of the block size, prompt included. Blocks before the open one are finished; the open one has
 masks where tokens are not known yet, and its rows see each other in both directions and all finished rows.
@@ -33,7 +33,7 @@ class Layout:
 
     @property
     def context_mask(self) -> str:
-        """What finished rows see: `causal`, or `block` (the whole of their own block too)."""
+        """Context of finished rows: `causal`, or `block` (the whole of their own block too)."""
         return "causal" if self.shift else "block"
 
     def seen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,7 @@ class ConvertedModel(DraftModel):
             parameter.requires_grad_(True)
 
     def projections(self) -> dict[str, LowRankLinear]:
-        """By name, `layers.0.qkv` to the last layer's `down_proj`."""
+        """The projections by name, `layers.0.qkv` to the last layer's `down_proj`."""
         return {name: module for name, module in self.named_modules() if isinstance(module, LowRankLinear)}
 
     def deltas(self) -> dict[str, nn.Parameter]:
@@ -80,7 +80,7 @@ class ConvertedModel(DraftModel):
                 if k != "weight"}  # fmt: skip
 
     def merge(self) -> None:
-        """To be called after every change of the deltas."""
+        """Merge the deltas into the weights; call it after every change of them."""
         for module in self.projections().values():
             module.merge()
 

@@ -21,7 +21,7 @@ Pools = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(slots=True)
 class CompiledDiffusion:
-    """What the call needs of a model.
+    """The parts of a model that the call needs.
 
     weights: of each layer (q|k|v, out, gate|up, down), the head.
     norms: of each layer (before attention, of queries, of keys, before the MLP), the last; no numbers: there is none.

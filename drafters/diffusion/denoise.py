@@ -55,7 +55,7 @@ Pick = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is revealed when.
+    """The order in which tokens are revealed.
 
     counts: tokens revealed in each step; they add up to gamma.
     pick: which of those still masked. None: from left to right, so that a step predicts no others.

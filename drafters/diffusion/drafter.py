@@ -174,7 +174,7 @@ class DiffusionDrafter(Drafter):
         return first, backlog if int(backlog.sum()) <= bound else shares(backlog, bound, bound)
 
     def _new(self, batch: DraftBatch, first: torch.Tensor, count: torch.Tensor) -> Spans | None:
-        """What is encoded in this step."""
+        """The tokens that are encoded in this step."""
         some = count.nonzero()[:, 0]
         return Spans.of(batch.page_table, batch.rows[some], first[some], count[some]) if len(some) else None
 

@@ -1,4 +1,4 @@
-"""Where rows of a flattened batch stand: neighbouring positions, and those that are to be encoded."""
+"""Positions of a flattened batch's rows: neighbouring ones, and those that are to be encoded."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from ..block.config import BLOCK_KINDS
 from ..conversion.layout import LAYOUTS
 
 DIFFUSION_STAGES = {"specdiff": ("stage-1",), "deer": ("stage-1", "stage-2")}
-"""What the training of each diffusion drafter consists of."""
+"""Training stages of each diffusion drafter."""
 CONVERSION = "dllm"
-"""Not a drafter: the target itself becomes a block-diffusion model."""
+"""The conversion: the target itself becomes a block-diffusion model."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -81,7 +81,7 @@ class BatchMaker:
         self.columns[vocab.cpu()] = torch.arange(len(vocab))
 
     def _move(self, x: torch.Tensor) -> torch.Tensor:
-        """To the device; where that is a GPU, without waiting for what it does."""
+        """Copy to the device, without waiting for a GPU."""
         return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
     def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> Step:

@@ -211,7 +211,7 @@ def gather_features(
 
 
 def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
-    """What the flags say, for this drafter."""
+    """This drafter's configuration, from the flags."""
     given = {
         name: getattr(args, name)
         for name in (
@@ -264,7 +264,7 @@ def finish(folder: Path, store: FeatureStore, held_out: list[int], training: Tra
 
 
 def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
-    """Beside the finished weights."""
+    """Save a description beside the finished weights."""
     facts = {
         "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
         "anchors": training.anchors, "seconds": round(training.seconds),

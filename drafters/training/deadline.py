@@ -1,4 +1,4 @@
-"""When a command must stop, with all it has done on disk, to be gone on with by the same command later."""
+"""Deadlines: a command stops with everything on disk, and the same command resumes it later."""
 
 from __future__ import annotations
 

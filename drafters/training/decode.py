@@ -27,7 +27,7 @@ JOINING = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What training needs of a text beside its tokens: outputs of these layers, and so many likeliest tokens."""
+    """Training data of a text beside its tokens: outputs of these layers, and so many likeliest tokens."""
 
     layers: tuple[int, ...]
     top: int
@@ -57,7 +57,7 @@ class _Row:
 
 
 class _Kept:
-    """What is wanted, by KV slot: a token's features, and the likeliest tokens behind it."""
+    """Kept data by KV slot: a token's features, and the likeliest tokens behind it."""
 
     def __init__(self, wanted: Wanted, slots: int, target: TargetModel) -> None:
         width, device = len(wanted.layers) * target.config.hidden_size, target.device

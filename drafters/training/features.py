@@ -50,7 +50,7 @@ def answer_chances(target: TargetModel, tokens: list[int], prompt: int, temperat
 
 
 def usable(tokens: int, prompt: int) -> bool:
-    """Whether a sequence has an anchor, an answer's token, with a token behind it."""
+    """True if a sequence has an anchor: an answer's token with a token behind it."""
     return tokens >= prompt + 2
 
 

@@ -47,7 +47,7 @@ SEEN = ", trained on"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a training run is made of.
+    """The hyperparameters of a training run.
 
     short_block, short_steps: the first steps train blocks of `short_block` predictions, which shows the drafter more
         than twice as many anchors in the same time.
@@ -87,7 +87,7 @@ class Recipe:
         return min(self.short_block, gamma) if step < self.short_steps else gamma
 
     def losses(self, step: int) -> LossWeights:
-        """How the losses are added up at a step."""
+        """The loss weights of a step."""
         done = min(1.0, step / self.alpha_ce_steps) if self.alpha_ce_steps else 1.0
         return LossWeights(
             ce=self.alpha_ce_start * (1 - done) + self.alpha_ce * done,
@@ -176,10 +176,10 @@ class TrainingRun(ABC, Generic[Model]):
 
     @abstractmethod
     def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
-        """How good the weights that would be saved are on these answers; prints more of it, and `which` they are."""
+        """Quality of the weights that would be saved, on these answers; prints details, and `which` they are."""
 
     def shape(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with a run that goes on from it."""
+        """The settings that a checkpoint shares with a run that resumes it."""
         return {"config": self.model.config.to_json()}
 
     def save(self, path: Path | None = None) -> None:
@@ -295,7 +295,7 @@ class DraftRun(TrainingRun[Model]):
 
     @abstractmethod
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
-        """Of greedy drafting along answers."""
+        """Quality of greedy drafting along answers."""
 
     def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
         """tau on greedy answers, of the weights that would be saved."""

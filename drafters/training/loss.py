@@ -19,7 +19,7 @@ CPU_CHUNK, GPU_CHUNK = 512, 8192
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What N drafted positions are trained towards, as columns of the draft vocabulary.
+    """Training targets of N drafted positions, as columns of the draft vocabulary.
 
     token: [N] column of the true token, -1 where the draft vocabulary lacks it.
     top: [N, K] columns of the target's likeliest tokens, -1 where lacking; probs: [N, K] their probabilities.
@@ -38,7 +38,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """How the losses are added up.
+    """Weights of the losses.
 
     ce, tv: of the true token's cross entropy and of the total variation (equation 12).
     kl: of KL(t || p) over the target's likeliest tokens, times exp(-kl_falloff c*) at every position: total variation

@@ -64,7 +64,7 @@ def rectangles(batch: FlatBatch, window: int = -1) -> list[Rectangle]:
 def padded_attention(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, shapes: list[Rectangle], *, scale: float
 ) -> torch.Tensor:
-    """As `flat_attention`, causal; q: [N, Hq, D]; pools: [S, Hkv, D]. Returns [N, Hq, D].
+    """Causal `flat_attention`; q: [N, Hq, D]; pools: [S, Hkv, D]. Returns [N, Hq, D].
 
     The queries that share a key head stand beside each other, so no key is copied for them.
     """

@@ -29,7 +29,7 @@ FLUSH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one sequence stands: token rows start..start+length, answer rows top..top+(length - prompt).
+    """Place of one sequence: token rows start..start+length, answer rows top..top+(length - prompt).
 
     digest: of its tokens; no two sequences of a store are equal.
     """

@@ -28,7 +28,7 @@ SYNCED_ANSWERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Where the features of answers go while they are written; of the first `max_tokens` tokens of each."""
+    """Receives the features of answers while they are written, of the first `max_tokens` tokens of each."""
 
     store: FeatureStore
     wanted: Wanted

@@ -148,7 +148,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
 
 
 def _knows_tiles(compiler: str) -> bool:
-    """Whether the compiler and its assembler know the instructions of the tile unit."""
+    """True if the compiler and its assembler know the instructions of the tile unit."""
     command = [compiler, *TILES["amx"], "-x", "c++", "-c", "-", "-o", os.devnull]
     done = subprocess.run(command, input=b'asm("tdpbf16ps %tmm2, %tmm1, %tmm0");', capture_output=True, check=False)
     return done.returncode == 0

@@ -70,7 +70,7 @@ def instruction_set() -> str:
 
 
 def fits(*tensors: torch.Tensor) -> bool:
-    """Whether the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
+    """True if the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
     dtype = tensors[0].dtype
     for x in tensors:  # a plain loop, the fastest here: this runs before every operation of every layer
         if x.dtype is not dtype or not x.is_cpu:

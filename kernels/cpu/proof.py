@@ -1,4 +1,4 @@
-"""Whether the tile kernels (`amx`) do here what they do in emulation: tried once, before they are used by default."""
+"""The trial of the tile kernels (`amx`) against their emulation, once before they are used by default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 60
 
 
 def tiles_proved(library: Path) -> bool:
-    """Whether products by the processor's tile unit have the bits of its emulation.
+    """True if products by the processor's tile unit have the bits of its emulation.
 
     The trial is a program beside `library`, run in a process of its own: a mistake would be an illegal instruction. Its
     answer is remembered in the user's cache; where it says no, that is a warning in each process.

@@ -22,7 +22,7 @@ def tests(
     logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab, r,
     gamma, draft_width, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """How many of request r's first `length` draft tokens are kept: x while u * q(x) < p(x)."""
+    """Number of request r's first `length` draft tokens that are kept: x while u * q(x) < p(x)."""
     k = tl.arange(0, WIDTH)
     verified = k < length
     row = start + k

@@ -22,5 +22,5 @@ def available() -> bool:
 
 
 def fits(*tensors: torch.Tensor) -> bool:
-    """Whether the kernels take these: all on CUDA, Triton present."""
+    """True if the kernels take these: all on CUDA, Triton present."""
     return all(x.device.type == "cuda" for x in tensors) and available()

@@ -23,7 +23,7 @@ ONE = tl.constexpr(0x3F800000)  # the bits of 1.0, the largest w
 
 
 class Rows(NamedTuple):
-    """What `statistics` finds of T rows: [T] each."""
+    """Result of `statistics` for T rows: [T] each."""
 
     most: torch.Tensor
     norm: torch.Tensor
@@ -99,7 +99,7 @@ def chunk_kernel(
 
 @triton.jit
 def above(at, width, most, temperature, low, step, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many w lie above each of the bits low, low + step, ..., and their sums: int32 and float32 [PIVOTS]."""
+    """Count of w above each of the bits low, low + step, ..., and their sums: int32 and float32 [PIVOTS]."""
     cuts = low + step * tl.arange(0, PIVOTS)
     count = tl.zeros([BLOCK, PIVOTS], tl.int32)
     mass = tl.zeros([BLOCK, PIVOTS], tl.float32)

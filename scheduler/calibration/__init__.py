@@ -1,1 +1,1 @@
-"""What a drafter's confidence is worth: records, fits, the fitted calibration, reliability diagrams."""
+"""Calibration of drafters' confidences: records, fits, the fitted calibration, reliability diagrams."""

@@ -101,7 +101,7 @@ class Quality:
 
 
 def quality(records: Records, calibration: Calibration | None = None) -> Quality:
-    """How well (calibrated) confidences predict `records`: ECE of prefix survival in 15 equal-width bins, and AUCs."""
+    """Quality of (calibrated) confidences on `records`: ECE of prefix survival in 15 equal-width bins, and AUCs."""
     calibration = calibration or Calibration.identity(records.gamma)
     confidence = calibration.apply(records.confidence)
     survival = confidence.cumprod(1)

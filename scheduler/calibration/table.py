@@ -54,8 +54,8 @@ class CalibrationTable:
         return _parameters(self, positions, device)
 
     def to_json(self) -> dict[str, Any]:
-        """What a profile keeps. SGLang's `DSparkStsCalibration` reads `temperatures` and what describes them; without
-        that key it refuses the file."""
+        """The form kept in a profile. SGLang's `DSparkStsCalibration` reads `temperatures`; without that key it refuses
+        the file."""
         cases = {case: found.to_json() for case, found in zip(CASES, self.by_case, strict=True)}
         theirs = self.sglang.to_json() if self.sglang else {}
         return {**theirs, "dataset": self.dataset, "cases": cases}

@@ -1,1 +1,1 @@
-"""What a decode step costs: measured step times and the model made of them."""
+"""Costs of decode steps: measured times and the model made of them."""

@@ -1,4 +1,4 @@
-"""How an engine's steps differ from the measured ones of late.
+"""Drift: recent steps of an engine, relative to the measured ones.
 
 Three factors, learnt from the steps that are served: a machine that others share does not slow all parts alike, and a
 profile is measured in minutes that may have been better or worse than usual. Whether a step with drafts or one without
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 BOUNDS = (0.4, 4.0)
-"""Of each factor."""
+"""Bounds of each factor."""
 SURPRISE = 0.2
 """A step counts as at most this share longer or shorter than predicted: a hiccup of 10x moves the factors a percent."""
 NOISE = 0.2

@@ -1,4 +1,4 @@
-"""What a decode step costs: T(requests, verified tokens, cached context), and drafting on top.
+"""The cost of a decode step: T(requests, verified tokens, cached context), and drafting on top.
 
 DSpark (section 3.2.2) looks up SPS(B), steps per second by verified tokens B, in a measured table. Here the step time
 T is measured in three dimensions and SPS(B) = 1 / T is its slice at the current requests and context. Real curves are
@@ -218,7 +218,7 @@ class _Dense:
 
 
 class _Curve:
-    """What was measured for one number of requests: times [contexts, tokens], complete.
+    """Measurements of one number of requests: times [contexts, tokens], complete.
 
     per_context: [tokens] seconds per token of context beyond the largest.
     """

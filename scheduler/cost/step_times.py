@@ -36,7 +36,7 @@ class Point:
 
     @property
     def key(self) -> tuple[int, int, float, bool]:
-        """What was measured, without the times."""
+        """The measured combination, without the times."""
         return self.requests, self.tokens, self.context, self.drafted
 
     @property

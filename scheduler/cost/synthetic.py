@@ -31,12 +31,12 @@ class SyntheticCost:
             raise ValueError("base or request must be above 0: a step takes time")
 
     def seconds(self, requests: int, tokens: float, context: float) -> float:
-        """Of a step without drafting."""
+        """Seconds of a step without drafting."""
         beyond = max(0.0, tokens - self.knee)
         return 1e-3 * (self.base + self.request * requests + self.context * context + self.token * beyond)
 
     def model(self, gamma: int, max_requests: int) -> StepCost:
-        """As if measured for 1, 2, 4, … requests and 1..gamma+1 tokens of each, at two contexts."""
+        """A model as if measured for 1, 2, 4, … requests and 1..gamma+1 tokens of each, at two contexts."""
         sizes = [1 << i for i in range(max(max_requests - 1, 1).bit_length() + 1)]
         points = [
             Point(r, r * n, r * c, (self.seconds(r, r * n, r * c),))

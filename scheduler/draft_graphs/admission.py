@@ -20,7 +20,7 @@ import numpy as np
 from outrider.scheduler.service_levels import MARGIN
 
 Seconds = Callable[[np.ndarray], np.ndarray]
-"""From the rows [n] that drafts add to a round to the seconds [n] that it takes."""
+"""A function from the rows [n] that drafts add to a round to its seconds [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Drafts:
 def admitted(
     chances: Sequence[np.ndarray], sizes: Sequence[np.ndarray], seconds: Seconds, levels: Levels | None = None
 ) -> Admitted:
-    """Of R requests' drafts.
+    """The admitted drafts of R requests.
 
     chances, sizes: of each request, [n] chances of its drafts in their order of admission, and the mean of the rows
     that they cost. levels: None where nobody asked for one.

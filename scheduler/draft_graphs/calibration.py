@@ -24,7 +24,7 @@ ROOT_NODE: Node = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """How base decoding came through one block.
+    """The path of base decoding through one block.
 
     states: [n, B] int64, after each of its forwards in turn; the last may be complete. candidates: what each of these
     forwards said; of the last one it is not read, and may be left out.
@@ -36,7 +36,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Counts:
-    """What was met: roots, nodes over them, and steps from node to node; the empty node is the root.
+    """Counts of observed roots, nodes over them, and steps from node to node; the empty node is the root.
 
     A node of a graph of `NODES` is not more steps ahead than that, and is not counted if it is.
     """
@@ -62,7 +62,7 @@ class Counts:
         self.steps.update(more.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """Of each step the pairs that it leads from, those that it leads to, and its count: nodes follow of these."""
+        """The pairs that each step leads from, those that it leads to, and its count; nodes follow from these."""
         steps = [[sorted(before), sorted(after), count] for (before, after), count in self.steps.items()]
         return {"roots": self.roots, "steps": steps}
 
@@ -133,7 +133,7 @@ def _worth(node: Node, parents: Iterable[Node], counts: Counts) -> tuple[int, in
 
 
 def _first(node: Node) -> list[int]:
-    """For ties: smaller ranks first."""
+    """Order of ties: smaller ranks first."""
     return [-rank for pair in sorted(node) for rank in pair]
 
 

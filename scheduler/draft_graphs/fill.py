@@ -15,7 +15,7 @@ from outrider.scheduler.draft_graphs.graph import DraftGraph
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Of R blocks of B positions, the best J tokens of each position, the most probable first.
+    """The best J tokens of each position of R blocks of B positions, the most probable first.
 
     tokens: [R, B, J] int64, never the mask. probabilities: [R, B, J] float32.
     """

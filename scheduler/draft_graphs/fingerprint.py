@@ -1,4 +1,4 @@
-"""What a draft graph holds for, and its form in a profile; a graph of another kind is refused."""
+"""Fingerprint of a draft graph, and its form in a profile; a graph of another kind is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GraphFingerprint:
     temperature: str
 
     def differences(self, here: GraphFingerprint) -> list[str]:
-        """What this one has and `here` has not, for people; empty where they are the same."""
+        """Differences from `here`, for people; empty where they are the same."""
         return [
             f"{field.name.replace('_', ' ')} {theirs!r}, here {ours!r}"
             for field in fields(self)

@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 """Position rank i, vocabulary rank j."""
 Node = frozenset[Pair]
 ROOT = -1
-"""As a parent: the newest state itself."""
+"""The parent that stands for the newest state itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ class DraftGraph:
 
     @property
     def vocabulary_ranks(self) -> int:
-        """How many tokens of a position the graph asks for."""
+        """Tokens of a position that the graph needs."""
         return int(self.ranks.max(initial=0)) + 1
 
     def _pairs(self, parent: int, child: int) -> Node:
@@ -75,7 +75,7 @@ class DraftGraph:
 
     @classmethod
     def of(cls, edges: Mapping[Node, Iterable[Node]]) -> DraftGraph:
-        """Of each node, its parents among the nodes; the empty set is the root."""
+        """Each node's parents among the nodes; the empty set is the root."""
         nodes = sorted(edges, key=lambda node: (len(node), sorted(node)))
         number = {frozenset[Pair](): ROOT} | {node: place for place, node in enumerate(nodes)}
         return cls(tuple(nodes), tuple(tuple(sorted(number[parent] for parent in edges[node])) for node in nodes))

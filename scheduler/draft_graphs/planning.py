@@ -1,4 +1,4 @@
-"""How many draft states a forward has: as many, over all requests, as pay for themselves.
+"""The number of draft states of a forward: as many, over all requests, as pay for themselves.
 
 A forward over R open blocks brings R steps, and one more for each draft that is accepted. What is admitted raises steps
 per second; none at all is one of the choices. What a plan looks at (scores, times, other requests) changes which states
@@ -40,7 +40,7 @@ LOOKS = 24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundView:
-    """What is known of R open blocks before anything is drafted.
+    """The state of R open blocks before anything is drafted.
 
     names: [R] int64, of their requests, each with a name that no other one ever has. context: tokens in the cache, in
     sum. levels: [R] tokens per second that they asked for; 0: none. progress: [R] that they have had so far; inf where
@@ -57,13 +57,13 @@ class RoundView:
         return bool(np.count_nonzero(self.levels))
 
     def step_view(self) -> StepView:
-        """What `Resting` asks of a round."""
+        """The round as `Resting` reads it."""
         none = np.zeros(len(self.names))
         return StepView(self.names, np.zeros_like(self.names), none, none, self.levels, self.progress)
 
 
 class Acceptance:
-    """How often drafts are accepted, by score and by steps ahead, learnt as they are."""
+    """Acceptance rates of drafts by score and by steps ahead, learnt while serving."""
 
     def __init__(self) -> None:
         middles = (np.arange(BINS) + 0.5) / BINS
@@ -72,13 +72,13 @@ class Acceptance:
         self._accepted = PRIOR * chances
 
     def chances(self, scores: np.ndarray, depths: np.ndarray) -> np.ndarray:
-        """In 0..1, of drafts with `scores` that are `depths` steps ahead, counted from 1; all of one shape."""
+        """Rates in 0..1 of drafts with `scores` that are `depths` steps ahead, counted from 1; all of one shape."""
         at = _cells(scores, depths)
         chances: np.ndarray = self._accepted[at] / self._seen[at]
         return chances
 
     def observe(self, scores: np.ndarray, depths: np.ndarray, accepted: np.ndarray) -> None:
-        """What became of drafts; accepted: [n] bool."""
+        """Take in outcomes of drafts; accepted: [n] bool."""
         at = _cells(scores, depths)
         np.add.at(self._seen, at, 1.0)
         np.add.at(self._accepted, at, accepted.astype(float))
@@ -106,7 +106,7 @@ class RoundCost:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to tell."""
+        """True if costs are known."""
         return self.measured is not None or bool(self._sums[0] > ENOUGH)
 
     def observe(self, rows: int, seconds: float, open_blocks: int = 1, context: float = 0.0) -> None:
@@ -129,7 +129,7 @@ class RoundCost:
 
 @dataclass(slots=True)
 class _Load:
-    """What drafts are worth while about so many blocks are open.
+    """The value of drafts while about so many blocks are open.
 
     gain: mean seconds that they saved of late, per round with some to choose from. rounds: it is of, up to LOOKS.
     deciding: mean seconds in which the host makes and weighs them, in a round that does.
@@ -184,7 +184,7 @@ class StatePlanner:
     def admit(
         self, view: RoundView, rows: int, chances: Sequence[np.ndarray], sizes: Sequence[np.ndarray]
     ) -> list[int]:
-        """How many drafts each of R requests has, the first ones in its order; after `looks` has said so.
+        """Number of drafts of each of R requests, the first ones in its order; only if `looks` was true.
 
         rows: of the round without them. chances, sizes: of each request, [n] chances of its drafts in their order of
         admission, and the mean of the rows that they cost.
@@ -211,7 +211,7 @@ class StatePlanner:
         self._tokens = MEMORY * self._tokens + tokens
 
     def _weigh(self, found: Admitted, view: RoundView) -> None:
-        """How much a round with something to draft saves beside rounds without, and whether to rest therefore."""
+        """The saving of a round with drafts relative to rounds without, and whether to rest."""
         load = self._load(len(view.names))
         load.observe_gain(found.steps / len(view.names) * found.without - found.seconds - load.deciding)
         if load.gain > 0:

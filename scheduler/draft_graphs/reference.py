@@ -17,11 +17,11 @@ from outrider.scheduler.draft_graphs.lookup import follow
 from outrider.scheduler.draft_graphs.prune import admission_order, scores
 
 Denoiser = Callable[[np.ndarray], np.ndarray]
-"""From states [N, B] int64 to distributions [N, B, V]; that of the mask token is 0."""
+"""A model: from states [N, B] int64 to distributions [N, B, V]; that of the mask token is 0."""
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From a state [B] and its distribution [B, V] to the next state [B]."""
+"""An unmasking policy: from a state [B] and its distribution [B, V] to the next state [B]."""
 Ranking = Callable[[np.ndarray, np.ndarray], Candidates]
-"""From the predecessor's distribution [B, V] and the newest state [B] to its candidates, of one block."""
+"""A drafter: from the predecessor's distribution [B, V] and the newest state [B] of a block to its candidates."""
 
 
 @dataclass(slots=True)
@@ -86,6 +86,6 @@ def _drafts(graph: DraftGraph, root: np.ndarray, candidates: Candidates, mask_id
 
 
 def best_candidates(distribution: np.ndarray, kept: int) -> Candidates:
-    """Of one block's distribution [B, V], the `kept` most probable tokens of each position."""
+    """The `kept` most probable tokens of each position of one block's distribution [B, V]."""
     tokens = np.argsort(-distribution, axis=1, kind="stable")[:, :kept]
     return Candidates(tokens[None], np.take_along_axis(distribution, tokens, axis=1)[None].astype(np.float32))

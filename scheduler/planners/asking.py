@@ -1,4 +1,4 @@
-"""For whom a drafter's model drafts, and how many tokens, at the price of a second.
+"""The choice of requests for which a drafter's model drafts, and of how many tokens.
 
 At throughput lambda a draft of d tokens is worth sum_{k<=d} max(0, a_k - lambda dT/dK), and as many of the best draft,
 as deep, as pay for lambda T_draft(n d) (Dinkelbach's method): with many requests only the first tokens pay, and what a
@@ -47,7 +47,7 @@ def worth_asking(
     costs: np.ndarray,
     block: int | None,
 ) -> tuple[Ask | None, Ask]:
-    """Those whose drafts pay and as deep as they do, None if none does; and all, as deep as is best for them.
+    """The requests whose drafts pay, with the best depth (None if none does), and all requests with theirs.
 
     survival: [samples, R, gamma] of steps in which they were asked, with whole drafts. taken: [samples, R] 1 where that
         was the model's draft, 0 where it was found by prompt lookup, which not asking finds as well.

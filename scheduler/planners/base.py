@@ -48,7 +48,7 @@ from outrider.scheduler.planners.tiers import Tiers
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What is known of a decode step with R requests before anything is drafted.
+    """The state of a decode step with R requests before anything is drafted.
 
     rows: [R] int64, row of the engine's request pool.
     generations: [R] int64, differs when a row belongs to another request or was prefilled again.
@@ -71,7 +71,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is decided of a step before drafting.
+    """The decisions about a step that are made before drafting.
 
     draft: False: no drafter's model drafts in this step.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with tiers always set.
@@ -135,12 +135,12 @@ class Planner(ABC):
     tiers: Tiers | None = None
     """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a tier. None: any size."""
     admit_by: Admit | None = None
-    """What admits in one call. None: torch or numpy do."""
+    """Compiled admission in one call. None: torch or numpy admit."""
     block: int | None = None
     """Tokens of a whole draft of the model's, where it may be asked for fewer. None: it always drafts as many."""
 
     def looks_back(self, step: StepView) -> bool:
-        """Whether `budget` will ask what became of steps before this one, so that they should be observed by then."""
+        """True if `budget` will use the outcomes of earlier steps, so that they should be observed by then."""
         return True
 
     def budget(self, step: StepView) -> Budget:
@@ -148,7 +148,7 @@ class Planner(ABC):
         return Budget(draft=bool(step.limits.any()), tokens=None)
 
     def curve(self) -> PlannedCurve | None:
-        """Of the last step planned; None from planners that look at no curve, and before the first."""
+        """The curve of the last planned step; None from planners without a curve, and before the first step."""
         return None
 
     @abstractmethod

@@ -29,11 +29,11 @@ class Probing:
 
     @property
     def ready(self) -> bool:
-        """Whether `due` would say so now, if it is called with the same loss."""
+        """True if `due` would be true now, called with the same loss."""
         return 0 < self._most <= self._saved
 
     def due(self, loss: float, seconds: float, joined: bool) -> bool:
-        """Whether the next step should probe; called, or `save`, for each step for which not drafting wins.
+        """True if the next step should probe. Call it, or `save`, for each step for which not drafting wins.
 
         loss: seconds by which a probe is longer than the step without it. seconds: that step's.
         joined: requests have come since the last probe.

@@ -32,7 +32,7 @@ class Resting:
         self._last = step
 
     def holds(self, step: StepView) -> bool:
-        """Whether the rest may go on: enough of its requests are left, and none has a service level."""
+        """True if the rest may go on: enough of its requests are left, and none has a service level."""
         if self._last is None or np.count_nonzero(step.levels):
             return False
         if same_requests(step, self._last):
@@ -42,7 +42,7 @@ class Resting:
 
 
 def same_requests(one: StepView, other: StepView) -> bool:
-    """Whether two steps have the same requests, in the same order."""
+    """True if two steps have the same requests, in the same order."""
     return _same(one.rows, other.rows) and _same(one.generations, other.generations)
 
 

@@ -42,6 +42,6 @@ def pooled(survival: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reference_largest(survival: np.ndarray, count: int) -> np.ndarray:
-    """What `largest` means: the floats sorted, then rounded down."""
+    """Reference of `largest`: the floats sorted, then rounded down."""
     ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
     return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)

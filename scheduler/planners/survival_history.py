@@ -1,4 +1,4 @@
-"""What the asynchronous planner remembers: each request's last survivals, and how acceptance compares with them.
+"""The asynchronous planner's memory: each request's last survivals, and how acceptance compares with them.
 
 Everything is in arrays as large as the engine's request pool (grown to the largest row that was seen) or smaller;
 nothing grows with uptime.
@@ -19,9 +19,9 @@ DEPTH = 16
 POOL = 64
 """Survivals that are kept of all requests together."""
 POOLED = 0.5
-"""Of those, so many for each of a request's own, see `SurvivalHistory.read`."""
+"""Survivals of all requests that are used for each of a request's own, see `SurvivalHistory.read`."""
 STRIDE = 5
-"""From one that is taken to the next: those of one step stand side by side, and are alike."""
+"""Distance in the pool from one that is used to the next: neighbours are of one step, and alike."""
 
 
 class RunningMean:
@@ -145,7 +145,7 @@ class SurvivalHistory:
 
 
 class Falling:
-    """How survivals of the model's drafts fall from token to token, in the mean of the last drafts."""
+    """Running mean of the survival of the model's drafts, by draft position."""
 
     def __init__(self, gamma: int):
         self._profile = RunningMean((PRIOR_CONFIDENCE ** np.arange(1, gamma + 1)).astype(np.float32))
@@ -166,7 +166,7 @@ class Falling:
 
 
 class Correction:
-    """What survivals are worth, learnt from the verified tokens: of two kinds of drafts, those of requests for which
+    """Correction of survivals, learnt from verified tokens, for two kinds of drafts: those of requests for which
     the model was asked (row 1 of what is here) and those of prompt lookup alone (row 0).
 
     A survival is corrected by its size, because lookups are surer of middling drafts than they should be, and right
@@ -176,7 +176,7 @@ class Correction:
     """
 
     BINS = 10
-    """Of survivals, each with a factor: observed over predicted."""
+    """Bins of survivals, each with a factor: observed over predicted."""
     BOUNDS = (0.5, 1.25)  # above 1: confidences that are too low are put right as well
     PRIOR = 64.0
     """Verified tokens' worth of belief in the calibration, of each bin."""

@@ -65,7 +65,7 @@ class Synchronous(Bounded):
 
 
 def first_drop(requests: int, survival: np.ndarray, seconds: np.ndarray) -> int:
-    """How many tokens Algorithm 1 admits: lines 7 to 15.
+    """Number of tokens that Algorithm 1 admits: lines 7 to 15.
 
     survival: [n] in descending order. seconds: [m+1] for 0..m admitted tokens; m bounds them.
     """

@@ -20,7 +20,7 @@ RECENT = 8
 
 
 class Tiers:
-    """For at most `requests` requests of `width` tokens each (gamma + 1).
+    """The tiers of at most `requests` requests of `width` tokens each (gamma + 1).
 
     sizes: ascending, the largest is requests * width.
     captured: requests for which graphs are captured, at most; None: all. Larger steps have tiers, and no graph.
@@ -51,7 +51,7 @@ class Tiers:
 
     @property
     def graphs(self) -> tuple[int, ...]:
-        """Those of the sizes for which a graph is captured."""
+        """The sizes for which a graph is captured."""
         return tuple(size for size in self.sizes if size <= self.captured * self.width)
 
     def slots(self, tokens: int) -> int:
@@ -62,7 +62,7 @@ class Tiers:
         return min(tokens, self.captured + 1)
 
     def has_graph(self, requests: int, tokens: int) -> bool:
-        """Whether a step of a tier of `tokens` runs as a graph: another slot than its requests' takes the padding."""
+        """True if a step of a tier of `tokens` runs as a graph: a slot beside its requests' takes the padding."""
         slots = self.slots(tokens)
         return tokens <= self.captured * self.width and (requests < slots or requests == slots == tokens)
 
@@ -72,7 +72,7 @@ class Tiers:
 
 
 class Demand:
-    """How much recent steps have verified: the bound of planners that set none of their own.
+    """Recent numbers of verified tokens: the bound of planners that set none of their own.
 
     A step that used its bound up may have wanted more, and counts twice. Steps are those that were observed, so the
     bound is of the past.

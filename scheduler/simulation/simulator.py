@@ -45,7 +45,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it; `speeds` to `levels` have one entry per finished request.
+    """Results of a simulation; `speeds` to `levels` have one entry per finished request.
 
     speeds: tokens per second from its first token on. waits: seconds from its arrival to its first token.
     tokens: it received. levels: tokens per second that it asked for; 0: none.

@@ -1,4 +1,4 @@
-"""What a simulated server is asked: requests that arrive, and how often a drafter's tokens are accepted for them.
+"""The load of a simulated server: requests that arrive, and acceptance of a drafter's tokens for them.
 
 Acceptance is a chain of conditional probabilities c_{r,k}, as in DSpark (section 3.2.1). Requests differ in difficulty,
 drift while they are answered, and each token has luck of its own, part of which the drafter's confidence does not see.
@@ -100,7 +100,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How drafts fare, on the scale of log odds: logit c_{r,k} = b_k + difficulty_r + drift_r + seen_k + unseen_k.
+    """Acceptance of drafts, in log odds: logit c_{r,k} = b_k + difficulty_r + drift_r + seen_k + unseen_k.
 
     conditional: [gamma] acceptance of position k given those before it, in the mean over all steps; b is fitted to it.
     difficulty, drift, seen, unseen: standard deviations, of requests, of a random walk inside a request that returns
