@@ -22,6 +22,7 @@ TYPES: dict[int, str] = {
 """Others are `server_error` and `invalid_request_error`."""
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 """Statuses after which a client may retry, after a second unless the error names another time."""
+NO_TOKEN = "'prompt' has no token: this model's vocabulary has none of its characters"
 
 
 class ApiError(Exception):
@@ -82,6 +83,8 @@ def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
         return ApiError("the request ran longer than it may here; ask for less", status=504, code="request_timeout")
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         status = HTTPStatus.INTERNAL_SERVER_ERROR  # 503 says that nothing was done: proxies then ask another server
+    if message == NO_TOKEN:
+        param = "prompt"
     # OpenAI's clients look for this one.
     code = "context_length_exceeded" if "context length" in message else None
     return ApiError(message, status=status, param=param, code=code)

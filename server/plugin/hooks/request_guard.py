@@ -79,6 +79,8 @@ def _check(req: Any, vocab_size: int) -> None:
     """Raise ValueError for values that would raise only in the forward, or while answers are sent."""
     params = req.sampling_params
     if req.multimodal_inputs is None and req.input_embeds is None:
+        if not len(req.origin_input_ids):
+            raise ValueError("a prompt without tokens")
         _within("prompt token", req.origin_input_ids, vocab_size)
     _within("stop token", params.stop_token_ids, vocab_size)
     logprob = getattr(req, "logprob", req)  # older versions have these fields in the request

@@ -17,6 +17,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from outrider.server.plugin.hooks.request_guard import prepare
 
 VOCABULARY = 49152
+ALONE = poison.POISONS | {"no prompt": {"input_ids": []}}
+"""The last is refused by SGLang's tokenizer manager already, but for texts of no token."""
 TOKENIZER = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
 
 
@@ -38,11 +40,11 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("flags")
-@pytest.mark.parametrize("name", poison.POISONS)
+@pytest.mark.parametrize("name", ALONE)
 def test_what_a_batch_cannot_take_is_found_in_the_request_alone(name: str) -> None:
     refused = False
     try:
-        prepare(request(**poison.POISONS[name]), VOCABULARY)
+        prepare(request(**ALONE[name]), VOCABULARY)
     except Exception as error:
         refused = bool(str(error))
     assert refused
