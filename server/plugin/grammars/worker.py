@@ -48,8 +48,6 @@ THREADS = 8
 POLL_SECONDS = 0.02
 READY = b"ready\n"
 """What the process says when it can take jobs."""
-END = b"\n"
-"""Behind a copy's verdict."""
 OUT_OF_MEMORY = 3
 """Exit code of a copy."""
 
@@ -89,13 +87,6 @@ class Compilations:
         self._examiner, self._limits = examiner, limits
         self._waiting: deque[Job] = deque()
         self._running: list[Running] = []
-        self._leaving: list[int] = []
-        """Copies that have told their verdict and end now, which takes them some ten milliseconds."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether there are copies to look after."""
-        return bool(self._running or self._leaving)
 
     def pipes(self) -> dict[int, Running]:
         return {running.pipe: running for running in self._running}
@@ -107,7 +98,6 @@ class Compilations:
     def advance(self) -> list[dict[str, Any]]:
         """End what has run out of time and start what waits; returns verdicts."""
         now, verdicts = time.monotonic(), []
-        self._leaving = [process for process in self._leaving if not os.waitpid(process, os.WNOHANG)[0]]
         while len(self._waiting) > self._limits.waiting + self._limits.places:
             verdicts.append(_busy(self._waiting.pop()))
         for running in list(self._running):
@@ -129,10 +119,9 @@ class Compilations:
             written += chunk
         self._running.remove(running)
         os.close(running.pipe)
-        if written.endswith(END):
-            self._leaving.append(running.process)
-            return {"number": running.job.number, **json.loads(written)}
         _, status = os.waitpid(running.process, 0)
+        if written and not status:
+            return {"number": running.job.number, **json.loads(written)}
         ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if ended in (signal.SIGXCPU, signal.SIGKILL):
             reason = self._too_long()
@@ -146,9 +135,6 @@ class Compilations:
         """Kill all that runs."""
         for running in list(self._running):
             self._kill(running)
-        for process in self._leaving:
-            os.waitpid(process, 0)
-        self._leaving = []
 
     def _timed_out(self, running: Running) -> dict[str, Any]:
         """Its time is over. One that hardly had a processor is not to blame."""
@@ -187,10 +173,9 @@ class Compilations:
             os.dup2(silence, 1)  # the asker reads verdicts there, and no log of a library
             os.dup2(silence, 2)
             limit(self._limits)
-            verdict = self._examiner.examine(job.kind, job.text, job.name).to_json().encode() + END
+            verdict = self._examiner.examine(job.kind, job.text, job.name).to_json().encode()
             while verdict:
                 verdict = verdict[os.write(pipe, verdict) :]
-            os.close(pipe)
             code = 0
         except MemoryError:
             code = OUT_OF_MEMORY
@@ -236,7 +221,7 @@ def serve(compilations: Compilations, jobs: int, verdicts: int) -> None:
     unread = b""
     while True:
         pipes = compilations.pipes()
-        ready, _, _ = select.select([jobs, *pipes], [], [], POLL_SECONDS if compilations.busy else None)
+        ready, _, _ = select.select([jobs, *pipes], [], [], POLL_SECONDS if pipes else None)
         results = [compilations.finish(pipes[pipe]) for pipe in ready if pipe != jobs]
         if jobs in ready:
             chunk = os.read(jobs, 1 << 16)
