@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from .base import Draft, DraftBatch, Drafter, Features
 
 
 class FixedDrafter(Drafter):

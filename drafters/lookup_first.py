@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
-from outrider.drafters.ngram import NgramDrafter
+from .base import Draft, DraftBatch, Drafter, Features, Prefilled
+from .ngram import NgramDrafter
 
 SURE = 1.2
 """Expected accepted tokens, of as many as the model drafts, from which a lookup is taken without asking the model."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
-from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.cpu import native
+
+from .base import Draft, DraftBatch, Drafter, Features
+from .slot_tokens import SlotTokens
 
 # Logits of the confidence: 1, log of the matched length (each accepted token lengthens it), log odds that earlier
 # matches were followed by the drafted token, the same of all places where the last token alone stood, temperature.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from outrider.drafters.base import Drafter
-    from outrider.drafters.target import Target
+    from .base import Drafter
+    from .target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype)
     if not entry.needs_checkpoint:
         return Memory(0, tokens)
 
-    from outrider.drafters.block.checkpoint import memory as memory_of_checkpoint
+    from .block.checkpoint import memory as memory_of_checkpoint
 
     fixed, per_slot = memory_of_checkpoint(checkpoint, dtype)
     return Memory(fixed, per_slot + tokens)
@@ -144,10 +144,10 @@ def make(
     if not entry.needs_checkpoint:
         return drafter
 
-    from outrider.drafters.deferred import Deferred
-    from outrider.drafters.initial import Initialised
-    from outrider.drafters.lookup_first import LookupFirst
-    from outrider.drafters.ngram import NgramDrafter
+    from .deferred import Deferred
+    from .initial import Initialised
+    from .lookup_first import LookupFirst
+    from .ngram import NgramDrafter
 
     if entry.needs_hidden_states and str(target.device).startswith("cpu"):
         drafter = Deferred(drafter)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.cuda import native as cuda
-from outrider.kernels.noise import gumbel_argmax, torch_gumbel_argmax
-from outrider.kernels.sampling import Rules, target_probs
+from .cpu import native
+from .cuda import native as cuda
+from .noise import gumbel_argmax, torch_gumbel_argmax
+from .sampling import Rules, target_probs
 
 
 def accept(

@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.cuda import native as cuda
-from outrider.kernels.flat_batch import KV_CHUNK, QUERY_TILE, FlatBatch, Tiles
-from outrider.kernels.invariance import usable_places
+from .cpu import native
+from .cuda import native as cuda
+from .flat_batch import KV_CHUNK, QUERY_TILE, FlatBatch, Tiles
+from .invariance import usable_places
 
 CUDA_HEADS = (64, 128)
 """Head sizes that the Triton kernel takes."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from outrider.kernels.blocks import KINDS, expand, rows_of_blocks
-from outrider.kernels.cpu import native
+from .blocks import KINDS, expand, rows_of_blocks
+from .cpu import native
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.linear import PANEL, invariant_linear, reference_linear
+from .cpu import native
+from .linear import PANEL, invariant_linear, reference_linear
 
 BLOCK = 32
 """Neighbours in depth that the kernels expand at a time; as in cpu/csrc/kernels.h."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.kernels import fused
-from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.layer import DecoderLayer, decoder_layer
+from . import fused
+from .flat_batch import FlatBatch
+from .layer import DecoderLayer, decoder_layer
 
 Pool = tuple[torch.Tensor, torch.Tensor]
 """A layer's cache: keys [S, Hkv, D] and values [S, Hkv, Dv] by slot."""

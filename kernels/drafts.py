@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.cuda import native as cuda
+from .cpu import native
+from .cuda import native as cuda
 
 SURE = 1 - 2.0**-24
 """The largest float32 below 1, to which confidences are bounded: float32's sigmoid rounds to 1, which no temperature

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.cpu import native
+from .cpu import native
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.blocks import BlockWeight, block_linear
-from outrider.kernels.cpu import native
-from outrider.kernels.linear import PANEL, PackedWeight, packed_linear
+from .blocks import BlockWeight, block_linear
+from .cpu import native
+from .linear import PANEL, PackedWeight, packed_linear
 
 GROUP = 64
 """Neighbours in depth that share a scale; as in cpu/csrc/kernels.h."""

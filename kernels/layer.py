@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.kernels import fused
-from outrider.kernels.attention import flat_attention
-from outrider.kernels.blocks import BlockWeight
-from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.int8 import Int8Weight, multiply
-from outrider.kernels.linear import PackedWeight
+from . import fused
+from .attention import flat_attention
+from .blocks import BlockWeight
+from .flat_batch import FlatBatch
+from .int8 import Int8Weight, multiply
+from .linear import PackedWeight
 
 
 @dataclass(frozen=True)

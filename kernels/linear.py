@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.invariance import usable_places
+from .cpu import native
+from .invariance import usable_places
 
 PANEL = 64
 """Outputs of a packed panel; as in cpu/csrc/kernels.h."""

@@ -16,8 +16,8 @@ from enum import IntEnum
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.cuda import native as cuda
+from .cpu import native
+from .cuda import native as cuda
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9

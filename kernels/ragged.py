@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.cuda import native as cuda
+from .cpu import native
+from .cuda import native as cuda
 
 Flattened = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.noise import torch_gumbel_argmax
-from outrider.kernels.sampling import Rules, reference_target_probs
+from .flat_batch import FlatBatch
+from .noise import torch_gumbel_argmax
+from .sampling import Rules, reference_target_probs
 
 
 def ragged_attention(

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.kernels.cpu import native
-from outrider.kernels.cuda import native as cuda
-from outrider.kernels.noise import gumbel_argmax
+from .cpu import native
+from .cuda import native as cuda
+from .noise import gumbel_argmax
 
 HEAD = 1024
 """Candidates looked at before a row is sorted completely; nearly every filtered row keeps fewer."""

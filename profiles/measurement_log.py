@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.cost.step_times import Point
 from outrider.storage.replacing import replace
+
+from .fingerprint import Fingerprint
 
 SCHEMA = 2
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.profiles.store import write_json
 from outrider.scheduler.cost.model import StepCost
+
+from .store import write_json
 
 
 def sglang_table(cost: StepCost) -> dict[str, Any]:

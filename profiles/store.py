@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.storage.replacing import replace
+
+from .fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.server.errors import UserError
+from .errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

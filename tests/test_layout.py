@@ -75,6 +75,18 @@ def test_imports_point_downward(folder):
             assert rest.split(".")[0] in MAY_IMPORT[folder] | {folder}, f"{path} imports {name}"
 
 
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_are_relative_within_a_folder_and_absolute_across(folder):
+    """Graphs drawn from a checkout then show the folders, which only `.src` makes the package `outrider`."""
+    for path in (ROOT / folder).rglob("*.py"):
+        depth = len(path.relative_to(ROOT).parent.parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level <= depth, f"{path}:{node.lineno} leaves {folder}/: import outrider.… instead"
+                own = not node.level and (node.module or "").split(".")[:2] == ["outrider", folder]
+                assert not own, f"{path}:{node.lineno} imports {node.module}: within {folder}/ imports are relative"
+
+
 def test_every_part_of_the_server_has_its_place():
     parts = {path.name for path in (ROOT / "server").iterdir() if (path / "__init__.py").exists()}
     assert parts == set(MAY_IMPORT_IN_SERVER)

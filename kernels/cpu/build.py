@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.cache import cache_root
+from ..cache import cache_root
 
 logger = logging.getLogger(__name__)
 

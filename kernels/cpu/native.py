@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.cpu.build import BuildError, library
-from outrider.kernels.cpu.proof import tiles_proved
+from .build import BuildError, library
+from .proof import tiles_proved
 
 logger = logging.getLogger(__name__)
 

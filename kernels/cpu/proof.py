@@ -9,8 +9,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from outrider.kernels.cache import cache_root
-from outrider.kernels.cpu.build import CHECK
+from ..cache import cache_root
+from .build import CHECK
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.kernels.cuda.noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
-from outrider.kernels.cuda.rules import heat, kept, statistics, weight
+from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
+from .rules import heat, kept, statistics, weight
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.kernels.cuda import acceptance, admission, attention, draft_block, noise, ragged, rules
+from . import acceptance, admission, attention, draft_block, noise, ragged, rules
 
 ARCHITECTURES = (80, 90, 100)
 ALIGNED = [["tt.divisibility", 16]]

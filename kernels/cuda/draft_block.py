@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.kernels.cuda.noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
-from outrider.kernels.cuda.rules import heat, kept, statistics, weight
+from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
+from .rules import heat, kept, statistics, weight
 
 COLUMNS = 64
 """Columns of one program of `bias_kernel`: 2376 programs for 152 k, eighteen for each of an H100's multiprocessors."""

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.kernels.cuda.noise import BLOCK, CHUNK, chunks
+from .noise import BLOCK, CHUNK, chunks
 
 PIVOTS = 8
 """Cuts tried in one pass over a row: three bits of 30."""

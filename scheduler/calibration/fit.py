@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.scheduler.calibration.cases import CASES, LIKE_SGLANG
-from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, sigmoid
-from outrider.scheduler.calibration.records import Records
-from outrider.scheduler.calibration.table import CalibrationTable
+from .cases import CASES, LIKE_SGLANG
+from .model import Calibration, ece, logit, quality, sigmoid
+from .records import Records
+from .table import CalibrationTable
 
 GRID = 1.025 ** np.arange(-65, 85)
 """Temperatures 0.2 to 8, 1 among them."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.scheduler.calibration.records import Records
+from .records import Records
 
 BINS = 15
 """Equal-width bins of the expected calibration error."""

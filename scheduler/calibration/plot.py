@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.scheduler.calibration.cases import CASES
-from outrider.scheduler.calibration.model import BINS, Calibration, quality
-from outrider.scheduler.calibration.records import Records
-from outrider.scheduler.calibration.table import CalibrationTable
+from .cases import CASES
+from .model import BINS, Calibration, quality
+from .records import Records
+from .table import CalibrationTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from outrider.scheduler.calibration.cases import CASES
-from outrider.scheduler.calibration.model import Calibration
+from .cases import CASES
+from .model import Calibration
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # hashed in every step

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.scheduler.cost.drift import Drift
-from outrider.scheduler.cost.step_times import Point, merge, split
+from .drift import Drift
+from .step_times import Point, merge, split
 
 DECIDING_RATE = 0.03
 """Weight of one step in the running average of what deciding takes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.step_times import Point
+from .model import StepCost
+from .step_times import Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.scheduler.service_levels import MARGIN
+from ..service_levels import MARGIN
 
 Seconds = Callable[[np.ndarray], np.ndarray]
 """A function from the rows [n] that drafts add to a round to its seconds [n]."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.fill import Candidates, ranked_positions
-from outrider.scheduler.draft_graphs.graph import DraftGraph, Node
+from .fill import Candidates, ranked_positions
+from .graph import DraftGraph, Node
 
 NODES = 10
 """D of a graph, of which a forward drafts the best D*."""

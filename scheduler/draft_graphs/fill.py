@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from .graph import DraftGraph
 
 
 @dataclass(frozen=True, slots=True)

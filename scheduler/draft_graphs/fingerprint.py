@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from .graph import DraftGraph
 
 TEMPERATURES = ("greedy", "sampled")
 """Classes of requests, each with a graph of its own."""

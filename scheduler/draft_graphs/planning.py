@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.draft_graphs.admission import Admitted, Levels, admitted
-from outrider.scheduler.planners.base import StepView
-from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
-from outrider.scheduler.planners.resting import Resting
+from ..cost.model import StepCost
+from ..planners.base import StepView
+from ..planners.probing import LOOK_SHARE, Probing
+from ..planners.resting import Resting
+from .admission import Admitted, Levels, admitted
 
 BINS, DEPTHS = 10, 4
 PRIOR = 4.0

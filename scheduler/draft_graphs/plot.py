@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from outrider.scheduler.draft_graphs.calibration import Counts
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from .calibration import Counts
+from .graph import DraftGraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

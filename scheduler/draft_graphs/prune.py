@@ -11,8 +11,8 @@ from functools import cache
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.fill import Filled
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from .fill import Filled
+from .graph import DraftGraph
 
 
 def scores(graph: DraftGraph, filled: Filled) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.scheduler.draft_graphs.calibration import NODES
-from outrider.scheduler.draft_graphs.graph import DraftGraph, Node
+from .calibration import NODES
+from .graph import DraftGraph, Node
 
 LONGEST = 7
 """Steps that are looked ahead."""

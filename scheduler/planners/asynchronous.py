@@ -26,17 +26,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.admission import largest
-from outrider.scheduler.planners.asking import FEW, Ask, cost_of, worth_asking
-from outrider.scheduler.planners.base import Budget, PlannedCurve, Planner, StepView
-from outrider.scheduler.planners.curve import Curve, convex, mean_curve, pooled_curve, single_curve
-from outrider.scheduler.planners.past import Finished, Issued, Past
-from outrider.scheduler.planners.probing import LOOK_SHARE, Probing
-from outrider.scheduler.planners.resting import Resting, same_requests
-from outrider.scheduler.planners.sorting import RESOLUTION
-from outrider.scheduler.planners.survival_history import SurvivalHistory
-from outrider.scheduler.service_levels import behind, levels_kept
+from ..cost.model import StepCost
+from ..service_levels import behind, levels_kept
+from .admission import largest
+from .asking import FEW, Ask, cost_of, worth_asking
+from .base import Budget, PlannedCurve, Planner, StepView
+from .curve import Curve, convex, mean_curve, pooled_curve, single_curve
+from .past import Finished, Issued, Past
+from .probing import LOOK_SHARE, Probing
+from .resting import Resting, same_requests
+from .sorting import RESOLUTION
+from .survival_history import SurvivalHistory
 
 LAG = 2
 """A budget sees steps that are at least this many before it."""

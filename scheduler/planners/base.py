@@ -42,8 +42,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.scheduler.planners.admission import Admit
-from outrider.scheduler.planners.tiers import Tiers
+from .admission import Admit
+from .tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)

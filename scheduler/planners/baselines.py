@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from outrider.scheduler.planners.admission import largest, survival_of, top_k
-from outrider.scheduler.planners.base import Budget, StepView
-from outrider.scheduler.planners.bounded import Bounded, in_turns
+from .admission import largest, survival_of, top_k
+from .base import Budget, StepView
+from .bounded import Bounded, in_turns
 
 
 class VerifyAll(Bounded):

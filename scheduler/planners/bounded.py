@@ -8,8 +8,8 @@ from collections import deque
 import numpy as np
 import torch
 
-from outrider.scheduler.planners.base import Planner, StepView
-from outrider.scheduler.planners.tiers import Demand
+from .base import Planner, StepView
+from .tiers import Demand
 
 LATE = 64
 """Steps that may be unobserved at a time."""

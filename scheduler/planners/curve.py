@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.scheduler.planners.sorting import RESOLUTION, largest, pooled
+from .sorting import RESOLUTION, largest, pooled
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.scheduler.planners.base import Budget, StepView
-from outrider.scheduler.planners.survival_history import Correction, Falling, SurvivalHistory
+from .base import Budget, StepView
+from .survival_history import Correction, Falling, SurvivalHistory
 
 PROBE_WEIGHT = 4
 """A probe counts as so many steps, because what was seen before it is old."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.scheduler.cost.model import StepCost
-    from outrider.scheduler.planners.base import Planner
+    from ..cost.model import StepCost
+    from .base import Planner
 
 
 @dataclass(frozen=True, slots=True)

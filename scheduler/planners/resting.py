@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.scheduler.planners.base import StepView
+from .base import StepView
 
 STILL_THERE = 0.75
 """A rest ends when fewer than this share of its requests are left."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.admission import survival_of, top_k_numpy
-from outrider.scheduler.planners.base import Budget, StepView
-from outrider.scheduler.planners.bounded import Bounded
-from outrider.scheduler.upload import upload
+from ..cost.model import StepCost
+from ..upload import upload
+from .admission import survival_of, top_k_numpy
+from .base import Budget, StepView
+from .bounded import Bounded
 
 
 class Synchronous(Bounded):

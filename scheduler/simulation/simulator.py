@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Planner, StepView
-from outrider.scheduler.simulation.workload import Acceptance, Requests, Workload
+from ..cost.model import StepCost
+from ..planners.admission import survival_of
+from ..planners.base import Planner, StepView
+from .workload import Acceptance, Requests, Workload
 
 WARM_UP = 0.2
 """Share of the simulated time before anything counts."""

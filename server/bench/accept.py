@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
-from outrider.server import pictures
-from outrider.server.bench import harness
-from outrider.server.engine import client, session
-from outrider.server.engine.flags import add_engine_flags, settings_of
-from outrider.server.engine.questions import read_questions
-from outrider.server.engine.resolve import resolve
-from outrider.server.plugin import control
-from outrider.server.plugin.options import RequestOptions
+
+from .. import pictures
+from ..engine import client, session
+from ..engine.flags import add_engine_flags, settings_of
+from ..engine.questions import read_questions
+from ..engine.resolve import resolve
+from ..plugin import control
+from ..plugin.options import RequestOptions
+from . import harness
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,15 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from outrider.server.bench import environments, harness, isolated
-from outrider.server.engine import session
-from outrider.server.engine.resolve import resolve
-from outrider.server.engine.settings import Settings
-from outrider.server.errors import UserError
-from outrider.server.plugin.options import RequestOptions
+from ..engine import session
+from ..engine.resolve import resolve
+from ..engine.settings import Settings
+from ..errors import UserError
+from ..plugin.options import RequestOptions
+from . import environments, harness, isolated
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 XLLAMACPP = "xllamacpp==2026.10.11549"
 
@@ -75,8 +75,8 @@ async def _serve_jobs(work: Callable[[Job], Awaitable[dict[str, float]]], replie
 
 
 def _outrider(setup: Setup, replies: TextIO) -> None:
-    from outrider.server.engine import client
-    from outrider.server.tune.first import measure_first
+    from ..engine import client
+    from ..tune.first import measure_first
 
     resolved = resolve(setup.settings)
 
@@ -99,11 +99,11 @@ def _outrider(setup: Setup, replies: TextIO) -> None:
 
 def _sglang(setup: Setup, replies: TextIO) -> None:
     """SGLang's own attention and layers in plain torch. On a CPU it does not start without a platform; that is ours."""
-    from outrider.server.plugin.hooks.register import PLATFORM_ONLY
+    from ..plugin.hooks.register import PLATFORM_ONLY
 
     os.environ[PLATFORM_ONLY] = "1"
     os.environ["SGLANG_PLUGINS"] = "outrider"
-    from outrider.server.engine import target
+    from ..engine import target
 
     path = target.plain_folder(setup.settings.model)
     import sglang
@@ -140,7 +140,7 @@ def _transformers(setup: Setup, replies: TextIO) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from outrider.server.engine import target
+    from ..engine import target
 
     torch.set_num_threads(setup.threads)
     path = target.plain_folder(setup.settings.model)
@@ -212,7 +212,7 @@ ENGINES = {"outrider": _outrider, "sglang": _sglang, "transformers": _transforme
 def command(setup: Setup) -> tuple[list[str], dict[str, str]]:
     """What starts the engine's process, and its variables; the environment of an isolated engine is made if need be."""
     if setup.engine in isolated.ENGINES:
-        from outrider.server.engine import target
+        from ..engine import target
 
         known = {name: getattr(setup, name) for name in ("engine", "gguf", "requests", "context", "threads")}
         folder = target.plain_folder(setup.settings.model) if setup.engine == "vllm" else ""  # OpenVINO reads the GGUF

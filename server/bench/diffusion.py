@@ -19,18 +19,18 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from outrider.server.bench import harness
-from outrider.server.engine import client, process, session
-from outrider.server.engine.flags import add_engine_flags, add_unmasking_flags, settings_of
-from outrider.server.engine.questions import read_questions
-from outrider.server.engine.resolve import resolve
-from outrider.server.engine.settings import Settings
-from outrider.server.errors import UserError
-from outrider.server.plugin import control
-from outrider.server.plugin.options import RequestOptions
+from ..engine import client, process, session
+from ..engine.flags import add_engine_flags, add_unmasking_flags, settings_of
+from ..engine.questions import read_questions
+from ..engine.resolve import resolve
+from ..engine.settings import Settings
+from ..errors import UserError
+from ..plugin import control
+from ..plugin.options import RequestOptions
+from . import harness
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 ARMS = {"base": RequestOptions(enabled=False)}
 ARMS |= {f"D={states}": RequestOptions(gamma=states, planned=False) for states in (0, 1, 2, 3)}

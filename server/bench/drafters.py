@@ -23,12 +23,13 @@ from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acce
 from outrider.drafters.training.measure import arms_of, measure, target_answers
 from outrider.drafters.training.target import TargetModel, keep_freed_memory
 from outrider.drafters.training.validate import everywhere, walk
-from outrider.server import pictures
-from outrider.server.bench import harness
-from outrider.server.engine import hardware
-from outrider.server.engine.questions import read_questions
-from outrider.server.engine.target import plain_folder
-from outrider.server.errors import UserError
+
+from .. import pictures
+from ..engine import hardware
+from ..engine.questions import read_questions
+from ..engine.target import plain_folder
+from ..errors import UserError
+from . import harness
 
 STEPS = {"walked": walk, "all": everywhere}
 

@@ -33,11 +33,12 @@ from outrider.drafters.diffusion.drafter import BACKLOG_EACH
 from outrider.drafters.registry import DENOISING_ORDERS, find
 from outrider.kernels.blocks import KINDS
 from outrider.kernels.cpu import native
-from outrider.server.bench import harness
-from outrider.server.bench.kernel_step import OURS, Model, Shape, blocks_of
-from outrider.server.engine.checkpoints import WEIGHTS
-from outrider.server.engine.settings import CHECKPOINT_DRAFTERS
-from outrider.server.errors import UserError
+
+from ..engine.checkpoints import WEIGHTS
+from ..engine.settings import CHECKPOINT_DRAFTERS
+from ..errors import UserError
+from . import harness
+from .kernel_step import OURS, Model, Shape, blocks_of
 
 PARTS = ("products", "attention", "norms, rope", "sampling")
 """As the kernels' stopwatch names them."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.kernels.cache import cache_root
-from outrider.server.engine.cached_folder import cached
-from outrider.server.errors import UserError
+
+from ..engine.cached_folder import cached
+from ..errors import UserError
 
 LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
 """peers-ENGINE.txt there pins the packages of an engine."""

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from outrider.server import pictures
-from outrider.server.engine.flags import Flags
-from outrider.server.errors import UserError
+from .. import pictures
+from ..engine.flags import Flags
+from ..errors import UserError
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")

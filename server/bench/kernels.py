@@ -22,9 +22,10 @@ import torch
 from outrider.kernels import attention, fused, int8, linear, noise, sampling
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.server.bench import harness
-from outrider.server.bench.kernel_step import OURS, PLAIN, Model, Shape
-from outrider.server.errors import UserError
+
+from ..errors import UserError
+from . import harness
+from .kernel_step import OURS, PLAIN, Model, Shape
 
 Arm = Callable[[], object]
 

@@ -36,15 +36,15 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from outrider.server import pictures
-from outrider.server.bench import baselines, environments, harness, isolated
-from outrider.server.bench.baselines import Job, Setup
-from outrider.server.bench.peers_record import Footprint, Record, Results
-from outrider.server.engine import bundled_model
-from outrider.server.engine.flags import add_engine_flags, settings_of
-from outrider.server.engine.questions import read_questions
-from outrider.server.engine.settings import Settings
-from outrider.server.errors import UserError
+from .. import pictures
+from ..engine import bundled_model
+from ..engine.flags import add_engine_flags, settings_of
+from ..engine.questions import read_questions
+from ..engine.settings import Settings
+from ..errors import UserError
+from . import baselines, environments, harness, isolated
+from .baselines import Job, Setup
+from .peers_record import Footprint, Record, Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,7 +149,7 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
     """The jobs by name; whole groups of `concurrency` prompts, so that no engine ends with a smaller one."""
     from transformers import AutoTokenizer
 
-    from outrider.server.engine import target
+    from ..engine import target
 
     questions = read_questions(args.prompts)
     tokenizer: Any = AutoTokenizer.from_pretrained(target.find(args.model).path)

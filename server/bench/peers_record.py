@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outrider.server.bench import harness
-from outrider.server.errors import UserError
+from ..errors import UserError
+from . import harness
 
 Results = dict[str, dict[str, list[float]]]
 """{case: {arm: [tokens per second, one per round]}}; a case is a concurrency, or "prefill N"."""

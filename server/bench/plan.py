@@ -26,7 +26,8 @@ from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner, StepView
 from outrider.scheduler.planners.baselines import StaticGamma
-from outrider.server.bench import harness
+
+from . import harness
 
 STAGES = ("budget", "admit", "observe")
 LEAVE = 0.01

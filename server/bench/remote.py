@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK_SECONDS = 30

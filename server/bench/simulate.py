@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.scheduler.planners import registry
-from outrider.server import pictures
-from outrider.server.bench import harness
-from outrider.server.errors import UserError
+
+from .. import pictures
+from ..errors import UserError
+from . import harness
 
 if TYPE_CHECKING:
     from outrider.scheduler.cost.model import StepCost
@@ -187,7 +188,7 @@ def _scenario(args: argparse.Namespace, largest: int) -> Scenario:
 
     acceptance = Acceptance(_conditional(args.acceptance), overconfidence=args.overconfidence)
     if args.profile:
-        from outrider.server.engine import profile_lookup
+        from ..engine import profile_lookup
 
         return Scenario(store.locate(args.profile, profile_lookup.roots()).cost, acceptance)
     numbers = {}

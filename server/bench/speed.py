@@ -14,15 +14,15 @@ import argparse
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from outrider.server.bench import harness
-from outrider.server.engine import client, session
-from outrider.server.engine.flags import add_engine_flags, settings_of
-from outrider.server.engine.questions import read_questions
-from outrider.server.engine.resolve import resolve
-from outrider.server.plugin.options import RequestOptions
+from ..engine import client, session
+from ..engine.flags import add_engine_flags, settings_of
+from ..engine.questions import read_questions
+from ..engine.resolve import resolve
+from ..plugin.options import RequestOptions
+from . import harness
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 ARMS = {"off": RequestOptions(enabled=False), "on": RequestOptions()}
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from outrider.server.tune.first import measure_first
+    from ..tune.first import measure_first
 
     concurrencies = harness.check_rounds(args)
     questions = read_questions(args.prompts)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from outrider.server.plugin.hooks.step_profiler import PARTS
+from ..plugin.hooks.step_profiler import PARTS
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 Kind = tuple[int, int, bool]
 """Requests, tokens of all together, and whether it is a prefill."""

@@ -29,17 +29,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.kernels.linear import pack, packed_linear
-from outrider.server.bench import harness, step_breakdown
-from outrider.server.engine import client, session
-from outrider.server.engine.flags import add_engine_flags, settings_of
-from outrider.server.engine.resolve import Resolved, resolve
-from outrider.server.engine.settings import MEASURING_DRAFTER
-from outrider.server.errors import UserError
-from outrider.server.plugin.hooks import step_profiler
-from outrider.server.plugin.options import RequestOptions
+
+from ..engine import client, session
+from ..engine.flags import add_engine_flags, settings_of
+from ..engine.resolve import Resolved, resolve
+from ..engine.settings import MEASURING_DRAFTER
+from ..errors import UserError
+from ..plugin.hooks import step_profiler
+from ..plugin.options import RequestOptions
+from . import harness, step_breakdown
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24

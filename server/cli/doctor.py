@@ -13,15 +13,15 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 
-from outrider.server.doctor import installation
-from outrider.server.doctor.finding import Finding, Status, problem
-from outrider.server.errors import UserError
+from ..doctor import installation
+from ..doctor.finding import Finding, Status, problem
+from ..errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     try:
-        from outrider.server.cli import serve
+        from . import serve
     except ImportError:  # a package is missing, which `run` says
         parser.epilog = "Packages are missing: only --json is understood until they are there."
     else:
@@ -58,8 +58,8 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield from packages
     if any(finding.status is Status.PROBLEM for finding in packages):
         return
-    from outrider.server.cli import serve
-    from outrider.server.doctor import machine, plugin, serving
+    from ..doctor import machine, plugin, serving
+    from . import serve
 
     for subject, check in (
         ("processors", machine.processors),

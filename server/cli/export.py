@@ -9,7 +9,8 @@ import argparse
 
 from outrider.drafters.training import arguments
 from outrider.drafters.training.export import export
-from outrider.server.errors import UserError
+
+from ..errors import UserError
 
 add_arguments = arguments.add_export_arguments
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from outrider.server.errors import UserError
-from outrider.server.http import keys
+from ..errors import UserError
+from ..http import keys
 
 LIMITS = ("rate", *keys.NUMBERS, "admin")
 SHOWN = {None: "-", False: "-", True: "yes"}

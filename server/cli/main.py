@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 DESCRIPTION = """\
 Outrider serves large language models faster, without changing what they say.

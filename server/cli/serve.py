@@ -14,10 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.server.engine import traces
-from outrider.server.engine.flags import add_drafter_flags, add_target_flags, add_unmasking_flags
-from outrider.server.engine.logs import SERVER
-from outrider.server.engine.settings import (
+from ..engine import traces
+from ..engine.flags import add_drafter_flags, add_target_flags, add_unmasking_flags
+from ..engine.logs import SERVER
+from ..engine.settings import (
     LOG_FORMATS,
     LOG_LEVELS,
     LOGGED_REQUESTS,
@@ -29,10 +29,10 @@ from outrider.server.engine.settings import (
 _say = logging.getLogger(SERVER).info
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
-    from outrider.server.engine.resolve import Resolved
-    from outrider.server.http.listen import Listeners
-    from outrider.server.tune.idle import Traffic
+    from ..engine.engine import Engine
+    from ..engine.resolve import Resolved
+    from ..http.listen import Listeners
+    from ..tune.idle import Traffic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -250,10 +250,10 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
-    from outrider.server.engine import engine as engines
-    from outrider.server.engine import hardware, logs
-    from outrider.server.engine.resolve import resolve
-    from outrider.server.http import listen
+    from ..engine import engine as engines
+    from ..engine import hardware, logs
+    from ..engine.resolve import resolve
+    from ..http import listen
 
     logs.configure(settings)
     # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
@@ -272,7 +272,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engines.start(resolved, settings.resolved_engines)
 
     async def before_first() -> None:
-        from outrider.server.tune.first import measure_first
+        from ..tune.first import measure_first
 
         await measure_first(engine, resolved, _say)
         _announce(resolved.settings, engine)
@@ -293,13 +293,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
     """Be a node of an engine whose first node takes the requests."""
-    from outrider.server.engine import engine as engines
+    from ..engine import engine as engines
 
     parallel, grace = resolved.settings.parallel, 0.0
     part = engines.join(resolved)
     try:
         # Imported now: it reads the environment that the ranks were started with.
-        from outrider.server.http import member
+        from ..http import member
 
         _say(f"Ready: node {parallel.node_rank} of {parallel.nnodes}; requests go to node 0")
         exit_code = member.serve(resolved, part, listeners)
@@ -313,9 +313,10 @@ def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
 async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
     """Make a quick profile a thorough one while nobody is served."""
     from outrider.profiles import store
-    from outrider.server.tune import measure
-    from outrider.server.tune.effort import IDLE
-    from outrider.server.tune.idle import Idle
+
+    from ..tune import measure
+    from ..tune.effort import IDLE
+    from ..tune.idle import Idle
 
     try:
         quick = store.read(Path(str(resolved.settings.profile)))
@@ -335,7 +336,7 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
 
 
 def _announce(settings: Settings, engine: Engine) -> None:
-    from outrider.server.http.sampling_defaults import SamplingDefaults
+    from ..http.sampling_defaults import SamplingDefaults
 
     manager = engine.tokenizer_manager
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

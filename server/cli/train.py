@@ -20,9 +20,10 @@ from pathlib import Path
 from outrider.drafters.block.config import BLOCK_KINDS
 from outrider.drafters.training import arguments, cli
 from outrider.drafters.training.plot import plot_losses
-from outrider.server import pictures
-from outrider.server.engine import hardware, target
-from outrider.server.errors import UserError
+
+from .. import pictures
+from ..engine import hardware, target
+from ..errors import UserError
 
 add_arguments = arguments.add_arguments
 

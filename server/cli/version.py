@@ -7,7 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from outrider.profiles.fingerprint import cpu_name
-from outrider.server.engine import hardware
+
+from ..engine import hardware
 
 PACKAGES = ("outrider", "sglang", "torch", "transformers", "flashinfer-python", "sglang-kernel", "xgrammar", "triton")
 

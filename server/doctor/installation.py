@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from outrider.server.doctor.finding import Finding, ok, problem, warning
+from .finding import Finding, ok, problem, warning
 
 LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
 """The pinned packages, in a checkout."""
@@ -93,8 +93,9 @@ def _version(name: str) -> str | None:
 def kernels() -> Iterator[Finding]:
     """Compiler and compiled CPU kernels; compiles them if that was not done yet, half a minute to two."""
     from outrider.kernels.cpu import build, native
-    from outrider.server.engine import hardware
-    from outrider.server.errors import UserError
+
+    from ..engine import hardware
+    from ..errors import UserError
 
     try:
         compiler = build.find_compiler()

@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 
 from outrider.kernels.cache import cache_root
-from outrider.server.doctor.finding import Finding, ok, problem, warning
-from outrider.server.engine import hardware, threads, topology
-from outrider.server.engine.settings import Settings
+
+from ..engine import hardware, threads, topology
+from ..engine.settings import Settings
+from .finding import Finding, ok, problem, warning
 
 CACHE_BYTES = 1 << 30
 """Room in the cache: the embedded model, kernels and profiles take a tenth of it, a model from the hub many of it."""

@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from outrider.server.doctor.finding import Finding, ok, problem
-from outrider.server.doctor.installation import REINSTALL
-from outrider.server.errors import UserError
+from ..errors import UserError
+from .finding import Finding, ok, problem
+from .installation import REINSTALL
 
 NOT_LOADED = 3
 """The process's exit code where SGLang is right and did not load us; its output says why."""
@@ -43,7 +43,7 @@ def finding(process: subprocess.Popen[str]) -> Iterator[Finding]:
 
 
 def _load() -> int:
-    from outrider.server.engine.engine import load_plugin
+    from ..engine.engine import load_plugin
 
     warnings.simplefilter("ignore")  # of hardware that is not here
     try:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.profiles import store
-from outrider.server.doctor.finding import Finding, ok, problem, warning
-from outrider.server.doctor.machine import gib
-from outrider.server.engine import checkpoints, memory, profile_lookup, quantized, target
-from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, Settings
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
+
+from ..engine import checkpoints, memory, profile_lookup, quantized, target
+from ..engine.settings import CHECKPOINT_DRAFTERS, Settings
+from ..engine.target import Model
+from ..errors import UserError
+from .finding import Finding, ok, problem, warning
+from .machine import gib
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """One of them makes a tokenizer."""
@@ -132,8 +133,8 @@ def _why_none_fits(settings: Settings, model: Model) -> str:
 
 def doors(settings: Settings) -> Iterator[Finding]:
     """Keys, certificate and address, as far as the settings name them; and who could ask such a server."""
-    from outrider.server.http import keys, listen, usage_file
-    from outrider.server.http.tls import Tls
+    from ..http import keys, listen, usage_file
+    from ..http.tls import Tls
 
     try:
         if settings.api_keys is not None:

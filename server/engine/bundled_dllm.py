@@ -10,9 +10,10 @@ from pathlib import Path
 
 import outrider.drafters
 from outrider.kernels.cache import cache_root
-from outrider.server.engine import bundled_model, gguf_model
-from outrider.server.engine.cached_folder import cached, sha256
-from outrider.server.errors import UserError
+
+from ..errors import UserError
+from . import bundled_model, gguf_model
+from .cached_folder import cached, sha256
 
 NAME = "outrider-dllm"
 DELTA = Path(outrider.drafters.__file__).parent / "weights" / bundled_model.NAME.lower() / "dllm"

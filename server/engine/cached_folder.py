@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outrider.server.engine.logs import SERVER
-from outrider.server.errors import UserError
 from outrider.storage import replacing
+
+from ..errors import UserError
+from .logs import SERVER
 
 MANIFEST = "outrider-manifest.json"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import outrider.drafters
 from outrider.drafters import registry
 from outrider.drafters.block.config import BlockConfig, CheckpointError
-from outrider.server.engine import hub
-from outrider.server.engine.settings import CHECKPOINT_DRAFTERS, Settings
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
+
+from ..errors import UserError
+from . import hub
+from .settings import CHECKPOINT_DRAFTERS, Settings
+from .target import Model
 
 WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
 

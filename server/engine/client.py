@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from .engine import Engine
 
 
 async def generate(manager: Any, prompt: str | list[int], *, stream: bool = False, **sampling: Any) -> dict[str, Any]:

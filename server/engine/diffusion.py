@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
-from outrider.server.plugin.diffusion.target import DiffusionConfigError, recognise
+from ..errors import UserError
+from ..plugin.diffusion.target import DiffusionConfigError, recognise
+from .settings import Settings
+from .target import Model
 
 REQUESTS = 32
 """Decoded at the same time, where nobody says how many."""

@@ -13,16 +13,16 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outrider.server.engine import logs, model_modules, several, threads, topology, traces
-from outrider.server.engine.part import Part, kill_children
-from outrider.server.engine.prestart import WaitingScheduler
-from outrider.server.engine.process import StartupReport, run_detokenizer, run_scheduler
-from outrider.server.engine.resolve import Resolved
-from outrider.server.engine.run_folder import GRAMMARS, RunFolder
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.threads import Placement
-from outrider.server.errors import UserError
-from outrider.server.plugin.grammars import folder
+from ..errors import UserError
+from ..plugin.grammars import folder
+from . import logs, model_modules, several, threads, topology, traces
+from .part import Part, kill_children
+from .prestart import WaitingScheduler
+from .process import StartupReport, run_detokenizer, run_scheduler
+from .resolve import Resolved
+from .run_folder import GRAMMARS, RunFolder
+from .settings import Settings
+from .threads import Placement
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -162,7 +162,7 @@ def _launch(resolved: Resolved, begun: _Start) -> Engine:
 
 
 def _launch_ranks(resolved: Resolved, begun: _Start) -> Part:
-    from outrider.server.engine.launcher import Launcher
+    from .launcher import Launcher
 
     _launch_processes(resolved, begun)
     begun.report.started()
@@ -174,8 +174,8 @@ def _launch_processes(resolved: Resolved, begun: _Start) -> tuple[ServerArgs, tu
     """SGLang's settings, and what its launcher returns; raises UserError with the reason in one line."""
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
-    from outrider.server.engine import sglang_args
-    from outrider.server.engine.launcher import Launcher
+    from . import sglang_args
+    from .launcher import Launcher
 
     settings, report = resolved.settings, begun.report
     verbose = settings.log_level == "debug"
@@ -240,7 +240,7 @@ def load_plugin() -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from outrider.server.engine.sglang_args import ALGORITHM
+    from .sglang_args import ALGORITHM
 
     failures: list[str] = []
 

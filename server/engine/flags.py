@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from outrider.server.engine.settings import (
+from .settings import (
     CHECKPOINT_DRAFTERS,
     DENOISING_DRAFTERS,
     DENOISING_ORDERS,

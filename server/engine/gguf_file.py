@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 MAGIC = b"GGUF"
 

@@ -14,13 +14,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from outrider.kernels.cache import cache_root
-from outrider.server.engine import gguf_tokenizer
-from outrider.server.engine.cached_folder import cached
-from outrider.server.engine.gguf_file import GgufFile
-from outrider.server.errors import UserError
+
+from ..errors import UserError
+from . import gguf_tokenizer
+from .cached_folder import cached
+from .gguf_file import GgufFile
 
 if TYPE_CHECKING:
-    from outrider.server.plugin.loading.gguf_weights import Stored
+    from ..plugin.loading.gguf_weights import Stored
 
 # Part of a folder's name: raise it when what is written there changes, and old folders are no longer used.
 FORMAT = 2
@@ -76,7 +77,7 @@ def prepare(file: Path, name: str, sampling: Mapping[str, float] = MappingProxyT
 
 def unpack(prepared: Path) -> Path:
     """An ordinary Hugging Face folder with the weights of a prepared one in bfloat16, for those who need one."""
-    from outrider.server.plugin.loading.gguf_weights import GgufWeights
+    from ..plugin.loading.gguf_weights import GgufWeights
 
     weights = GgufWeights(prepared)
 
@@ -94,7 +95,7 @@ def unpack(prepared: Path) -> Path:
 
 
 def _write(path: Path, into: Path, sampling: Mapping[str, float]) -> None:
-    from outrider.server.plugin.loading.gguf_weights import LINK, write_index
+    from ..plugin.loading.gguf_weights import LINK, write_index
 
     file = GgufFile(path)
     architecture = file.text("general.architecture")
@@ -188,7 +189,7 @@ def _rope(file: GgufFile, architecture: str, width: int) -> dict[str, Any]:
 
 def _index(file: GgufFile, architecture: str, config: dict[str, Any]) -> dict[str, Stored]:
     """Where each of the model's tensors lies; raises UserError where one is missing, unknown or of an unknown type."""
-    from outrider.server.plugin.loading.gguf_weights import Stored
+    from ..plugin.loading.gguf_weights import Stored
 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     names = {f"{theirs}.weight": (f"{ours}.weight", 0) for theirs, ours in OUTSIDE.items()}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from outrider.server.engine.gguf_file import GgufFile
-from outrider.server.errors import UserError
+from ..errors import UserError
+from .gguf_file import GgufFile
 
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are found in a text before it is split."""

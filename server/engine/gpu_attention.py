@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
-from outrider.server.plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
+from ..errors import UserError
+from ..plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
+from .target import Model
 
 SCATTERING = ("moe_a2a_backend", "moe_dense_tp_size")
 """Flags of SGLang with which ranks share a step's tokens out; graphs are then for multiples of the ranks alone."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 _CGROUP_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),

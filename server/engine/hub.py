@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from sglang.srt.entrypoints import engine
 
-from outrider.server.engine import threads
-from outrider.server.engine.prestart import WaitingScheduler
-from outrider.server.engine.process import signals_blocked
+from . import threads
+from .prestart import WaitingScheduler
+from .process import signals_blocked
 
 
 class Launcher(engine.Engine):

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from outrider.server.engine.process import LOG_LEVEL
-from outrider.server.engine.settings import Settings
+from .process import LOG_LEVEL
+from .settings import Settings
 
 REQUESTS, SERVER = "outrider.requests", "outrider.server"
 """Loggers of ours that do not ask for the log level: a line per request, if one is wanted; how the server is doing."""

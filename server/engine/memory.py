@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.kernels.cpu import native
-from outrider.server.engine import hardware, target
-from outrider.server.engine.settings import SMALLEST_KV, Settings
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
+
+from ..errors import UserError
+from . import hardware, target
+from .settings import SMALLEST_KV, Settings
+from .target import Model
 
 # Python with torch and SGLang loaded, in three processes, and activations of a prefill chunk.
 PROCESS_BYTES = int(1.8 * 2**30)

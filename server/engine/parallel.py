@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 
-from outrider.server.engine.process import StartupReport
-from outrider.server.engine.run_folder import RunFolder
+from .process import StartupReport
+from .run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from typing import Any
 
 import setproctitle
 
-from outrider.server.engine.process import StartupReport, die_with, last_line, signals_blocked
+from .process import StartupReport, die_with, last_line, signals_blocked
 
 
 class _ChildsEnd:

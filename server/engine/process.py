@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from outrider.server.engine.threads import Placement
+from .threads import Placement
 
 PR_SET_PDEATHSIG = 1
 LOG_LEVEL = "OUTRIDER_LOG_LEVEL"

@@ -21,10 +21,11 @@ from outrider.profiles.fingerprint import (
 from outrider.profiles.store import ProfileError
 from outrider.scheduler.draft_graphs.calibration import NODES
 from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES, GraphFingerprint, require
-from outrider.server.engine import hardware
-from outrider.server.engine.settings import PROFILED_PLANNERS, Settings
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
+
+from ..errors import UserError
+from . import hardware
+from .settings import PROFILED_PLANNERS, Settings
+from .target import Model
 
 
 def roots() -> list[Path]:

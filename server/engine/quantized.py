@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
+from ..errors import UserError
+from .settings import Settings
+from .target import Model
 
 GROUP_SIZES = (32, 64, 128)
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.drafters.training.prompts import BadLine, read_samples
-from outrider.server.errors import UserError
+
+from ..errors import UserError
 
 
 def read_questions(path: Path) -> list[str]:

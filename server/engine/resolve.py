@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.server.engine import checkpoints, diffusion, memory, profile_lookup, quantized, target
-from outrider.server.engine.memory import MemoryPlan
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.target import Model
+from . import checkpoints, diffusion, memory, profile_lookup, quantized, target
+from .memory import MemoryPlan
+from .settings import Settings
+from .target import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from outrider.server.engine import engine as engines
-from outrider.server.engine.engine import Engine
-from outrider.server.engine.resolve import Resolved
+from . import engine as engines
+from .engine import Engine
+from .resolve import Resolved
 
 T = TypeVar("T")
 

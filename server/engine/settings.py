@@ -7,12 +7,13 @@ from pathlib import Path
 
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
-from outrider.server.engine import hardware, host_names, threads, topology, traces
-from outrider.server.engine.parallel import Parallel
-from outrider.server.engine.topology import Topology
-from outrider.server.errors import UserError
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.diffusion.target import UNMASKINGS, DiffusionTarget
+
+from ..errors import UserError
+from ..plugin.config import PluginConfig
+from ..plugin.diffusion.target import UNMASKINGS, DiffusionTarget
+from . import hardware, host_names, threads, topology, traces
+from .parallel import Parallel
+from .topology import Topology
 
 DRAFTERS = ("auto", *drafters.names(), "off")
 CHECKPOINT_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).needs_checkpoint)

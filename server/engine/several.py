@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from outrider.server.engine import threads
-from outrider.server.engine.process import StartupReport, die_with, engine_of, run_scheduler
-from outrider.server.engine.threads import Placement
-from outrider.server.engine.topology import Topology
+from . import threads
+from .process import StartupReport, die_with, engine_of, run_scheduler
+from .threads import Placement
+from .topology import Topology
 
 BALANCE = "total_tokens"
 """SGLang's name for: to the engine with the fewest tokens, waiting ones included."""

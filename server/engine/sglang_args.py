@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outrider.drafters import registry as drafters
-from outrider.server.engine import bundled_model, diffusion, gpu_attention, hardware, logs, several, traces
-from outrider.server.engine.memory import MemoryPlan
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.target import Model
-from outrider.server.errors import UserError
-from outrider.server.plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
+
+from ..errors import UserError
+from ..plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
+from . import bundled_model, diffusion, gpu_attention, hardware, logs, several, traces
+from .memory import MemoryPlan
+from .settings import Settings
+from .target import Model
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs

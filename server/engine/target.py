@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.profiles.fingerprint import WEIGHT_FILES
-from outrider.server.engine import bundled_dllm, bundled_model, gguf_model, hub
-from outrider.server.errors import UserError
-from outrider.server.plugin.loading.gguf_weights import GgufWeights, is_prepared
+
+from ..errors import UserError
+from ..plugin.loading.gguf_weights import GgufWeights, is_prepared
+from . import bundled_dllm, bundled_model, gguf_model, hub
 
 FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 

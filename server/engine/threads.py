@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outrider.server.engine.topology import Topology
+from .topology import Topology
 
 SHARED_CORES = 4
 """On up to so many cores HTTP and detokenizer share them with the engine, see `default`."""

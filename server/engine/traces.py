@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 SERVICE = "outrider"
 ENVIRONMENT = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

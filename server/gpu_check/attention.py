@@ -11,9 +11,10 @@ from outrider.kernels import random_batches
 from outrider.kernels.attention import torch_attention
 from outrider.kernels.cuda import attention
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.server.gpu_check.device import Device
-from outrider.server.gpu_check.kernels import differing, name
-from outrider.server.gpu_check.report import Measured
+
+from .device import Device
+from .kernels import differing, name
+from .report import Measured
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Of a row's length, that its difference may have: a few roundings of the type."""

@@ -27,11 +27,12 @@ import traceback
 from pathlib import Path
 
 from outrider.kernels.cache import cache_root
-from outrider.server.errors import UserError
-from outrider.server.gpu_check import device as devices
-from outrider.server.gpu_check import parts
-from outrider.server.gpu_check.commands import Commands, NotReached
-from outrider.server.gpu_check.report import Measured, Report
+
+from ..errors import UserError
+from . import device as devices
+from . import parts
+from .commands import Commands, NotReached
+from .report import Measured, Report
 
 __doc__ = __doc__.format(
     parts="\n".join(f"  {letter}  {part.title} ({part.needs})" for letter, part in parts.PARTS.items())

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import outrider.profiles
-from outrider.server.errors import UserError
-from outrider.server.gpu_check.device import Device
+
+from ..errors import UserError
+from .device import Device
 
 PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 OUTRIDER = (sys.executable, "-m", "outrider.server.cli.main")

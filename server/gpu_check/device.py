@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outrider.server.errors import UserError
+from ..errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from outrider.server.errors import UserError
-from outrider.server.gpu_check.commands import OUTRIDER, Commands
-from outrider.server.gpu_check.report import Measured
+from ..errors import UserError
+from .commands import OUTRIDER, Commands
+from .report import Measured
 
 MINUTES, WARM = 1.2, 0.4
 MOST_DEVICE_GROWTH = 64 << 20

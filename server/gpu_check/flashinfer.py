@@ -16,12 +16,13 @@ from outrider.kernels import random_batches
 from outrider.kernels.attention import torch_attention
 from outrider.kernels.ragged import write_cached_slots
 from outrider.scheduler.upload import upload
-from outrider.server.errors import UserError
-from outrider.server.gpu_check.attention import TOLERANCE
-from outrider.server.gpu_check.device import Device
-from outrider.server.gpu_check.kernels import name
-from outrider.server.gpu_check.report import Measured
-from outrider.server.plugin.cuda.flashinfer_plan import PAGE, plan_verify
+
+from ..errors import UserError
+from ..plugin.cuda.flashinfer_plan import PAGE, plan_verify
+from .attention import TOLERANCE
+from .device import Device
+from .kernels import name
+from .report import Measured
 
 WORKSPACE = 1 << 29
 KV_HEADS = 2

@@ -28,8 +28,9 @@ from outrider.kernels.noise import (
 )
 from outrider.kernels.ragged import torch_commit, torch_flatten_tier
 from outrider.kernels.sampling import Rules, reference_target_probs
-from outrider.server.gpu_check.device import Device
-from outrider.server.gpu_check.report import Measured
+
+from .device import Device
+from .report import Measured
 
 FAR = 1e-4
 """Total variation of two distributions that differ by rounding; filters of 150 thousand tokens add up float32."""

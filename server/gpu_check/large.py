@@ -19,16 +19,17 @@ from outrider.drafters.block import BlockConfig, BlockModel
 from outrider.drafters.block.checkpoint import save_plain
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
-from outrider.server.bench import step_breakdown
-from outrider.server.engine import target
-from outrider.server.errors import UserError
-from outrider.server.gpu_check import step
-from outrider.server.gpu_check.commands import Commands
-from outrider.server.gpu_check.load import step_times
-from outrider.server.gpu_check.report import Measured
-from outrider.server.gpu_check.speed import TARGET_REQUESTS, TARGET_SHARE
-from outrider.server.plugin.hooks import step_profiler
-from outrider.server.plugin.hooks.step_profiler import COMMIT, DRAFT, PLAN, SAMPLING
+
+from ..bench import step_breakdown
+from ..engine import target
+from ..errors import UserError
+from ..plugin.hooks import step_profiler
+from ..plugin.hooks.step_profiler import COMMIT, DRAFT, PLAN, SAMPLING
+from . import step
+from .commands import Commands
+from .load import step_times
+from .report import Measured
+from .speed import TARGET_REQUESTS, TARGET_SHARE
 
 PROFILE = "gpu-check-large"
 ACCEPTANCE = (0.8, 0.78, 0.76, 0.75, 0.74, 0.73, 0.72)

@@ -12,8 +12,9 @@ from outrider.profiles import store
 from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.cases import CASES
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.server.gpu_check.commands import PROMPTS, Commands
-from outrider.server.gpu_check.report import Measured
+
+from .commands import PROMPTS, Commands
+from .report import Measured
 
 PROFILE = "gpu-check"
 MOST_REQUESTS = 256

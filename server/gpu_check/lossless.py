@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from outrider.server.errors import UserError
-from outrider.server.gpu_check.commands import PROMPTS, Commands
-from outrider.server.gpu_check.report import Measured
+from ..errors import UserError
+from .commands import PROMPTS, Commands
+from .report import Measured
 
 TESTS = Path("tests/lossless")
 PASSES = re.compile(r'^sglang:cuda_graph_passes_total\{[^}]*mode="([a-z_]+)"[^}]*\} (\S+)', re.MULTILINE)

@@ -14,13 +14,14 @@ import torch
 
 from outrider.kernels.attention import torch_attention
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.server.errors import UserError
-from outrider.server.gpu_check.attention import TOLERANCE
-from outrider.server.gpu_check.device import Device
-from outrider.server.gpu_check.flashinfer import CASES, KV_HEADS, SMALL, WORKSPACE, Case, wrapper_class
-from outrider.server.gpu_check.kernels import name
-from outrider.server.gpu_check.report import Measured
-from outrider.server.gpu_check.speed import copy_rate
+
+from ..errors import UserError
+from .attention import TOLERANCE
+from .device import Device
+from .flashinfer import CASES, KV_HEADS, SMALL, WORKSPACE, Case, wrapper_class
+from .kernels import name
+from .report import Measured
+from .speed import copy_rate
 
 PAGES = (1, 16, 64)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.server.errors import UserError
-from outrider.server.gpu_check.report import Measured
+from ..errors import UserError
+from .report import Measured
 
 Check = Callable[[Any], Iterator[Measured]]
 """Takes a `Device`, or where the part's steps run commands the `Commands`."""

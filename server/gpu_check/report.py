@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.server.errors import UserError
 from outrider.storage.replacing import replace
+
+from ..errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

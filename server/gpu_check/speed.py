@@ -9,9 +9,10 @@ import torch
 
 from outrider.kernels.cuda import acceptance, attention, draft_block
 from outrider.kernels.sampling import Rules
-from outrider.server.gpu_check.device import Device
-from outrider.server.gpu_check.report import Measured
-from outrider.server.gpu_check.step import decoder
+
+from .device import Device
+from .report import Measured
+from .step import decoder
 
 COPY_BYTES = 4 << 30
 QWEN3_8B_BYTES = 2 * 7_568_405_504

@@ -23,9 +23,10 @@ from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.ragged import Flattened, commit, flatten_tier
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.planners.tiers import Tiers
-from outrider.server.gpu_check.device import Device
-from outrider.server.gpu_check.kernels import differing
-from outrider.server.gpu_check.report import Measured
+
+from .device import Device
+from .kernels import differing
+from .report import Measured
 
 LARGE = BlockConfig(
     kind="dspark", gamma=7, vocab_size=151_936, hidden_size=4096, intermediate_size=12_288, num_layers=5,

@@ -13,11 +13,12 @@ from outrider.drafters.base import Draft
 from outrider.kernels.ragged import Flattened, commit
 from outrider.kernels.sampling import argmax
 from outrider.scheduler.planners.tiers import Tiers
-from outrider.server.gpu_check.device import Device
-from outrider.server.gpu_check.kernels import differing
-from outrider.server.gpu_check.report import Measured
-from outrider.server.gpu_check.step import Decoder, Given, decoder
-from outrider.server.plugin.cuda.verify_tail import VerifyTail
+
+from ..plugin.cuda.verify_tail import VerifyTail
+from .device import Device
+from .kernels import differing
+from .report import Measured
+from .step import Decoder, Given, decoder
 
 WRONG = 0.3
 """Of the drafts, which are otherwise what the target says."""

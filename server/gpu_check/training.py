@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.server.engine import target
-from outrider.server.gpu_check.commands import PROMPTS, Commands, NotReached
-from outrider.server.gpu_check.report import Measured
+from ..engine import target
+from .commands import PROMPTS, Commands, NotReached
+from .report import Measured
 
 CHECKPOINT_BYTES = 16 << 20
 RESERVE = 30.0

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
-from outrider.server.errors import UserError
-from outrider.server.http.connection import Connection
-from outrider.server.http.errors import ApiError
+from ..errors import UserError
+from .connection import Connection
+from .errors import ApiError
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyrate_limiter
 from pyrate_limiter import Decision, InMemoryBucket, RateItem
 
-from outrider.server.http import keys
-from outrider.server.http.errors import ApiError
-from outrider.server.http.keys import BadKeys, Key, Rate
-from outrider.server.http.token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
+from . import keys
+from .errors import ApiError
+from .keys import BadKeys, Key, Rate
+from .token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.server.http.access import Holder
-from outrider.server.http.errors import ApiError
-from outrider.server.http.token_limits import Grant
+from .access import Holder
+from .errors import ApiError
+from .token_limits import Grant
 
 
 @dataclass(slots=True)

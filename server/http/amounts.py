@@ -11,9 +11,9 @@ from typing import Any
 
 import pydantic_core
 
-from outrider.server.http.errors import ApiError
-from outrider.server.http.json_body import Meter, clipped, name_of
-from outrider.server.http.numbers import out_of_range
+from .errors import ApiError
+from .json_body import Meter, clipped, name_of
+from .numbers import out_of_range
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from sglang.srt.utils.request_logger import RequestLogger
 
-from outrider.server.http import admission, watch
-from outrider.server.http.metrics import AnswerMetrics
-from outrider.server.plugin.options import RequestOptions
+from ..plugin.options import RequestOptions
+from . import admission, watch
+from .metrics import AnswerMetrics
 
 
 class AnswerWatch(RequestLogger):

@@ -8,27 +8,27 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from outrider.server.engine.engine import Engine
-from outrider.server.engine.part import Part
-from outrider.server.engine.resolve import Resolved
-from outrider.server.engine.run_folder import GRAMMARS
-from outrider.server.engine.settings import Settings
-from outrider.server.http import errors, logprobs, metering, openapi, tokenizing
-from outrider.server.http.access import Access
-from outrider.server.http.answer_watch import AnswerWatch
-from outrider.server.http.gate import Gate
-from outrider.server.http.grammar_process import GrammarProcess
-from outrider.server.http.hosts import HostGuard, Hosts
-from outrider.server.http.key_metrics import KeyMetrics
-from outrider.server.http.lifecycle import Lifecycle
-from outrider.server.http.live import Live
-from outrider.server.http.metrics import HttpMetrics
-from outrider.server.http.prompt_length import PromptLength
-from outrider.server.http.queue_limit import QueueLimit
-from outrider.server.http.routes import health, openai, page, tune
-from outrider.server.http.sampling_defaults import SamplingDefaults
-from outrider.server.http.validation import Limits
-from outrider.server.http.watch import Watch, name_requests_in_logs
+from ..engine.engine import Engine
+from ..engine.part import Part
+from ..engine.resolve import Resolved
+from ..engine.run_folder import GRAMMARS
+from ..engine.settings import Settings
+from . import errors, logprobs, metering, openapi, tokenizing
+from .access import Access
+from .answer_watch import AnswerWatch
+from .gate import Gate
+from .grammar_process import GrammarProcess
+from .hosts import HostGuard, Hosts
+from .key_metrics import KeyMetrics
+from .lifecycle import Lifecycle
+from .live import Live
+from .metrics import HttpMetrics
+from .prompt_length import PromptLength
+from .queue_limit import QueueLimit
+from .routes import health, openai, page, tune
+from .sampling_defaults import SamplingDefaults
+from .validation import Limits
+from .watch import Watch, name_requests_in_logs
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

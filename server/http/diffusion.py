@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.server.http.errors import ApiError
-from outrider.server.http.protocol import ChatRequest, TextRequest
+from .errors import ApiError
+from .protocol import ChatRequest, TextRequest
 
 UNORDERED = "a block-diffusion model draws tokens before those on their left are known"
 LOGPROBS = "the tokens of a block-diffusion model have no probability given those before them"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.http import admission, openapi, watch
-from outrider.server.http.access import Access, Holder
-from outrider.server.http.errors import ApiError
-from outrider.server.http.key_metrics import KeyMetrics
-from outrider.server.http.lifecycle import Lifecycle
-from outrider.server.http.received import once_whole
+from . import admission, openapi, watch
+from .access import Access, Holder
+from .errors import ApiError
+from .key_metrics import KeyMetrics
+from .lifecycle import Lifecycle
+from .received import once_whole
 
 # Probes carry no key, nor do browsers that open a page.
 OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | openapi.PATHS

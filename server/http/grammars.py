@@ -9,12 +9,12 @@ from typing import Any
 
 from sglang.srt.constrained.utils import is_legacy_structural_tag
 
-from outrider.server.http.errors import ApiError
-from outrider.server.http.grammar_process import GrammarProcess
-from outrider.server.http.protocol import ChatRequest, TextRequest
-from outrider.server.plugin.grammars.examine import Outcome, Verdict
-from outrider.server.plugin.grammars.folder import name_of
-from outrider.server.plugin.hooks import older_sglang
+from ..plugin.grammars.examine import Outcome, Verdict
+from ..plugin.grammars.folder import name_of
+from ..plugin.hooks import older_sglang
+from .errors import ApiError
+from .grammar_process import GrammarProcess
+from .protocol import ChatRequest, TextRequest
 
 # What people write by hand is a hundredth of this.
 MAX_GRAMMAR_BYTES = 64 * 1024

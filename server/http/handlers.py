@@ -21,15 +21,16 @@ from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompl
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
-from outrider.server.http import admission, errors, grammars, logprobs, preparation, watch
-from outrider.server.http.errors import ApiError
-from outrider.server.http.grammar_process import GrammarProcess
-from outrider.server.http.json_body import SMALL_BYTES
-from outrider.server.http.protocol import ChatRequest, SpeculationOptions, TextRequest
-from outrider.server.http.sampling_defaults import SamplingDefaults
-from outrider.server.http.speculation import Overheard, Told, add_to_answer
-from outrider.server.http.tool_stream import TokenwiseChat
-from outrider.server.plugin.options import RequestOptions
+
+from ..plugin.options import RequestOptions
+from . import admission, errors, grammars, logprobs, preparation, watch
+from .errors import ApiError
+from .grammar_process import GrammarProcess
+from .json_body import SMALL_BYTES
+from .protocol import ChatRequest, SpeculationOptions, TextRequest
+from .sampling_defaults import SamplingDefaults
+from .speculation import Overheard, Told, add_to_answer
+from .tool_stream import TokenwiseChat
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 

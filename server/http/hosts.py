@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.server.engine.host_names import address_of, canonical, host_of
-from outrider.server.engine.settings import Settings
-from outrider.server.http.errors import ApiError
+from ..engine.host_names import address_of, canonical, host_of
+from ..engine.settings import Settings
+from .errors import ApiError
 
 ANY = "*"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -33,8 +33,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from outrider.server.errors import UserError
 from outrider.storage.replacing import replace
+
+from ..errors import UserError
 
 PREFIX = "or-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -13,8 +13,8 @@ from typing import Any
 
 import uvicorn
 
-from outrider.server.engine.part import Part
-from outrider.server.http.progress import Progress
+from ..engine.part import Part
+from .progress import Progress
 
 logger = logging.getLogger(__name__)
 

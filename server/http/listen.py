@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from outrider.server.engine import client
-from outrider.server.engine.engine import Engine
-from outrider.server.engine.resolve import Resolved
-from outrider.server.engine.settings import Settings
-from outrider.server.errors import UserError
-from outrider.server.http import keys, usage_file
-from outrider.server.http.accepting import (
+from ..engine import client
+from ..engine.engine import Engine
+from ..engine.resolve import Resolved
+from ..engine.settings import Settings
+from ..errors import UserError
+from . import keys, usage_file
+from .accepting import (
     METRICS_CONNECTIONS,
     Acceptor,
     ConnectionCounts,
     OpenConnections,
     connection_limit,
 )
-from outrider.server.http.connection import Connection, protocol
-from outrider.server.http.hosts import Hosts
-from outrider.server.http.lifecycle import Lifecycle, State
-from outrider.server.http.progress import Progress
-from outrider.server.http.tls import Tls
+from .connection import Connection, protocol
+from .hosts import Hosts
+from .lifecycle import Lifecycle, State
+from .progress import Progress
+from .tls import Tls
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -122,11 +122,11 @@ def serve(
     Raises UserError where the engine does not answer.
     """
     # Imports SGLang, which reads the environment that the engine was started with.
-    from outrider.server.http import app, event_loop, preparation
-    from outrider.server.http.access import Access
-    from outrider.server.http.metrics import ConnectionMetrics
-    from outrider.server.http.token_limits import ServerClock, day_of
-    from outrider.server.http.usage_file import UsageFile
+    from . import app, event_loop, preparation
+    from .access import Access
+    from .metrics import ConnectionMetrics
+    from .token_limits import ServerClock, day_of
+    from .usage_file import UsageFile
 
     settings = resolved.settings
     usage, clock = UsageFile.of(settings), ServerClock()

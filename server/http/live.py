@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.server.engine.engine import Engine
-from outrider.server.http.answer_watch import AnswerWatch
-from outrider.server.http.errors import ApiError
-from outrider.server.http.lifecycle import Lifecycle
-from outrider.server.plugin import control
+from ..engine.engine import Engine
+from ..plugin import control
+from .answer_watch import AnswerWatch
+from .errors import ApiError
+from .lifecycle import Lifecycle
 
 FRESH_SECONDS = 0.5
 """However many look on, the engines are asked no more often than this."""

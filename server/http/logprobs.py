@@ -20,7 +20,7 @@ from sglang.srt.entrypoints.openai.utils import (
     token_id_to_bytes,
 )
 
-from outrider.server.http import preparation
+from . import preparation
 
 ENTRY_BYTES = 64
 """About how long one logprob is in an answer."""

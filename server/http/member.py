@@ -15,19 +15,19 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from outrider.server.engine.part import Part
-from outrider.server.engine.resolve import Resolved
-from outrider.server.http import app as whole
-from outrider.server.http.access import Access
-from outrider.server.http.connection import protocol
-from outrider.server.http.errors import ApiError
-from outrider.server.http.gate import Gate
-from outrider.server.http.hosts import HostGuard, Hosts
-from outrider.server.http.lifecycle import Lifecycle, State
-from outrider.server.http.listen import Listeners
-from outrider.server.http.metrics import ConnectionMetrics, HttpMetrics
-from outrider.server.http.routes import health
-from outrider.server.http.watch import Watch, name_requests_in_logs
+from ..engine.part import Part
+from ..engine.resolve import Resolved
+from . import app as whole
+from .access import Access
+from .connection import protocol
+from .errors import ApiError
+from .gate import Gate
+from .hosts import HostGuard, Hosts
+from .lifecycle import Lifecycle, State
+from .listen import Listeners
+from .metrics import ConnectionMetrics, HttpMetrics
+from .routes import health
+from .watch import Watch, name_requests_in_logs
 
 logger = logging.getLogger(__name__)
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]

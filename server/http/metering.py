@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.server.http import admission
-from outrider.server.http.admission import Admission
-from outrider.server.http.errors import ApiError
+from . import admission
+from .admission import Admission
+from .errors import ApiError
 
 
 class ChoiceTable(dict[str, Any]):

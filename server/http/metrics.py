@@ -19,7 +19,7 @@ from prometheus_client import (
     multiprocess,
 )
 
-from outrider.server.plugin.buckets import REQUEST_SECONDS, TOKEN_SECONDS
+from ..plugin.buckets import REQUEST_SECONDS, TOKEN_SECONDS
 
 ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 # Anything else is counted as "other": clients choose paths, and must not choose how many series there are.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.server.http.errors import ApiError
-from outrider.server.http.json_body import clipped
+from .errors import ApiError
+from .json_body import clipped
 
 MAX_TOP_LOGPROBS = 20
 

@@ -13,13 +13,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
-from outrider.server.http import amounts
-from outrider.server.http.amounts import ROLES
-from outrider.server.http.numbers import MAX_TOP_LOGPROBS, RANGES
-from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
-from outrider.server.http.sampling_defaults import SamplingDefaults
-from outrider.server.http.validation import Limits
-from outrider.server.tune.request import TuneRequest
+from ..tune.request import TuneRequest
+from . import amounts
+from .amounts import ROLES
+from .numbers import MAX_TOP_LOGPROBS, RANGES
+from .protocol import CHAT, MEANINGLESS, TEXT, Kind
+from .sampling_defaults import SamplingDefaults
+from .validation import Limits
 
 REF = "#/components/schemas/{model}"
 PATHS = frozenset({"/openapi.json", "/docs"})

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from outrider.server.plugin import control
+from ..plugin import control
 
 if TYPE_CHECKING:
     from sglang.srt.managers.load_snapshot import LoadSnapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from outrider.server.http import amounts
+from . import amounts
 
 SURE_BYTES = 200_000
 """A text of so many bytes has no more tokens than that, which the tokenizer hands over within a few milliseconds."""

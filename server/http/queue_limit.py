@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.server.http import admission
-from outrider.server.http.errors import ApiError
-from outrider.server.http.metering import ChoiceTable
+from . import admission
+from .errors import ApiError
+from .metering import ChoiceTable
 
 BUSY_SECONDS = 1
 """After which a refused client may ask again."""

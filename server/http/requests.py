@@ -15,10 +15,10 @@ import pydantic_core
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 
-from outrider.server.http import amounts, grammars, numbers, preparation, validation
-from outrider.server.http.errors import ApiError
-from outrider.server.http.json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
-from outrider.server.http.protocol import (
+from . import amounts, grammars, numbers, preparation, validation
+from .errors import ApiError
+from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
+from .protocol import (
     CHAT,
     TEXT,
     ChatRequest,
@@ -28,7 +28,7 @@ from outrider.server.http.protocol import (
     reject_unknown_nested_fields,
     unknown_field,
 )
-from outrider.server.http.validation import Limits
+from .validation import Limits
 
 LEVEL_HEADER, LEVEL = "X-Min-Tokens-Per-Second", "min_tokens_per_second"
 

@@ -8,8 +8,8 @@ import os
 import ssl
 from dataclasses import dataclass
 
-from outrider.server.engine.settings import Settings
-from outrider.server.errors import UserError
+from ..engine.settings import Settings
+from ..errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from outrider.server.http import preparation
-from outrider.server.http.errors import NO_TOKEN
+from . import preparation
+from .errors import NO_TOKEN
 
 SHORT_CHARACTERS = 2048
 """A text up to this length is tokenised where it is: in less than a few milliseconds, whatever it says."""

@@ -15,8 +15,8 @@ from sglang.srt.entrypoints.openai import serving_chat
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from outrider.server.http.token_text import TokenTexts
-from outrider.server.http.tool_parser import ToolParser
+from .token_text import TokenTexts
+from .tool_parser import ToolParser
 
 serving_chat.FunctionCallParser = ToolParser  # type: ignore[misc]
 

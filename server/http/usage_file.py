@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from outrider.kernels.cache import cache_root
-from outrider.server.engine.settings import Settings
-from outrider.server.errors import UserError
 from outrider.storage.replacing import replace
 
+from ..engine.settings import Settings
+from ..errors import UserError
+
 if TYPE_CHECKING:
-    from outrider.server.http.access import Access
+    from .access import Access
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.server.http import diffusion
-from outrider.server.http.errors import ApiError
-from outrider.server.http.json_body import clipped
-from outrider.server.http.numbers import MAX_TOP_LOGPROBS, out_of_range
-from outrider.server.http.prompt_length import PromptLength
-from outrider.server.http.protocol import ChatRequest, TextRequest
+from . import diffusion
+from .errors import ApiError
+from .json_body import clipped
+from .numbers import MAX_TOP_LOGPROBS, out_of_range
+from .prompt_length import PromptLength
+from .protocol import ChatRequest, TextRequest
 
 RESERVED_FOR_TEMPLATE = frozenset(
     [

@@ -18,9 +18,9 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.engine.logs import REQUESTS
-from outrider.server.http.metrics import ANSWERING_PATHS, HttpMetrics
-from outrider.server.http.received import once_whole
+from ..engine.logs import REQUESTS
+from .metrics import ANSWERING_PATHS, HttpMetrics
+from .received import once_whole
 
 logger = logging.getLogger(REQUESTS)
 

@@ -11,7 +11,7 @@ def activate() -> str | None:
     """
     import torch
 
-    from outrider.server.plugin.hooks import torchvision_stub
+    from .hooks import torchvision_stub
 
     torchvision_stub.install()
     if torch.cuda.is_available():

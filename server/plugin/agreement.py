@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from outrider.profiles.fingerprint import folder_digest
-from outrider.server.plugin.config import PluginConfig
+
+from .config import PluginConfig
 
 PACKAGES = ("outrider", "sglang", "torch")
 FLAGS = {

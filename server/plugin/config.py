@@ -7,7 +7,7 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 
-from outrider.server.plugin.diffusion.target import DiffusionTarget
+from .diffusion.target import DiffusionTarget
 
 ENV = "OUTRIDER_PLUGIN_CONFIG"
 

@@ -15,7 +15,8 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.server.plugin.decode.spec_inputs import indptr
+
+from .decode.spec_inputs import indptr
 
 
 class FlatAttentionBackend(AttentionBackend):

@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from outrider.server import pictures
-from outrider.server.engine import session
-from outrider.server.engine.flags import add_engine_flags, add_unmasking_flags, settings_of
-from outrider.server.engine.questions import read_mixed_questions
-from outrider.server.engine.resolve import Resolved, resolve_to_measure
-from outrider.server.errors import UserError
-from outrider.server.tune.effort import THOROUGH, Effort
-from outrider.server.tune.events import Event, Failed, Finished, Progress, from_line
-from outrider.server.tune.request import BadOption, TuneRequest
+from .. import pictures
+from ..engine import session
+from ..engine.flags import add_engine_flags, add_unmasking_flags, settings_of
+from ..engine.questions import read_mixed_questions
+from ..engine.resolve import Resolved, resolve_to_measure
+from ..errors import UserError
+from .effort import THOROUGH, Effort
+from .events import Event, Failed, Finished, Progress, from_line
+from .request import BadOption, TuneRequest
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 async def _measure(
     engine: Engine, resolved: Resolved, effort: Effort, questions: list[str] | None, folder: Path | None
 ) -> None:
-    from outrider.server.tune import measure
+    from . import measure
 
     how = shlex.join(["outrider", *sys.argv[1:]])
     with Bars() as bars:

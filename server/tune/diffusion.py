@@ -20,23 +20,24 @@ from outrider.scheduler.draft_graphs import fingerprint
 from outrider.scheduler.draft_graphs.calibration import NODES, Counts, choose
 from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
 from outrider.scheduler.draft_graphs.untuned import untuned_graph
-from outrider.server.engine import client
-from outrider.server.engine.diffusion import REQUESTS
-from outrider.server.engine.profile_lookup import graph_fingerprint
-from outrider.server.engine.settings import Settings
-from outrider.server.plugin import control
-from outrider.server.plugin.options import RequestOptions
-from outrider.server.tune import result
-from outrider.server.tune.effort import MARGIN_STEPS, Effort, Room, Shape
-from outrider.server.tune.events import Progress
-from outrider.server.tune.graph_report import TunedGraphs
-from outrider.server.tune.grid import Run, measure_grid, room_of, with_refined
-from outrider.server.tune.idle import Budget
-from outrider.server.tune.prompts import built_in_questions, with_temperatures
+
+from ..engine import client
+from ..engine.diffusion import REQUESTS
+from ..engine.profile_lookup import graph_fingerprint
+from ..engine.settings import Settings
+from ..plugin import control
+from ..plugin.options import RequestOptions
+from . import result
+from .effort import MARGIN_STEPS, Effort, Room, Shape
+from .events import Progress
+from .graph_report import TunedGraphs
+from .grid import Run, measure_grid, room_of, with_refined
+from .idle import Budget
+from .prompts import built_in_questions, with_temperatures
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
-    from outrider.server.engine.resolve import Resolved
+    from ..engine.engine import Engine
+    from ..engine.resolve import Resolved
 
 PROMPTS = 50
 """Replayed, at most."""

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
-    from outrider.server.engine.resolve import Resolved
+    from ..engine.engine import Engine
+    from ..engine.resolve import Resolved
 
 
 async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str], None]) -> None:
     """Where no profile fits, measure a quick one and plan by it; an engine that cannot be measured goes without."""
     if not (resolved.unmeasured and resolved.settings.tune):
         return
-    from outrider.server.tune import measure  # not read by an engine that is planned already
-    from outrider.server.tune.effort import QUICK
+    from . import measure  # not read by an engine that is planned already
+    from .effort import QUICK
 
     say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
     try:

@@ -11,7 +11,8 @@ from outrider.profiles.store import Profile
 from outrider.scheduler.draft_graphs.calibration import Counts, steps_ahead
 from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
 from outrider.scheduler.draft_graphs.plot import plot_graphs
-from outrider.server import pictures
+
+from .. import pictures
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from outrider.profiles.measurement_log import PartialMeasurement
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
-from outrider.server.tune.effort import Effort, Room, Shape
-from outrider.server.tune.events import Progress
-from outrider.server.tune.idle import Budget
+
+from .effort import Effort, Room, Shape
+from .events import Progress
+from .idle import Budget
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
+    from ..engine.engine import Engine
 
 T = TypeVar("T")
 

@@ -20,21 +20,22 @@ from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.fit import fit_table
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.cost.step_times import Point
-from outrider.server.engine import client
-from outrider.server.plugin import control
-from outrider.server.plugin.options import RequestOptions
-from outrider.server.tune import diffusion, result
-from outrider.server.tune.effort import MARGIN_STEPS, Effort, Shape
-from outrider.server.tune.events import Progress
-from outrider.server.tune.graph_report import TunedGraphs
-from outrider.server.tune.grid import Run, measure_grid, room_of, with_refined
-from outrider.server.tune.idle import Budget, at_once
-from outrider.server.tune.prompts import built_in_questions, with_temperatures
-from outrider.server.tune.report import Tuned
+
+from ..engine import client
+from ..plugin import control
+from ..plugin.options import RequestOptions
+from . import diffusion, result
+from .effort import MARGIN_STEPS, Effort, Shape
+from .events import Progress
+from .graph_report import TunedGraphs
+from .grid import Run, measure_grid, room_of, with_refined
+from .idle import Budget, at_once
+from .prompts import built_in_questions, with_temperatures
+from .report import Tuned
 
 if TYPE_CHECKING:
-    from outrider.server.engine.engine import Engine
-    from outrider.server.engine.resolve import Resolved
+    from ..engine.engine import Engine
+    from ..engine.resolve import Resolved
 
 T = TypeVar("T")
 

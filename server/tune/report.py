@@ -14,7 +14,8 @@ from outrider.scheduler.calibration.cases import CASES
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.server import pictures
+
+from .. import pictures
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from outrider.profiles import store
-from outrider.server.tune.effort import QUICK, THOROUGH, Effort
+
+from .effort import QUICK, THOROUGH, Effort
 
 
 class BadOption(ValueError):

@@ -11,11 +11,12 @@ from outrider.profiles import store
 from outrider.profiles.measurement_log import PartialMeasurement
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point, merge
-from outrider.server.engine import profile_lookup
-from outrider.server.tune.effort import Effort
+
+from ..engine import profile_lookup
+from .effort import Effort
 
 if TYPE_CHECKING:
-    from outrider.server.engine.resolve import Resolved
+    from ..engine.resolve import Resolved
 
 
 def begin(resolved: Resolved) -> PartialMeasurement:

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.server import pictures
-from outrider.server.bench import harness
-from outrider.server.engine import client, session
-from outrider.server.engine.flags import Flags, settings_of
-from outrider.server.engine.questions import read_mixed_questions
-from outrider.server.engine.resolve import resolve
-from outrider.server.errors import UserError
-from outrider.server.plugin.options import RequestOptions
+from ... import pictures
+from ...engine import client, session
+from ...engine.flags import Flags, settings_of
+from ...engine.questions import read_mixed_questions
+from ...engine.resolve import resolve
+from ...errors import UserError
+from ...plugin.options import RequestOptions
+from .. import harness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from outrider.server.engine.engine import Engine
+    from ...engine.engine import Engine
 
 ARMS = {
     "off": RequestOptions(enabled=False),
@@ -109,7 +109,7 @@ def add_flags(flags: Flags) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start an engine, let the arms take turns on it, print and write what was measured."""
-    from outrider.server.tune.first import measure_first
+    from ...tune.first import measure_first
 
     if not args.prompts:
         raise UserError("--prompts FILE… is needed without --url")

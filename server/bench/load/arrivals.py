@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.server.bench.load.scenario import Bursts, Rate
-from outrider.server.errors import UserError
+from ...errors import UserError
+from .scenario import Bursts, Rate
 
 
 def times(arrivals: Rate | Bursts, rate: float, rng: np.random.Generator) -> Iterator[float]:

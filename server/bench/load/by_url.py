@@ -10,15 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outrider.server import pictures
-from outrider.server.bench import harness, remote
-from outrider.server.bench.load import arrivals, generate, report, scenario, workload
-from outrider.server.bench.load.generate import Record
-from outrider.server.bench.load.scenario import UNITS, Scenario, Trace
-from outrider.server.bench.load.summary import Summary, summarise
-from outrider.server.bench.load.workload import Counting, Workload
-from outrider.server.engine.flags import Flags
-from outrider.server.errors import UserError
+from ... import pictures
+from ...engine.flags import Flags
+from ...errors import UserError
+from .. import harness, remote
+from . import arrivals, generate, report, scenario, workload
+from .generate import Record
+from .scenario import UNITS, Scenario, Trace
+from .summary import Summary, summarise
+from .workload import Counting, Workload
 
 URL = "http://127.0.0.1:30000"
 OBJECTIVES = ("ttft", "tpot", "e2e")

@@ -29,10 +29,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from outrider.server.bench import harness
-from outrider.server.bench.load import arms, by_url
-from outrider.server.engine.flags import Flags, add_engine_flags
-from outrider.server.errors import UserError
+from ...engine.flags import Flags, add_engine_flags
+from ...errors import UserError
+from .. import harness
+from . import arms, by_url
 
 SHARED = ("model",)
 """Of an engine's flags, what a server by URL takes as well: the name that it is asked for."""

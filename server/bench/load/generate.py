@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.server.bench.load import arrivals
-from outrider.server.bench.load.arrivals import Traced
-from outrider.server.bench.load.scenario import Closed, Scenario, Trace
-from outrider.server.bench.load.workload import Ask, Workload
-from outrider.server.bench.remote import CHAT, Remote, Reply
+from ..remote import CHAT, Remote, Reply
+from . import arrivals
+from .arrivals import Traced
+from .scenario import Closed, Scenario, Trace
+from .workload import Ask, Workload
 
 SECONDS_BEFORE = 0.1
 """The first request is due so long after the start, so that all are ready by then."""

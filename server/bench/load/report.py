@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.server.bench.load.generate import Record
-from outrider.server.bench.load.summary import Spread, Summary
+from .generate import Record
+from .summary import Spread, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from outrider.server.errors import UserError
+from ...errors import UserError
 
 
 class _Table(BaseModel):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.server.bench.load.generate import Record
-from outrider.server.bench.load.scenario import Objectives
+from .generate import Record
+from .scenario import Objectives
 
 PERCENTILES = (50, 90, 95, 99)
 

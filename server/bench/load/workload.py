@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 import outrider.profiles
-from outrider.server.bench.load.arrivals import BLOCK_TOKENS, Traced
-from outrider.server.bench.load.scenario import Length, Requests, Scenario
-from outrider.server.bench.remote import CHAT, Remote
-from outrider.server.engine.questions import read_mixed_questions
-from outrider.server.errors import UserError
+
+from ...engine.questions import read_mixed_questions
+from ...errors import UserError
+from ..remote import CHAT, Remote
+from .arrivals import BLOCK_TOKENS, Traced
+from .scenario import Length, Requests, Scenario
 
 PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 """Code, mathematics and chat: asked where nothing else is said, and the words of made-up text."""

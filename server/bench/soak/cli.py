@@ -33,16 +33,17 @@ import time
 from pathlib import Path
 
 import outrider.profiles
-from outrider.server import pictures
-from outrider.server.bench import harness, remote
-from outrider.server.bench.remote import Remote
-from outrider.server.bench.soak import processes, report, traffic
-from outrider.server.bench.soak.attacks import Attacked
-from outrider.server.bench.soak.processes import Sample, Watched
-from outrider.server.bench.soak.report import Soak
-from outrider.server.bench.soak.traffic import Counts, Question
-from outrider.server.engine.questions import read_mixed_questions
-from outrider.server.errors import UserError
+
+from ... import pictures
+from ...engine.questions import read_mixed_questions
+from ...errors import UserError
+from .. import harness, remote
+from ..remote import Remote
+from . import processes, report, traffic
+from .attacks import Attacked
+from .processes import Sample, Watched
+from .report import Soak
+from .traffic import Counts, Question
 
 PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 SAMPLE_SECONDS = 2.0

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.server.bench.soak.attacks import Attacked
-from outrider.server.bench.soak.processes import Sample
-from outrider.server.bench.soak.traffic import Counts
+from .attacks import Attacked
+from .processes import Sample
+from .traffic import Counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

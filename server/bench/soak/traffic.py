@@ -13,9 +13,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from outrider.server.bench.remote import CHAT, Remote, Reply
-from outrider.server.bench.soak import attacks
-from outrider.server.bench.soak.attacks import ATTACKS, Attacked, Attacker
+from ..remote import CHAT, Remote, Reply
+from . import attacks
+from .attacks import ATTACKS, Attacked, Attacker
 
 KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
 """How often each kind is asked, of all together."""

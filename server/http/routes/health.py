@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from outrider.server.engine.part import Part
-from outrider.server.http import metrics, openapi
-from outrider.server.http.lifecycle import Lifecycle
+from ...engine.part import Part
+from .. import metrics, openapi
+from ..lifecycle import Lifecycle
 
 RENDERING = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 """Not the loop's own threads: those check what clients sent, and a scrape must not wait for them."""

@@ -11,17 +11,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from outrider.server.engine.engine import Engine
-from outrider.server.http import admission, handlers, openapi, requests, validation
-from outrider.server.http.answers import ChatAnswer, TextAnswer
-from outrider.server.http.errors import ApiError
-from outrider.server.http.grammar_process import GrammarProcess
-from outrider.server.http.handlers import ChatHandler, TextHandler
-from outrider.server.http.lifecycle import Lifecycle
-from outrider.server.http.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
-from outrider.server.http.queue_limit import QueueLimit
-from outrider.server.http.sampling_defaults import SamplingDefaults
-from outrider.server.http.validation import Limits
+from ...engine.engine import Engine
+from .. import admission, handlers, openapi, requests, validation
+from ..answers import ChatAnswer, TextAnswer
+from ..errors import ApiError
+from ..grammar_process import GrammarProcess
+from ..handlers import ChatHandler, TextHandler
+from ..lifecycle import Lifecycle
+from ..protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
+from ..queue_limit import QueueLimit
+from ..sampling_defaults import SamplingDefaults
+from ..validation import Limits
 
 ELSEWHERE = {
     "/v1/responses": "this server does not keep conversations, so it has no responses API: send all messages to"

@@ -12,10 +12,10 @@ import fastapi_swagger.resources
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from outrider.server.engine.engine import Engine
-from outrider.server.engine.settings import Settings
-from outrider.server.http.errors import ApiError
-from outrider.server.http.live import Live
+from ...engine.engine import Engine
+from ...engine.settings import Settings
+from ..errors import ApiError
+from ..live import Live
 
 FOLDER = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from outrider.server.engine.engine import Engine
-from outrider.server.engine.resolve import Resolved
-from outrider.server.http import openapi, requests
-from outrider.server.http.errors import ApiError
-from outrider.server.http.lifecycle import Lifecycle
-from outrider.server.http.validation import Limits
-from outrider.server.tune import measure
-from outrider.server.tune.events import Event, Failed, Finished, to_line
-from outrider.server.tune.request import TuneRequest
+from ...engine.engine import Engine
+from ...engine.resolve import Resolved
+from ...tune import measure
+from ...tune.events import Event, Failed, Finished, to_line
+from ...tune.request import TuneRequest
+from .. import openapi, requests
+from ..errors import ApiError
+from ..lifecycle import Lifecycle
+from ..validation import Limits
 
 
 def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:

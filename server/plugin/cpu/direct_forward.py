@@ -14,8 +14,9 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from outrider.kernels.decoder import Decoder
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.server.plugin.cpu import fused_model
-from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
+from ..decode.spec_inputs import FlatVerify
+from . import fused_model
 
 
 class DirectForward:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from outrider.kernels.layer import DecoderLayer, decoder_layer
-from outrider.server.plugin.flat_attention import FlatAttentionBackend
+
+from ..flat_attention import FlatAttentionBackend
 
 NOT_PREPARED = object()
 """What `outrider_layer` of SGLang's layers is until their first step: from then on it is a DecoderLayer, or None where

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from outrider.kernels.decoder import Decoder
-from outrider.server.plugin.cpu import fused_layer
+
+from . import fused_layer
 
 logger = logging.getLogger(__name__)
 

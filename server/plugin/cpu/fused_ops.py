@@ -11,8 +11,9 @@ from outrider.kernels import fused
 from outrider.kernels.blocks import BlockWeight
 from outrider.kernels.int8 import Int8Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.cpu import fused_layer, fused_model, group_weights
+
+from ..config import PluginConfig
+from . import fused_layer, fused_model, group_weights
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""

@@ -20,8 +20,9 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, resolve_rag
 
 from outrider.kernels.ragged import write_cached_slots
 from outrider.scheduler.upload import upload
-from outrider.server.plugin.cuda.flashinfer_plan import PAGE, Plan, plan_verify
-from outrider.server.plugin.decode.readback import Readback
+
+from ..decode.readback import Readback
+from .flashinfer_plan import PAGE, Plan, plan_verify
 
 PLAN_BYTES = 1 << 20
 """Of a plan on the device and, pinned, on the host: 17 for every row and slot, of which no tier has 60,000.

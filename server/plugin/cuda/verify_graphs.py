@@ -15,9 +15,10 @@ from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCuda
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_capture_verify_lens
 
 from outrider.drafters import registry
-from outrider.server.plugin.attention_backends import tiers_of
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode.spec_inputs import VerifyInput
+
+from ..attention_backends import tiers_of
+from ..config import PluginConfig
+from ..decode.spec_inputs import VerifyInput
 
 
 class VerifyGraphRunner(DecodeCudaGraphRunner):

@@ -15,13 +15,15 @@ from outrider.kernels.acceptance import accept_wanted
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import argmax
 from outrider.scheduler.planners.tiers import Tiers
-from outrider.server.plugin.decode.logit_rules import has_rules
+
+from ..decode.logit_rules import has_rules
 
 if TYPE_CHECKING:  # `outrider gpu-check A` runs without SGLang
     from outrider.drafters.base import Draft
-    from outrider.server.plugin.decode.sampling import Sampling
-    from outrider.server.plugin.decode.spec_inputs import FlatVerify
-    from outrider.server.plugin.decode.step import Step
+
+    from ..decode.sampling import Sampling
+    from ..decode.spec_inputs import FlatVerify
+    from ..decode.step import Step
 
 Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Takes hidden states, tokens, positions and slots [T]."""

@@ -7,8 +7,9 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from outrider.scheduler.calibration.cases import CASES, SAMPLING, SOURCES
-from outrider.server.plugin.decode.collapse import AcceptanceWatch
-from outrider.server.plugin.decode.gathered import GatheredTable
+
+from .collapse import AcceptanceWatch
+from .gathered import GatheredTable
 
 CALIBRATION_BINS = 10
 MOST = 64

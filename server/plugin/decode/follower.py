@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 
-from outrider.server.plugin.attention_backends import tiers_of
-from outrider.server.plugin.decode.logprobs import write_logprobs, write_step_logprobs
-from outrider.server.plugin.decode.spec_inputs import flatten
-from outrider.server.plugin.decode.worker import SpeculativeWorker
-from outrider.server.plugin.loading.drafter import whole_weights
+from ..attention_backends import tiers_of
+from ..loading.drafter import whole_weights
+from .logprobs import write_logprobs, write_step_logprobs
+from .spec_inputs import flatten
+from .worker import SpeculativeWorker
 
 
 class Follower(SpeculativeWorker):

@@ -8,7 +8,8 @@ import numpy as np
 
 from outrider.scheduler.calibration.cases import SAMPLING, SOURCES
 from outrider.scheduler.planners.base import PlannedCurve
-from outrider.server.plugin.decode.metrics import SpeculationMetrics
+
+from .metrics import SpeculationMetrics
 
 CURVE_POINTS = 96
 """Sent of a curve, at most; it may have thousands."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from outrider.server.plugin.buckets import TOKEN_SECONDS
-from outrider.server.plugin.decode.acceptance_counters import AcceptanceCounters
-from outrider.server.plugin.decode.gathered import GatheredCounter, GatheredHistogram
-from outrider.server.plugin.decode.step import Step
+from ..buckets import TOKEN_SECONDS
+from .acceptance_counters import AcceptanceCounters
+from .gathered import GatheredCounter, GatheredHistogram
+from .step import Step
 
 PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 

@@ -25,12 +25,13 @@ from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Budget, Planner, StepView
 from outrider.scheduler.planners.tiers import Tiers
 from outrider.scheduler.upload import upload
-from outrider.server.plugin.decode import live
-from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.readback import Arrival, DeviceTime, Readback
-from outrider.server.plugin.decode.recording import Recording
-from outrider.server.plugin.decode.requests import Entries, RequestTable
-from outrider.server.plugin.decode.step import Admission, Outcome, Step, StepTime
+
+from . import live
+from .metrics import SpeculationMetrics
+from .readback import Arrival, DeviceTime, Readback
+from .recording import Recording
+from .requests import Entries, RequestTable
+from .step import Admission, Outcome, Step, StepTime
 
 MOST_UNREAD = 16
 """Steps whose outcomes wait to be read, at most."""

@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from outrider.scheduler.calibration.records import Recorder
-from outrider.server.plugin.decode.step import StepTime
+
+from .step import StepTime
 
 RECORDED_REQUEST_STEPS = 1 << 15
 RECORDED_STEPS = 1 << 12

@@ -13,8 +13,9 @@ import torch
 
 from outrider.scheduler.planners.base import StepView
 from outrider.scheduler.upload import upload
-from outrider.server.plugin.decode.logit_rules import changes_logits
-from outrider.server.plugin.options import RequestOptions
+
+from ..options import RequestOptions
+from .logit_rules import changes_logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)

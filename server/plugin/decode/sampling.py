@@ -16,7 +16,8 @@ from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import accept, accept_logits
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
-from outrider.server.plugin.decode.spec_inputs import FlatVerify
+
+from .spec_inputs import FlatVerify
 
 
 def on_host(tensor: torch.Tensor) -> bool:

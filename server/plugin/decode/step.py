@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from outrider.scheduler.planners.base import Budget, StepView
-from outrider.server.plugin.decode.readback import Arrival, DeviceTime
-from outrider.server.plugin.decode.requests import Entries
+
+from .readback import Arrival, DeviceTime
+from .requests import Entries
 
 
 @dataclass(frozen=True, slots=True, eq=False)

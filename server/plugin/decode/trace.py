@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.server.plugin.decode.step import Admission
+from .step import Admission
 
 KEY = "outrider_trace"
 """In `meta_info`: of each token its place in MAKERS, and its confidence (NaN for the target's own)."""

@@ -23,20 +23,22 @@ from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.cases import cases_of
 from outrider.scheduler.upload import upload
-from outrider.server.plugin.attention_backends import captured_sizes, check_taken, tiers_of
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.cpu.direct_forward import DirectForward, direct_forward
-from outrider.server.plugin.cpu.free_memory import give_back_free_memory
-from outrider.server.plugin.cuda.verify_tail import VerifyTail
-from outrider.server.plugin.decode.logit_rules import LogitRules
-from outrider.server.plugin.decode.logprobs import write_logprobs, write_step_logprobs
-from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Planning
-from outrider.server.plugin.decode.ranks import Ranks
-from outrider.server.plugin.decode.readback import DeviceTime, begin, since
-from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.decode.spec_inputs import (
+
+from ..attention_backends import captured_sizes, check_taken, tiers_of
+from ..config import PluginConfig
+from ..cpu.direct_forward import DirectForward, direct_forward
+from ..cpu.free_memory import give_back_free_memory
+from ..cuda.verify_tail import VerifyTail
+from ..loading.planner import load_plan
+from .logit_rules import LogitRules
+from .logprobs import write_logprobs, write_step_logprobs
+from .metrics import SpeculationMetrics
+from .planning import Planning
+from .ranks import Ranks
+from .readback import DeviceTime, begin, since
+from .requests import RequestTable
+from .sampling import Sampling
+from .spec_inputs import (
     FlatVerify,
     StepState,
     VerifyInput,
@@ -44,9 +46,8 @@ from outrider.server.plugin.decode.spec_inputs import (
     flatten,
     ragged_layout,
 )
-from outrider.server.plugin.decode.step import Step
-from outrider.server.plugin.decode.trace import StepTrace
-from outrider.server.plugin.loading.planner import load_plan
+from .step import Step
+from .trace import StepTrace
 
 
 class HostResult(GenerationBatchResult):
@@ -84,7 +85,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _set_up(self, runner: Any, slots: int) -> None:
         """What is needed to draft, plan and draw, for so many KV slots."""
-        from outrider.server.plugin.loading.drafter import load_drafter
+        from ..loading.drafter import load_drafter
 
         self.history = SlotTokens(slots, self.device)
         self.rules = LogitRules(self.history, self.req_to_token_pool.req_to_token)

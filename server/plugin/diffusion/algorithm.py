@@ -11,12 +11,13 @@ import torch
 from sglang.srt.dllm.algorithm.base import DllmAlgorithm
 
 from outrider.kernels.sampling import Rules
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode import live
-from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.diffusion.forward import BlockForward, BlockRows
-from outrider.server.plugin.diffusion.policy import Policy, Static, Threshold, noise_keys, predict, step, steps_of
+
+from ..config import PluginConfig
+from ..decode import live
+from ..decode.metrics import SpeculationMetrics
+from ..decode.sampling import Sampling
+from .forward import BlockForward, BlockRows
+from .policy import Policy, Static, Threshold, noise_keys, predict, step, steps_of
 
 NAME = "OUTRIDER"
 """Of the algorithm, in SGLang's registry."""

@@ -14,14 +14,15 @@ import torch
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import Acceptance, RoundCost, RoundView, StatePlanner
-from outrider.server.plugin.diffusion.algorithm import Step
-from outrider.server.plugin.diffusion.candidates import likely_tokens
-from outrider.server.plugin.diffusion.drafts import Draft, Found
-from outrider.server.plugin.diffusion.forward import BlockRows
-from outrider.server.plugin.diffusion.policy import noise_keys, steps_of
-from outrider.server.plugin.diffusion.proposals import Known, Proposals, propose
-from outrider.server.plugin.diffusion.recording import RANKS
-from outrider.server.plugin.options import RequestOptions
+
+from ..options import RequestOptions
+from .algorithm import Step
+from .candidates import likely_tokens
+from .drafts import Draft, Found
+from .forward import BlockRows
+from .policy import noise_keys, steps_of
+from .proposals import Known, Proposals, propose
+from .recording import RANKS
 
 _names = itertools.count()
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from outrider.scheduler.draft_graphs.lookup import follow
-from outrider.server.plugin.diffusion.forward import BlockRows
+
+from .forward import BlockRows
 
 
 @dataclass(frozen=True, slots=True)

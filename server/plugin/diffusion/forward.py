@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.server.plugin.diffusion.target import DiffusionTarget
-from outrider.server.plugin.flat_attention import FlatAttentionBackend
+
+from ..flat_attention import FlatAttentionBackend
+from .target import DiffusionTarget
 
 PADDING_SLOT = 0
 """SGLang's pools have it for keys and values that nobody reads."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from outrider.server.plugin.decode.gathered import GatheredCounter, GatheredHistogram
+from ..decode.gathered import GatheredCounter, GatheredHistogram
 
 DEPTHS = 8
 """Accepted drafts in a row that are told apart; further ones count as the last."""

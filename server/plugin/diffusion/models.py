@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outrider.server.plugin.diffusion.target import FAMILIES, DiffusionTarget
+from .target import FAMILIES, DiffusionTarget
 
 PROMPT_HOLDS_MASK = "the prompt has the mask token ({name}), which stands for text that is not there yet; leave it out"
 
@@ -18,9 +18,9 @@ def register(target: DiffusionTarget) -> None:
     from sglang.srt.dllm import algorithm
     from sglang.srt.dllm.config import DllmConfig
 
-    from outrider.server.plugin.diffusion import configs, rounds
-    from outrider.server.plugin.diffusion.algorithm import NAME
-    from outrider.server.plugin.diffusion.spiffy import Spiffy
+    from . import configs, rounds
+    from .algorithm import NAME
+    from .spiffy import Spiffy
 
     configs.register()
     _register_layers()

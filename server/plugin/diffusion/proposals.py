@@ -11,7 +11,8 @@ from outrider.scheduler.draft_graphs.fill import Candidates, fill
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import Acceptance
 from outrider.scheduler.draft_graphs.prune import admission_order, scores
-from outrider.server.plugin.diffusion.drafts import Draft
+
+from .drafts import Draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from outrider.server.plugin.diffusion.algorithm import Outcome
+from .algorithm import Outcome
 
 REPORT = 40
 """Rounds after which requests and cache are reported although no prompt was read and no answer ended, as SGLang does

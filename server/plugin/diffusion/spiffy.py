@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.diffusion.algorithm import BlockDiffusion, Outcome
-from outrider.server.plugin.diffusion.drafting import Asked, Drafting, Round
-from outrider.server.plugin.diffusion.drafts import Draft, Found, found, with_drafts
-from outrider.server.plugin.diffusion.forward import BlockRows
-from outrider.server.plugin.diffusion.metrics import DiffusionMetrics
-from outrider.server.plugin.diffusion.recording import Recording
-from outrider.server.plugin.loading.draft_graphs import load_graphs
-from outrider.server.plugin.loading.planner import load_round_cost
+from ..config import PluginConfig
+from ..loading.draft_graphs import load_graphs
+from ..loading.planner import load_round_cost
+from .algorithm import BlockDiffusion, Outcome
+from .drafting import Asked, Drafting, Round
+from .drafts import Draft, Found, found, with_drafts
+from .forward import BlockRows
+from .metrics import DiffusionMetrics
+from .recording import Recording
 
 IDLE_SECONDS = 0.02
 """Between two rounds, from which on nobody was served in between."""

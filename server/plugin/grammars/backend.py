@@ -21,8 +21,8 @@ from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGramma
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
 
-from outrider.server.plugin.grammars.budget import Budget
-from outrider.server.plugin.grammars.folder import CompileOptions, GrammarFolder, name_of
+from .budget import Budget
+from .folder import CompileOptions, GrammarFolder, name_of
 
 CACHE_BYTES = 64 * 1024 * 1024
 """Compiled grammars that the scheduler keeps."""

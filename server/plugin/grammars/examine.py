@@ -11,8 +11,8 @@ from typing import Any
 import xgrammar
 from jsonschema import Draft202012Validator, SchemaError
 
-from outrider.server.plugin.grammars.folder import CompileOptions, GrammarFolder
-from outrider.server.plugin.grammars.walk import Walker
+from .folder import CompileOptions, GrammarFolder
+from .walk import Walker
 
 CARRY_SECONDS = 0.1
 """A grammar that took longer to compile is carried to the scheduler as it is; others compile as fast as they load."""

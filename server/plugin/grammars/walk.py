@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
-from outrider.server.plugin.grammars.budget import Budget
+from .budget import Budget
 
 WALKS = 4
 SHORT_WALK, LONG_WALK = 32, 200

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider.server.plugin.grammars.folder import GrammarFolder
+from .folder import GrammarFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.sched_setaffinity(0, cores())
     os.environ["OMP_NUM_THREADS"] = "1"  # nothing here computes with torch, and threads would be missing in a copy
-    from outrider.server.plugin.grammars.examine import Examiner
+    from .examine import Examiner
 
     folder = GrammarFolder(Path(sys.argv[1]))
     options = folder.read_options()

@@ -15,7 +15,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.drafters import registry
 from outrider.drafters.registry import Memory
-from outrider.server.plugin.config import PluginConfig
+
+from ..config import PluginConfig
 
 SIZES = "sglang.srt.model_executor.pool_configurator.create_memory_pool_configurator"
 

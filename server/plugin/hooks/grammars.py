@@ -21,7 +21,7 @@ def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # Imported here: the module needs more of SGLang than is there when plugins are loaded.
     from sglang.srt.constrained import xgrammar_backend
 
-    from outrider.server.plugin.grammars.backend import BoundedBackend, bound
+    from ..grammars.backend import BoundedBackend, bound
 
     xgrammar_backend.XGrammarGrammarBackend = BoundedBackend
     backend = original(*args, **kwargs)
@@ -31,14 +31,14 @@ def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _accept(original: Callable[..., list[int]], processor: Any, req: Any, tokens: Any) -> list[int]:
-    from outrider.server.plugin.grammars.backend import end_if_too_slow
+    from ..grammars.backend import end_if_too_slow
 
     retained = original(processor, req, tokens)
     return [] if end_if_too_slow(req) else retained
 
 
 def _accept_first(original: Callable[..., None], processor: Any, *, req: Any, **others: Any) -> None:
-    from outrider.server.plugin.grammars.backend import end_if_too_slow
+    from ..grammars.backend import end_if_too_slow
 
     original(processor, req=req, **others)
     end_if_too_slow(req)

@@ -18,11 +18,11 @@ def register() -> None:
 
 
 def _runner_class(original: Callable[[Any], type], runner: Any) -> type:
-    from outrider.server.plugin.attention_backends import tiers_of
+    from ..attention_backends import tiers_of
 
     if tiers_of(runner, runner.decode_num_tokens_per_req()) is None:
         return original(runner)
-    from outrider.server.plugin.cuda.verify_graphs import VerifyGraphRunner  # imports SGLang's runners
+    from ..cuda.verify_graphs import VerifyGraphRunner  # imports SGLang's runners
 
     return VerifyGraphRunner
 

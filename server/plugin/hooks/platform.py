@@ -83,6 +83,6 @@ class OutriderCpuPlatform(CpuSRTPlatform):
         return torch.device("cpu")
 
     def get_dispatch_key_name(self) -> str:
-        from outrider.server.plugin.cpu.fused_ops import DISPATCH_KEY
+        from ..cpu.fused_ops import DISPATCH_KEY
 
         return DISPATCH_KEY

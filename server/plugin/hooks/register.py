@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from outrider.kernels.ragged import write_page_table
-from outrider.server.plugin import agreement, control
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.hooks import answer_ends, grammars, lean_step, older_sglang, request_guard, step_profiler
+
+from .. import agreement, control
+from ..config import PluginConfig
+from . import answer_ends, grammars, lean_step, older_sglang, request_guard, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -48,14 +49,14 @@ def register() -> None:
 def _register_algorithm() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from outrider.server.plugin.hooks.algorithm import NAME, OutriderAlgorithm
+    from .algorithm import NAME, OutriderAlgorithm
 
     @SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=OutriderAlgorithm)
     def worker_class(server_args: Any) -> type:
         from sglang.srt.runtime_context import get_parallel
 
-        from outrider.server.plugin.decode.follower import Follower
-        from outrider.server.plugin.decode.worker import SpeculativeWorker
+        from ..decode.follower import Follower
+        from ..decode.worker import SpeculativeWorker
 
         return Follower if get_parallel().tp_rank else SpeculativeWorker
 
@@ -100,7 +101,7 @@ def _register_gguf_loader() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def get_model_loader(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
-        from outrider.server.plugin.loading.gguf_loader import loader_for_gguf  # imports SGLang's layers
+        from ..loading.gguf_loader import loader_for_gguf  # imports SGLang's layers
 
         return loader_for_gguf(original, load_config, model_config)
 
@@ -110,19 +111,19 @@ def _register_gguf_loader() -> None:
 def _register_diffusion() -> None:
     target = PluginConfig.from_env().diffusion
     if target is not None:
-        from outrider.server.plugin.diffusion import models
+        from ..diffusion import models
 
         models.register(target)
 
 
 def _register_draft_memory() -> None:
-    from outrider.server.plugin.hooks import draft_memory
+    from . import draft_memory
 
     draft_memory.register()
 
 
 def _register_graphs() -> None:
-    from outrider.server.plugin.hooks import graphs
+    from . import graphs
 
     graphs.register()
 
@@ -134,7 +135,7 @@ def _register_cpu_attention() -> None:
 
     @register_attention_backend("torch_native")
     def backend(runner: Any) -> Any:
-        from outrider.server.plugin.flat_attention import FlatAttentionBackend
+        from ..flat_attention import FlatAttentionBackend
 
         return FlatAttentionBackend(runner)
 
@@ -143,7 +144,7 @@ def _register_gpu_attention() -> None:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
     from sglang.srt.server_args import add_attention_backend_choices
 
-    from outrider.server.plugin.attention_backends import OURS
+    from ..attention_backends import OURS
 
     original = ATTENTION_BACKENDS["flashinfer"]
 
@@ -151,13 +152,13 @@ def _register_gpu_attention() -> None:
     def flashinfer(runner: Any) -> Any:
         if runner.use_mla_backend:
             return original(runner)
-        from outrider.server.plugin.cuda.flashinfer import RaggedFlashInferBackend
+        from ..cuda.flashinfer import RaggedFlashInferBackend
 
         return RaggedFlashInferBackend(runner, init_new_workspace=runner.init_new_workspace)
 
     @register_attention_backend(OURS)
     def ours(runner: Any) -> Any:
-        from outrider.server.plugin.flat_attention import FlatAttentionBackend
+        from ..flat_attention import FlatAttentionBackend
 
         return FlatAttentionBackend(runner)
 
@@ -165,7 +166,7 @@ def _register_gpu_attention() -> None:
 
 
 def _register_cpu_kernels() -> None:
-    from outrider.server.plugin.cpu import fused_ops
+    from ..cpu import fused_ops
 
     fused_ops.register()
 

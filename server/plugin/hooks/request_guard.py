@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from outrider.server.plugin.options import RequestOptions
+from ..options import RequestOptions
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def prepare(req: Any, vocab_size: int, *, diffusion: bool = False) -> None:
     """
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-    from outrider.server.plugin.decode.requests import RequestTable
+    from ..decode.requests import RequestTable
 
     _check(req, vocab_size)
     SamplingBatchInfo.from_schedule_batch(_Alone(req), vocab_size)

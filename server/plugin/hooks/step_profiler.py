@@ -89,10 +89,11 @@ class StepLog:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         from outrider.kernels.cpu import native
-        from outrider.server.plugin.cpu.direct_forward import DirectForward
-        from outrider.server.plugin.decode.planning import Planning
-        from outrider.server.plugin.decode.sampling import Sampling
-        from outrider.server.plugin.decode.worker import SpeculativeWorker
+
+        from ..cpu.direct_forward import DirectForward
+        from ..decode.planning import Planning
+        from ..decode.sampling import Sampling
+        from ..decode.worker import SpeculativeWorker
 
         def compiled() -> dict[str, float]:
             return dict(zip(COMPILED, torch.ops.outrider.time_spent(True), strict=True)) if native.available() else {}

@@ -9,7 +9,8 @@ from outrider.profiles import store
 from outrider.scheduler.draft_graphs.fingerprint import by_temperature
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.untuned import untuned_graph
-from outrider.server.plugin.config import PluginConfig
+
+from ..config import PluginConfig
 
 
 def load_graphs(config: PluginConfig) -> dict[bool, DraftGraph]:

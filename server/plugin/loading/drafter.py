@@ -7,7 +7,8 @@ from typing import Any
 from outrider.drafters import registry
 from outrider.drafters.base import Drafter
 from outrider.drafters.target import Rows, Target
-from outrider.server.plugin.config import PluginConfig
+
+from ..config import PluginConfig
 
 CAPTURE = "set_dflash_layers_to_capture"
 """Method of SGLang's models that show hidden states."""

@@ -20,9 +20,10 @@ from sglang.srt.model_loader.utils import set_default_torch_dtype
 
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import multiply
-from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.cpu.fused_ops import apply_linear
-from outrider.server.plugin.loading.gguf_weights import GgufWeights, is_prepared
+
+from ..config import PluginConfig
+from ..cpu.fused_ops import apply_linear
+from .gguf_weights import GgufWeights, is_prepared
 
 
 def loader_for_gguf(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:

@@ -11,7 +11,8 @@ from outrider.scheduler.draft_graphs.planning import RoundCost
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import VerifyAll
-from outrider.server.plugin.config import PluginConfig
+
+from ..config import PluginConfig
 
 
 def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, CalibrationTable | None]:
