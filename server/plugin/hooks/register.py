@@ -32,6 +32,7 @@ def register() -> None:
     answer_ends.register()
     _load_one_tokenizer()
     _widen_page_table()
+    _leave_room_for_a_step()
     _register_gguf_loader()
     _register_diffusion()
     if not torch.cuda.is_available():
@@ -82,6 +83,28 @@ def _widen_page_table() -> None:
 
     sizing = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
     HookRegistry.register(sizing, room, HookType.AROUND)
+
+
+def _leave_room_for_a_step() -> None:
+    """In a cache not larger than the context, SGLang aborts the answer that leaves no slots for a decode step: answers
+    have to end before, as answers that reach their length do."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    worker = "sglang.srt.managers.tp_worker.TpModelWorker.get_worker_info"
+    HookRegistry.register(worker, end_before_the_cache, HookType.AROUND)
+
+
+def end_before_the_cache(original: Callable[..., tuple[Any, ...]], worker: Any) -> tuple[Any, ...]:
+    """What SGLang's worker tells its scheduler, with the longest request (LONGEST) that leaves room for a step."""
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+    told = list(original(worker))
+    told[LONGEST] = min(told[LONGEST], told[CACHE] - get_alloc_reserve_per_decode())
+    return tuple(told)
+
+
+CACHE, LONGEST = 0, 4
+"""Places of the cache's and of the longest request's tokens in `TpModelWorker.get_worker_info`."""
 
 
 class Once:

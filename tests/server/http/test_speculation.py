@@ -193,3 +193,14 @@ def test_the_trace_is_streamed_with_its_text(server: Server, more: dict[str, Any
 def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
     chunks = list(stream(server, "completions", prompt="Hello", max_tokens=4, stream_options=None))
     assert all("speculation" not in chunk["choices"][0] and "metrics" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_an_answer_may_fill_the_cache(server: Server, enabled: bool) -> None:
+    """It ends as one that has its length, though there is no room for the drafts of another step."""
+    body = {"prompt": [100 + number % 400 for number in range(4040)], "ignore_eos": True, "temperature": 0}
+    body |= {"model": MODEL, "max_tokens": 4096 - 4040, "speculation": {"enabled": enabled}}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    assert 20 <= answer.json()["usage"]["completion_tokens"] <= 56
