@@ -86,6 +86,8 @@ class Examiner:
         seconds = time.process_time() - begun
         if self.walker.too_slow(compiled, self.options.override_stop_tokens):
             return Verdict(Outcome.COSTLY, "takes too long to follow; simplify its repetitions and alternatives")
+        if not self.walker.begins(compiled, self.options.override_stop_tokens):
+            return Verdict(Outcome.INVALID, "this model's vocabulary has no token to begin it with")
         carried = 0
         if seconds > CARRY_SECONDS:
             written = compiled.serialize_json()

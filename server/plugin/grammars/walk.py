@@ -43,6 +43,12 @@ class Walker:
                 return True
         return False
 
+    def begins(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
+        """Whether any token may come first. A vocabulary may lack bytes of the text that a grammar asks for."""
+        matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
+        mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
+        return not matcher.fill_next_token_bitmask(mask) or bool(mask.any())
+
     def _walk(self, matcher: Any, mask: Any, random: np.random.Generator, budget: Budget, *, repeats: bool) -> None:
         """Follow the grammar along tokens that it allows. repeats: a token is taken again with some likelihood."""
         stops, token, choices = matcher.stop_token_ids, -1, 0

@@ -125,7 +125,7 @@ def test_the_port_for_metrics_asks_for_no_key_whatever_the_other_does(tmp_path: 
     ):
         settings = Settings(device="cpu", host=host, api_key="key", metrics_port=1, metrics_host=metrics_host)
         with bind(host, 0) as requests, bind(metrics_host, 0) as metrics:
-            found = Listeners(requests, metrics, None).hosts(settings)
+            found = Listeners(requests, metrics, None, 8).hosts(settings)
         assert tuple(ask(each, host="evil.example")[0] for each in found) == statuses
 
 

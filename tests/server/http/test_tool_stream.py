@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider.server.engine import bundled_model
 from outrider.server.http.handlers import ChatHandler
+from outrider.server.http.logprobs import spellings_of
 from outrider.server.http.protocol import ChatRequest
 from outrider.server.http.token_text import TokenTexts
 
@@ -76,7 +77,7 @@ class Engine:
             }
             (new,) = detokenizer._decode_batch_token_id_output(SimpleNamespace(**batch))
             text += new
-            logprobs = [(-float(token), token, str(token)) for token in ids[:end]]
+            logprobs = [(-float(token), token) for token in ids[:end]]
             meta = {"id": "answer", "finish_reason": finish, "prompt_tokens": 1, "completion_tokens": end}
             meta |= {"output_token_logprobs": logprobs, "output_token_logprobs_length": end}
             whole = {"text": text, "output_ids": ids[:end]}
@@ -102,7 +103,7 @@ def handler_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, **parsers: str) 
     serving["incremental_streaming_output"] = engine.incremental
     monkeypatch.setattr(serving_chat, "get_serving", lambda: SimpleNamespace(**serving))
     handler: Any = object.__new__(ChatHandler)
-    handler.tokenizer_manager = engine
+    handler.tokenizer_manager, handler.spellings = engine, spellings_of(engine.tokenizer)
     handler.template_manager = SimpleNamespace(force_reasoning=False, reasoning_config=None)
     handler.tool_call_parser, handler.reasoning_parser = parsers.get("tools"), parsers.get("reasoning")
     handler.chat_encoding_spec, handler._reasoning_detector = None, None

@@ -152,6 +152,8 @@ def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFold
     content = {"type": "tag", "begin": "<a>", "end": "</a>", "content": {"type": "any_text"}}
     tag = json.dumps({"type": "structural_tag", "format": content})
     assert outcome("structural_tag", tag).outcome is Outcome.ACCEPTED
+    assert outcome("regex", "").outcome is Outcome.ACCEPTED
+    assert "no token to begin" in outcome("regex", "\u0006").reason  # no printable character
     invalid = {"ebnf": "root ::= (", "regex": "(", "json": '{"type": "objekt"}', "structural_tag": "{}"}
     for kind, text in invalid.items():
         assert outcome(kind, text).outcome is Outcome.INVALID, (kind, text)
