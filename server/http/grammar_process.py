@@ -24,13 +24,13 @@ REMEMBERED = 4096
 CARRIED_BYTES = 128 * 1024 * 1024
 """Compiled grammars that are kept in the folder."""
 ANSWER_SECONDS = 2.0
-"""How much later than its own limit the process may answer before it is taken for stuck."""
+"""Seconds beyond its own limit after which a process that has not answered is taken for stuck."""
 START_SECONDS = 30.0
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
 
 
 class GrammarMetrics:
-    """What became of the grammars that requests brought.
+    """Counters of the grammars that requests brought, by outcome.
 
     registry: a process can have a metric once in each; other than the default only for tests.
     """
@@ -71,7 +71,7 @@ class GrammarProcess:
         self._reader: asyncio.Task[None] | None = None
 
     async def examine(self, kind: str, text: str, name: str | None = None) -> Verdict:
-        """Whether the scheduler may follow the grammar; at most some seconds later.
+        """The verdict on a grammar: may the scheduler follow it? Given within some seconds.
 
         kind: json, regex, ebnf or structural_tag. name: that the scheduler knows it by, if not this text's. All are
         accepted where SGLang has another grammar backend than xgrammar.

@@ -270,7 +270,7 @@ class TextHandler(_Handler, OpenAIServingCompletion):
 
     @staticmethod
     def _with_prompt(request: TextRequest) -> bool:
-        """Whether the answer has the logprobs of the prompt."""
+        """True if the answer has the logprobs of the prompt."""
         return bool(request.echo) and request.logprobs is not None
 
 

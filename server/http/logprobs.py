@@ -28,7 +28,7 @@ SPELLINGS = 65_536
 """Tokens whose spelling is kept."""
 
 Logprob = tuple[float | None, int]
-"""Of a token: its logprob and its id."""
+"""A token's logprob and its id."""
 
 
 class Spelling(NamedTuple):

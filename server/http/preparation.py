@@ -40,7 +40,7 @@ def keep_what_is_loaded() -> None:
 
 
 async def run(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns or raises, from one of the threads. size: of the request's body, or its answer, in bytes."""
+    """Run `work` in one of the threads; returns or raises what it does. size: bytes of the body or the answer."""
     context = contextvars.copy_context()
     executor = _large if size >= LARGE_BYTES else _common
     loop = asyncio.get_running_loop()

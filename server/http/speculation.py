@@ -119,7 +119,7 @@ class TokenTrace:
 
 
 class Sees(Protocol):
-    """What a stream is told of."""
+    """The values that a stream is told of."""
 
     def see(self, content: dict[str, Any]) -> None: ...
 

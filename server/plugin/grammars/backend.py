@@ -27,7 +27,7 @@ from .folder import CompileOptions, GrammarFolder, name_of
 CACHE_BYTES = 64 * 1024 * 1024
 """Compiled grammars that the scheduler keeps."""
 ENTRY_BYTES = 64 * 1024
-"""Of each, beyond what xgrammar counts: its matcher and objects."""
+"""Bytes of each beyond what xgrammar counts: its matcher and objects."""
 NICE = 5
 """Niceness of the thread that compiles."""
 TOO_SLOW = "the request's grammar takes too long to follow; simplify its repetitions and alternatives"
@@ -94,7 +94,7 @@ def followed(grammar: Any) -> Any:
 
 @dataclass(slots=True)
 class Fate:
-    """What copies of a grammar share. refused: following one of them took too long."""
+    """State that copies of a grammar share. refused: following one of them took too long."""
 
     refused: bool = False
 

@@ -1,4 +1,4 @@
-"""How much processor time following a grammar may take, when it is tried out and when it is used."""
+"""The processor time that following a grammar may take, when it is tried out and when it is used."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class Budget:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the grammar has taken more than it may."""
+        """True if the grammar has taken more than it may."""
         return not self.unlimited and self.seconds > BURST_SECONDS + CALL_SECONDS * self.calls

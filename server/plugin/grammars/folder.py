@@ -24,7 +24,7 @@ def name_of(kind: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What a grammar is compiled for.
+    """The tokenizer and options that a grammar is compiled for.
 
     tokenizer: xgrammar's TokenizerInfo as JSON. any_whitespace, max_whitespace_cnt: of JSON schemas.
     override_stop_tokens: of matchers; None: the tokenizer's.
@@ -52,7 +52,7 @@ class GrammarFolder:
         self._write(self._options, json.dumps(asdict(options)))
 
     def read_options(self) -> CompileOptions | None:
-        """What the scheduler has written; None where its grammar backend is not xgrammar."""
+        """The options that the scheduler has written; None where its grammar backend is not xgrammar."""
         try:
             return CompileOptions(**json.loads(self._options.read_text()))
         except FileNotFoundError:
@@ -60,7 +60,7 @@ class GrammarFolder:
 
     @property
     def ready(self) -> bool:
-        """Whether grammars can be compiled here: a scheduler has written for what."""
+        """True if grammars can be compiled here: a scheduler has written its options."""
         return self._options.exists()
 
     def write(self, name: str, compiled: str) -> None:
@@ -68,7 +68,7 @@ class GrammarFolder:
         self._write(self.file(name), compiled)
 
     def read(self, name: str) -> str | None:
-        """What was kept; None where nothing was, or is any longer."""
+        """A compiled grammar that was kept; None where none was, or is any longer."""
         try:
             return self.file(name).read_text()
         except FileNotFoundError:

@@ -32,7 +32,7 @@ class Walker:
         return cls(np.array([token for token, text in enumerate(texts) if text and PUNCTUATION.issuperset(text)], int))
 
     def too_slow(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-        """Whether following the grammar takes longer than it may (`Budget`). stop_tokens: of matchers."""
+        """True if following the grammar takes longer than it may (`Budget`). stop_tokens: of matchers."""
         budget = Budget()
         for seed in range(WALKS):
             matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
@@ -44,7 +44,7 @@ class Walker:
         return False
 
     def begins(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-        """Whether any token may come first. A vocabulary may lack bytes of the text that a grammar asks for."""
+        """True if any token may come first. A vocabulary may lack bytes of the text that a grammar asks for."""
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
         mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
         return not matcher.fill_next_token_bitmask(mask) or bool(mask.any())

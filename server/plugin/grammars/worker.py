@@ -47,13 +47,13 @@ THREADS = 8
 """Most threads of a compilation."""
 POLL_SECONDS = 0.02
 READY = b"ready\n"
-"""What the process says when it can take jobs."""
+"""The line that the process writes when it can take jobs."""
 OUT_OF_MEMORY = 3
 """Exit code of a copy."""
 
 
 class Examines(Protocol):
-    """What a copy of the process does with a job; see `examine.Examiner`."""
+    """A job, done in a copy of the process; see `examine.Examiner`."""
 
     def examine(self, kind: str, text: str, name: str) -> Any: ...
 

@@ -95,7 +95,7 @@ def _leave_room_for_a_step() -> None:
 
 
 def end_before_the_cache(original: Callable[..., tuple[Any, ...]], worker: Any) -> tuple[Any, ...]:
-    """What SGLang's worker tells its scheduler, with the longest request (LONGEST) that leaves room for a step."""
+    """Lower the longest request that SGLang's worker reports to its scheduler, so that a step's slots remain."""
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
     told = list(original(worker))

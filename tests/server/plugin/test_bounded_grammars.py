@@ -1,4 +1,4 @@
-"""What the scheduler keeps of grammars, and what following one may take."""
+"""The scheduler's grammars: those it keeps, and the limits on following one."""
 
 from __future__ import annotations
 

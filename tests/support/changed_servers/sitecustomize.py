@@ -21,7 +21,7 @@ from typing import Any
 
 
 def ask_for_overlap(module: ModuleType) -> None:
-    """Of `server/engine/sglang_args.py`: as if it had been said after `--`."""
+    """Change `server/engine/sglang_args.py`: overlap is asked for, as if by a flag behind `--`."""
     parse = module.parse_flags
 
     def overlapping(flags: Sequence[str]) -> dict[str, Any]:
@@ -31,12 +31,12 @@ def ask_for_overlap(module: ModuleType) -> None:
 
 
 def stand_in_for_streams(module: ModuleType) -> None:
-    """Of SGLang's `overlap_utils.py`."""
+    """Change SGLang's `overlap_utils.py`: tensors record no streams."""
     module.torch.Tensor.record_stream = lambda tensor, stream: None
 
 
 def say_so(module: ModuleType) -> None:
-    """Of SGLang's `scheduler.py`."""
+    """Change SGLang's `scheduler.py`: its overlapped loop says that it runs."""
     loop = module.Scheduler.event_loop_overlap
 
     def overlapping(scheduler: Any) -> None:
@@ -50,7 +50,7 @@ DECIDING_SECONDS = 0.0005
 
 
 def keep_the_profiles_costs(module: ModuleType) -> None:
-    """Of `scheduler/cost/model.py`."""
+    """Change `scheduler/cost/model.py`: nothing is learnt of steps."""
 
     def learn_nothing(cost: Any, *step: Any) -> None:
         cost.deciding = DECIDING_SECONDS
