@@ -219,9 +219,9 @@ def change(draw: st.DrawFn, body: Any) -> None:
     if how == "drop":
         del place[key]
     elif how == "add" and isinstance(place, dict):
-        place[draw(st.text(max_size=12))] = draw(ODD)
+        place[draw(st.text(max_size=12))] = copy.deepcopy(draw(ODD))
     else:
-        place[key] = draw(ODD) if how == "exchange" else {"x": [inner]}
+        place[key] = copy.deepcopy(draw(ODD)) if how == "exchange" else {"x": [inner]}
 
 
 def numeric(path: str, name: str, value: Any, base: dict[str, Any]) -> bytes:
