@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .cases import CASES, LIKE_SGLANG
+from .classes import CASES, LIKE_SGLANG
 from .model import Calibration, ece, logit, quality, sigmoid
 from .records import Records
 from .table import CalibrationTable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .cases import CASES
+from .classes import CASES
 from .model import BINS, Calibration, quality
 from .records import Records
 from .table import CalibrationTable

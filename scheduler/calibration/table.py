@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .cases import CASES
+from .classes import CASES
 from .model import Calibration
 
 

@@ -29,9 +29,9 @@ import torch
 from ..cost.model import StepCost
 from ..service_levels import behind, levels_kept
 from .admission import largest
-from .asking import FEW, Ask, cost_of, worth_asking
 from .base import Budget, PlannedCurve, Planner, StepView
 from .curve import Curve, convex, mean_curve, pooled_curve, single_curve
+from .draft_selection import FEW, Ask, cost_of, worth_asking
 from .past import Finished, Issued, Past
 from .probing import LOOK_SHARE, Probing
 from .resting import Resting, same_requests

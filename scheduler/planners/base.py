@@ -43,7 +43,7 @@ import numpy as np
 import torch
 
 from .admission import Admit
-from .tiers import Tiers
+from .token_buckets import Tiers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import torch
 
 from .admission import largest, survival_of, top_k
 from .base import Budget, StepView
-from .bounded import Bounded, in_turns
+from .bucket_bounded import Bounded, in_turns
 
 
 class VerifyAll(Bounded):

@@ -9,7 +9,7 @@ from ..cost.model import StepCost
 from ..upload import upload
 from .admission import survival_of, top_k_numpy
 from .base import Budget, StepView
-from .bounded import Bounded
+from .bucket_bounded import Bounded
 
 
 class Synchronous(Bounded):

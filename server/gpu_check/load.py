@@ -10,7 +10,7 @@ from statistics import median
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
 from outrider.profiles.store import Profile
-from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.classes import CASES
 from outrider.scheduler.calibration.table import CalibrationTable
 
 from .commands import PROMPTS, Commands

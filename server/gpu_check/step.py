@@ -22,7 +22,7 @@ from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.ragged import Flattened, commit, flatten_tier
 from outrider.kernels.sampling import Rules
-from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.planners.token_buckets import Tiers
 
 from .device import Device
 from .kernels import differing

@@ -12,7 +12,7 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.ragged import Flattened, commit
 from outrider.kernels.sampling import argmax
-from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.planners.token_buckets import Tiers
 
 from ..plugin.cuda.verify_tail import VerifyTail
 from .device import Device

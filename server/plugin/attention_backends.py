@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.kernels.attention import CUDA_HEADS
-from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.planners.token_buckets import Tiers
 
 OURS = "outrider"
 """The backend that runs our Triton kernels."""

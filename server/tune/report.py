@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.profiles.plots import plot_steps_per_second
 from outrider.profiles.store import Profile
-from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.classes import CASES
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.calibration.table import CalibrationTable

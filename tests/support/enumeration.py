@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from table_models import TableModel
 
 from outrider.drafters.base import Draft, Drafter, Features
-from outrider.scheduler.calibration.cases import cases_of
+from outrider.scheduler.calibration.classes import cases_of
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner

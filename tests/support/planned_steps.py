@@ -12,7 +12,7 @@ import torch
 from planning import request
 
 from outrider.drafters.base import Draft
-from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.classes import CASES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.plugin.options import RequestOptions

@@ -32,7 +32,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features  # noqa: E402
 from outrider.scheduler.planners.asynchronous import Asynchronous  # noqa: E402
-from outrider.scheduler.planners.tiers import Tiers  # noqa: E402
+from outrider.scheduler.planners.token_buckets import Tiers  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.decode import follower as following  # noqa: E402
 from outrider.server.plugin.decode import worker as decode  # noqa: E402

@@ -14,7 +14,7 @@ import torch
 from outrider.kernels.acceptance import accept_wanted
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import argmax
-from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.planners.token_buckets import Tiers
 
 from ..decode.logit_rules import has_rules
 

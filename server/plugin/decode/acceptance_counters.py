@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from outrider.scheduler.calibration.cases import CASES, SAMPLING, SOURCES
+from outrider.scheduler.calibration.classes import CASES, SAMPLING, SOURCES
 
 from .collapse import AcceptanceWatch
 from .gathered import GatheredTable

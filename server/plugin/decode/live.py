@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.scheduler.calibration.cases import SAMPLING, SOURCES
+from outrider.scheduler.calibration.classes import SAMPLING, SOURCES
 from outrider.scheduler.planners.base import PlannedCurve
 
 from .metrics import SpeculationMetrics

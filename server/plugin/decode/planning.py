@@ -23,7 +23,7 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Budget, Planner, StepView
-from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.planners.token_buckets import Tiers
 from outrider.scheduler.upload import upload
 
 from . import live

@@ -21,7 +21,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
-from outrider.scheduler.calibration.cases import cases_of
+from outrider.scheduler.calibration.classes import cases_of
 from outrider.scheduler.upload import upload
 
 from ..attention_backends import captured_sizes, check_taken, tiers_of

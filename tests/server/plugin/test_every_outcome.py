@@ -26,7 +26,7 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels import acceptance
 from outrider.kernels.cpu import native
-from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.classes import CASES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from planning import step_of
 
-from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.classes import CASES
 from outrider.scheduler.planners.base import Budget, PlannedCurve
 from outrider.server.http.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planning import step_of
 
-from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.classes import CASES
 from outrider.scheduler.planners.base import Budget
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import environment
 
-from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.planners.token_buckets import Tiers
 from outrider.server.engine.process import PEER_GONE, FailureFilter, StartupReport
 from outrider.server.plugin.agreement import first_difference
 

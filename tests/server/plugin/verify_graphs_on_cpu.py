@@ -34,7 +34,7 @@ from outrider.kernels.acceptance import accept  # noqa: E402
 from outrider.kernels.attention import flat_attention  # noqa: E402
 from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
 from outrider.kernels.ragged import torch_commit  # noqa: E402
-from outrider.scheduler.planners.tiers import Tiers  # noqa: E402
+from outrider.scheduler.planners.token_buckets import Tiers  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
 from outrider.server.plugin.cuda.verify_tail import VerifyTail  # noqa: E402

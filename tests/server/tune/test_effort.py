@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.scheduler.planners.tiers import Tiers
+from outrider.scheduler.planners.token_buckets import Tiers
 from outrider.server.errors import UserError
 from outrider.server.tune import cli, events
 from outrider.server.tune.diffusion import Rounds

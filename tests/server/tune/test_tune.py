@@ -15,7 +15,7 @@ from metrics_page import MetricsPage
 from running import OUTRIDER, Server, environment, free_port, wait_until
 
 from outrider.kernels.cache import cache_root
-from outrider.scheduler.calibration.cases import CASES
+from outrider.scheduler.calibration.classes import CASES
 from outrider.scheduler.calibration.table import CalibrationTable
 
 QUICK = ("tune", "--quick", "--drafter", "ngram", "--max-requests", "2", "--name", "mine")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .base import Planner, StepView
-from .tiers import Demand
+from .token_buckets import Demand
 
 LATE = 64
 """Steps that may be unobserved at a time."""

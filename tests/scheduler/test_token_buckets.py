@@ -18,7 +18,7 @@ from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
 from outrider.scheduler.planners.curve import mean_curve
 from outrider.scheduler.planners.synchronous import Synchronous, first_drop, until_first_drop
-from outrider.scheduler.planners.tiers import Demand, Tiers
+from outrider.scheduler.planners.token_buckets import Demand, Tiers
 
 GAMMA, REQUESTS = 3, 5
 TIERS = Tiers(REQUESTS, GAMMA + 1)
