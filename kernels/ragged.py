@@ -52,7 +52,7 @@ def torch_flatten_verify(
     return block[request, step], positions, slots, torch.cat([ends.new_zeros(1), ends]), request, step
 
 
-def flatten_tier(
+def flatten_bucket(
     anchors: torch.Tensor,
     drafts: torch.Tensor,
     verify_lens: torch.Tensor,
@@ -61,7 +61,7 @@ def flatten_tier(
     rows: torch.Tensor,
     tokens: int,
 ) -> Flattened:
-    """`flatten_verify` as a batch of `tokens` tokens, a graph's tier: its shape does not depend on the lengths.
+    """`flatten_verify` as a batch of `tokens` tokens, a graph's bucket: its shape does not depend on the lengths.
 
     sum(1 + verify_lens) <= tokens. What is left over is padding: token 0 at position 0 and slot 0, which belongs to
     nobody. A padding token names the last request, so that it may index arrays [R], and step gamma + 1, which no
@@ -69,10 +69,10 @@ def flatten_tier(
     """
     if cuda.fits(anchors):
         return torch.ops.outrider_cuda.flatten(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
-    return torch_flatten_tier(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
+    return torch_flatten_bucket(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
 
 
-def torch_flatten_tier(
+def torch_flatten_bucket(
     anchors: torch.Tensor,
     drafts: torch.Tensor,
     verify_lens: torch.Tensor,
@@ -81,7 +81,7 @@ def torch_flatten_tier(
     rows: torch.Tensor,
     tokens: int,
 ) -> Flattened:
-    """`flatten_tier` without Triton, on any device and without waiting for it."""
+    """`flatten_bucket` without Triton, on any device and without waiting for it."""
     requests, gamma = drafts.shape
     indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
     place = torch.arange(tokens, device=rows.device)
@@ -110,7 +110,7 @@ def commit(
     """Results of a step: cached tokens [R], next anchors [R], and the slots [T] of verified tokens that stay.
 
     accept_lens: [R] int64 in 1..gamma+1, tokens: [R, gamma+1] int64, as from `acceptance.accept`. seq_lens: [R] int64.
-    request, step, slots: [T] int64, as from `flatten_tier`. Rejected tokens and padding get slot 0, so that whoever
+    request, step, slots: [T] int64, as from `flatten_bucket`. Rejected tokens and padding get slot 0, so that whoever
     keeps state by slot can write all T rows.
     """
     if cuda.fits(accept_lens):

@@ -1,4 +1,4 @@
-"""Flatten and commit: a verify batch at the size of a graph tier, and what stays of it; see `kernels/ragged.py`."""
+"""Flatten and commit: a verify batch at the size of a graph bucket, and what stays of it; see `kernels/ragged.py`."""
 
 from __future__ import annotations
 

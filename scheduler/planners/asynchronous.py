@@ -11,8 +11,8 @@ that of the mean number of drafts.
 
 With few requests (R < `smoothing`) several past steps of each are used. A fixed number of tokens would ignore how good
 the present draft is, so the budget is then a least survival, K is what reaches it, and Theta is a ratio of means over
-the samples. With tiers (a GPU) a step's size is decided before its drafts are there: points are then numbers of tokens,
-each takes the time of its tier, and the best is raised to what its tier holds.
+the samples. With buckets (a GPU) a step's size is decided before its drafts are there: points are then numbers of tokens,
+each takes the time of its bucket, and the best is raised to what its bucket holds.
 
 Curves jump, so the whole curve is searched. That is lossless because it never reads the current step (appendix A). It
 does not read the step before either, which on a GPU is still running. The proof is in `docs/planner.md`.
@@ -251,7 +251,7 @@ class Asynchronous(Planner):
         step = issued.view
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         expected = seconds + self.cost.deciding
-        if self.tiers is not None:
+        if self.buckets is not None:
             return Budget(False, self._most(issued, nobody), None, 0.0, first, expected, probe)
         # As many as pay if all are accepted; of these, those that pay by their survival.
         pays = self._price * (seconds - seconds[0]) <= np.arange(len(seconds))
@@ -261,7 +261,7 @@ class Asynchronous(Planner):
     def _most(self, issued: Issued, best: _Candidate) -> int:
         """Budget of draft tokens at the best point."""
         most = best.curve.most(best.best)
-        return most if self.tiers is None else self.tiers.fill(len(issued.view.rows), most, issued.room)
+        return most if self.buckets is None else self.buckets.fill_bucket(len(issued.view.rows), most, issued.room)
 
     def _candidate(
         self, step: StepView, ask: Ask | None, survival: np.ndarray | None, seconds: np.ndarray, uncounted: float = 0.0
@@ -270,7 +270,7 @@ class Asynchronous(Planner):
         requests = len(step.rows)
         if survival is None:
             curve = Curve.plain(requests, seconds)
-        elif self.tiers is not None:
+        elif self.buckets is not None:
             curve = mean_curve(requests, survival, seconds)
         elif len(survival) == 1:
             curve = single_curve(requests, survival, seconds)
@@ -343,8 +343,8 @@ class Asynchronous(Planner):
         requests = len(step.rows)
         if requests != self._curve_requests or room >= len(self._curve) or self._number - self._curve_step >= REFRESH:
             tokens = np.arange(requests, requests + room + 1)
-            if self.tiers is not None:
-                tokens = self.tiers.hold_each(tokens)
+            if self.buckets is not None:
+                tokens = self.buckets.round_up_each(tokens)
             self._curve = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
             shares = np.ones(1) if self.block is None else np.arange(1, self.block + 1) / self.block
             self._draft_curves = self.cost.draft_curves(requests, shares)

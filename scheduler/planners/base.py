@@ -43,7 +43,7 @@ import numpy as np
 import torch
 
 from .admission import Admit
-from .token_buckets import Tiers
+from .token_buckets import TokenBuckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Budget:
     """The decisions about a step that are made before drafting.
 
     draft: False: no drafter's model drafts in this step.
-    tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with tiers always set.
+    tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with buckets always set.
     ask: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
     depth: tokens that it drafts for each, at most; None: all that it can.
     threshold: least corrected survival that is admitted; 0: no bound.
@@ -132,8 +132,8 @@ class Planner(ABC):
     """Called once per decode step, in this order: `looks_back`, `budget`, then, where it says so, draft and `admit`,
     and at some time later `observe`."""
 
-    tiers: Tiers | None = None
-    """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a tier. None: any size."""
+    buckets: TokenBuckets | None = None
+    """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a bucket. None: any size."""
     admit_by: Admit | None = None
     """Compiled admission in one call. None: torch or numpy admit."""
     block: int | None = None

@@ -7,10 +7,10 @@ import torch
 
 from .admission import largest, survival_of, top_k
 from .base import Budget, StepView
-from .bucket_bounded import Bounded, in_turns
+from .bucket_bounded import BucketBoundedPlanner, in_turns
 
 
-class VerifyAll(Bounded):
+class VerifyAll(BucketBoundedPlanner):
     """Verify every drafted token."""
 
     def budget(self, step: StepView) -> Budget:
@@ -38,7 +38,7 @@ class StaticGamma(VerifyAll):
         return super().admit(confidence, draft_lens.clamp(max=self.gamma), budget)
 
 
-class Threshold(Bounded):
+class Threshold(BucketBoundedPlanner):
     """Verify while survival is at least `threshold`, whatever the load (DSpark, section 4.3.3). 0 verifies all."""
 
     def __init__(self, threshold: float):

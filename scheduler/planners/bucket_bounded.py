@@ -9,25 +9,25 @@ import numpy as np
 import torch
 
 from .base import Planner, StepView
-from .token_buckets import Demand
+from .token_buckets import RecentDemand
 
 LATE = 64
 """Steps that may be unobserved at a time."""
 
 
-class Bounded(Planner):
-    """Without tiers there is no bound."""
+class BucketBoundedPlanner(Planner):
+    """Without buckets there is no bound."""
 
     def __init__(self) -> None:
-        self._demand = Demand()
+        self._demand = RecentDemand()
         self._issued: deque[tuple[StepView, int]] = deque(maxlen=LATE)
 
     def bound(self, step: StepView) -> int | None:
         """`Budget.tokens` of `step`; called once for each."""
-        if self.tiers is None:
+        if self.buckets is None:
             return None
         requests, room = len(step.rows), int(np.add.reduce(step.limits))
-        tokens = self.tiers.fill(requests, self._demand.tokens(requests, room), room)
+        tokens = self.buckets.fill_bucket(requests, self._demand.tokens(requests, room), room)
         self._issued.append((step, tokens))
         return tokens
 

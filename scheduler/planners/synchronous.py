@@ -9,15 +9,15 @@ from ..cost.model import StepCost
 from ..upload import upload
 from .admission import survival_of, top_k_numpy
 from .base import Budget, StepView
-from .bucket_bounded import Bounded
+from .bucket_bounded import BucketBoundedPlanner
 
 
-class Synchronous(Bounded):
+class Synchronous(BucketBoundedPlanner):
     """Admits tokens by descending survival while each raises the throughput tau / T; stops at the first that does not.
 
     The stop is what keeps it lossless though it reads current confidences: a token is reached by decisions on larger
     survivals only. It finds the best length only where throughput has a single peak, and drafts at every step. With
-    tiers a step's size, and so its time, is decided before; the search then only leaves out what does not pay.
+    buckets a step's size, and so its time, is decided before; the search then only leaves out what does not pay.
     """
 
     def __init__(self, cost: StepCost):
@@ -27,8 +27,8 @@ class Synchronous(Bounded):
     def budget(self, step: StepView) -> Budget:
         requests, room = len(step.rows), int(step.limits.sum())
         tokens = np.arange(requests, requests + room + 1)
-        if self.tiers is not None:
-            tokens = self.tiers.hold_each(tokens)
+        if self.buckets is not None:
+            tokens = self.buckets.round_up_each(tokens)
         seconds = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)

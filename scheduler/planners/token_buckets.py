@@ -1,6 +1,6 @@
-"""Tiers: the numbers of tokens that a decode step may have on a GPU, where a graph is captured for each.
+"""TokenBuckets: the numbers of tokens that a decode step may have on a GPU, where a graph is captured for each.
 
-A step of R requests that admits K draft tokens runs in the smallest tier T that holds R + K. What is left over of it
+A step of R requests that admits K draft tokens runs in the smallest bucket T that holds R + K. What is left over of it
 would be padding, which takes as long as verifying it: so K is raised to T - R wherever there are that many drafts. All
 of this is known before drafting, from the past, so that no shape of a step waits for the device.
 """
@@ -14,21 +14,21 @@ from collections import deque
 import numpy as np
 
 STEPS = 8
-"""Tiers between one power of two and the next, so that padding is less than an eighth of a step."""
+"""TokenBuckets between one power of two and the next, so that padding is less than an eighth of a step."""
 RECENT = 8
 """Steps whose demand bounds the next one's."""
 
 
-class Tiers:
-    """The tiers of at most `requests` requests of `width` tokens each (gamma + 1).
+class TokenBuckets:
+    """The buckets of at most `requests` requests of `width` tokens each (gamma + 1).
 
     sizes: ascending, the largest is requests * width.
-    captured: requests for which graphs are captured, at most; None: all. Larger steps have tiers, and no graph.
+    captured: requests for which graphs are captured, at most; None: all. Larger steps have buckets, and no graph.
     """
 
     def __init__(self, requests: int, width: int, captured: int | None = None):
         if min(requests, width) < 1:
-            raise ValueError(f"tiers are for at least one request of one token, not {requests} of {width}")
+            raise ValueError(f"buckets are for at least one request of one token, not {requests} of {width}")
         self.requests, self.width = requests, width
         self.captured = requests if captured is None else min(captured, requests)
         most = requests * width
@@ -39,14 +39,14 @@ class Tiers:
         self.sizes = (*sizes, most)
         self._sizes = np.array(self.sizes)
 
-    def hold(self, tokens: int) -> int:
-        """The smallest tier of at least `tokens`. Raises ValueError where there is none."""
+    def round_up(self, tokens: int) -> int:
+        """The smallest bucket of at least `tokens`. Raises ValueError where there is none."""
         if not 0 < tokens <= self.sizes[-1]:
             raise ValueError(f"a step has 1 to {self.sizes[-1]} tokens, not {tokens}")
         return self.sizes[bisect_left(self.sizes, tokens)]
 
-    def hold_each(self, tokens: np.ndarray) -> np.ndarray:
-        """`hold` of every number of `tokens`."""
+    def round_up_each(self, tokens: np.ndarray) -> np.ndarray:
+        """`round_up` of every number of `tokens`."""
         return self._sizes[np.searchsorted(self._sizes, tokens)]
 
     @property
@@ -62,16 +62,16 @@ class Tiers:
         return min(tokens, self.captured + 1)
 
     def has_graph(self, requests: int, tokens: int) -> bool:
-        """True if a step of a tier of `tokens` runs as a graph: a slot beside its requests' takes the padding."""
+        """True if a step of a bucket of `tokens` runs as a graph: a slot beside its requests' takes the padding."""
         slots = self.slots(tokens)
         return tokens <= self.captured * self.width and (requests < slots or requests == slots == tokens)
 
-    def fill(self, requests: int, wanted: int, room: int) -> int:
-        """Draft tokens to admit where `wanted` are worth it and `room` can be there, at most: what the tier holds."""
-        return min(self.hold(requests + min(wanted, room)) - requests, room)
+    def fill_bucket(self, requests: int, wanted: int, room: int) -> int:
+        """Draft tokens to admit where `wanted` are worth it and `room` can be there, at most: what the bucket holds."""
+        return min(self.round_up(requests + min(wanted, room)) - requests, room)
 
 
-class Demand:
+class RecentDemand:
     """Recent numbers of verified tokens: the bound of planners that set none of their own.
 
     A step that used its bound up may have wanted more, and counts twice. Steps are those that were observed, so the

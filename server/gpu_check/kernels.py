@@ -26,7 +26,7 @@ from outrider.kernels.noise import (
     torch_streams,
     torch_uniforms,
 )
-from outrider.kernels.ragged import torch_commit, torch_flatten_tier
+from outrider.kernels.ragged import torch_commit, torch_flatten_bucket
 from outrider.kernels.sampling import Rules, reference_target_probs
 
 from .device import Device
@@ -97,7 +97,7 @@ def lengths(device: Device) -> Iterator[Measured]:
         batch = random_batches.flattening(requests, gamma, requests)
         for padding in (0, 300):
             tier = int((batch[2] + 1).sum()) + padding
-            flat = torch_flatten_tier(*batch, tier)
+            flat = torch_flatten_bucket(*batch, tier)
             found = ragged.flatten(*moved(batch, device.on), tier)
             yield same(f"flattened, {shape}, {padding} of padding", found, flat)
         kept = (torch.rand(requests, generator=torch.Generator().manual_seed(1)) * (batch[2] + 1)).long() + 1

@@ -20,9 +20,9 @@ from outrider.kernels.attention import flat_attention
 from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
-from outrider.kernels.ragged import Flattened, commit, flatten_tier
+from outrider.kernels.ragged import Flattened, commit, flatten_bucket
 from outrider.kernels.sampling import Rules
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 
 from .device import Device
 from .kernels import differing
@@ -125,7 +125,7 @@ class Decoder:
         lens = torch.minimum(draft.lens, until)
         verify_lens, _ = admit(confidence, lens, given.budget)
         arrays = given.anchors, draft.tokens, verify_lens, given.seq_lens, self.page_table, given.rows
-        return verify_lens, flatten_tier(*arrays, tier)
+        return verify_lens, flatten_bucket(*arrays, tier)
 
     def verify(self, given: Given, verify_lens: torch.Tensor, flat: Flattened) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [T, d] and logits [T, V]."""
@@ -185,7 +185,7 @@ def waits(device: Device) -> Iterator[Measured]:
     """Nothing of a step waits for the device, and what would is noticed."""
     made, requests = decoder(device)
     with device.triton():
-        tier = Tiers(requests, made.gamma + 1).hold(3 * requests)
+        tier = TokenBuckets(requests, made.gamma + 1).round_up(3 * requests)
         given, other = (made.given(requests, tier - requests, seed) for seed in (0, 1))
         made.step(given, tier)  # compiles
         device.synchronise()
@@ -217,7 +217,7 @@ def _raised(device: Device, run: Callable[[], object]) -> int:
 def graphs(device: Device) -> Iterator[Measured]:
     """A step of every tier, captured, and replayed on other texts: what comes out is what comes out without a graph."""
     made, most = decoder(device)
-    tiers, pool = Tiers(most, made.gamma + 1), device.pool()
+    tiers, pool = TokenBuckets(most, made.gamma + 1), device.pool()
     sizes = tiers.sizes[::5] if device.tiny else tiers.sizes
     wrong, steps, drafted = 0, 0, 0.0
     with device.triton():

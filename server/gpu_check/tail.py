@@ -12,7 +12,7 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.ragged import Flattened, commit
 from outrider.kernels.sampling import argmax
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 
 from ..plugin.cuda.verify_tail import VerifyTail
 from .device import Device
@@ -27,7 +27,9 @@ WRONG = 0.3
 class Merged:
     """A graph of a tier with its tail. seen: the token that was last shown for each slot of the cache."""
 
-    def __init__(self, device: Device, made: Decoder, tail: VerifyTail, tiers: Tiers, tier: int, seen: torch.Tensor):
+    def __init__(
+        self, device: Device, made: Decoder, tail: VerifyTail, tiers: TokenBuckets, tier: int, seen: torch.Tensor
+    ):
         self.made, self.tail, self.tier, self.seen = made, tail, tier, seen
         slots = tiers.slots(tier)
         self.requests = max(1, min(slots - 1, tier // 3, made.page_table.shape[0] - 1))
@@ -86,7 +88,7 @@ class Merged:
 def merged(device: Device) -> Iterator[Measured]:
     """Graphs of every tier with their tails, replayed on other texts, and once with the tail closed."""
     made, most = decoder(device)
-    tiers, seen = Tiers(most, made.gamma + 1), torch.zeros(len(made.keys), dtype=torch.int64, device=device.on)
+    tiers, seen = TokenBuckets(most, made.gamma + 1), torch.zeros(len(made.keys), dtype=torch.int64, device=device.on)
 
     def observe(
         hidden: torch.Tensor | None, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.kernels.attention import CUDA_HEADS
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 
 OURS = "outrider"
 """The backend that runs our Triton kernels."""
@@ -106,7 +106,7 @@ def check_taken(runner: Any) -> None:
             )
 
 
-def tiers_of(runner: Any, width: int) -> Tiers | None:
+def buckets_of(runner: Any, width: int) -> TokenBuckets | None:
     """Sizes of which a step of requests of `width` tokens has one, and for which of them graphs are captured; None
     where a step is exactly as large as its drafts, which a GPU is waited for.
 
@@ -116,7 +116,7 @@ def tiers_of(runner: Any, width: int) -> Tiers | None:
         return None
     if runner.server_args.attention_backend not in BACKENDS:
         return None
-    return Tiers(runner.req_to_token_pool.size, width, max(captured_sizes(runner, width), default=0))
+    return TokenBuckets(runner.req_to_token_pool.size, width, max(captured_sizes(runner, width), default=0))
 
 
 def captured_sizes(runner: Any, width: int = 1) -> list[int]:

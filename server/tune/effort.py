@@ -77,10 +77,10 @@ class Effort:
     answer_seconds: float | None = None
     final: bool = True
 
-    def shapes(self, gamma: int, longest: int, room: Room, tiers: Sequence[int] | None = None) -> list[Shape]:
+    def shapes(self, gamma: int, longest: int, room: Room, buckets: Sequence[int] | None = None) -> list[Shape]:
         """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
 
-        gamma: draft tokens of a model. longest: of a draft, whoever made it. tiers: sizes of which a step has one, on a
+        gamma: draft tokens of a model. longest: of a draft, whoever made it. buckets: sizes of which a step has one, on a
         GPU; without `tokens` each of them is measured. None: any size.
         """
         each = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
@@ -90,21 +90,21 @@ class Effort:
             for context in room.prompts(self.contexts, behind)
             for requests in self.requests
             if room.holds(requests, context + behind)
-            for count in self._sizes(requests, [own for own in each if own <= longest + 1], longest, tiers)
+            for count in self._sizes(requests, [own for own in each if own <= longest + 1], longest, buckets)
         ]
         if not found:
             raise room.none("step")
         return found
 
-    def _sizes(self, requests: int, each: list[int], longest: int, tiers: Sequence[int] | None) -> list[int]:
+    def _sizes(self, requests: int, each: list[int], longest: int, buckets: Sequence[int] | None) -> list[int]:
         """Tokens of steps of `requests` requests, of which one has up to longest + 1."""
-        if tiers is None:
+        if buckets is None:
             return [requests * own for own in each]
-        able = [tier for tier in tiers if requests <= tier <= requests * (longest + 1)]
+        able = [bucket for bucket in buckets if requests <= bucket <= requests * (longest + 1)]
         if self.tokens is None:
             return able
-        wanted = (min((tier for tier in able if tier >= requests * own), default=None) for own in each)
-        return sorted({tier for tier in wanted if tier is not None})
+        wanted = (min((bucket for bucket in able if bucket >= requests * own), default=None) for own in each)
+        return sorted({bucket for bucket in wanted if bucket is not None})
 
 
 THOROUGH = Effort()

@@ -162,8 +162,8 @@ async def tune(
     asked = list(questions or built_in_questions())[: effort.prompts]
     partial = result.begin(resolved)
     room = room_of(engine, settings.max_running_requests, refined)
-    tiers = (await control.read(manager))["tiers"]
-    shapes = effort.shapes(settings.gamma, settings.plugin_config.longest, room, tiers)
+    buckets = (await control.read(manager))["buckets"]
+    shapes = effort.shapes(settings.gamma, settings.plugin_config.longest, room, buckets)
     points = await measure_grid(manager, shapes, measure_shape, effort, partial, progress, run)
     if refined is not None:
         points = with_refined(points, refined.points)

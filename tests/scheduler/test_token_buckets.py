@@ -18,10 +18,10 @@ from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
 from outrider.scheduler.planners.curve import mean_curve
 from outrider.scheduler.planners.synchronous import Synchronous, first_drop, until_first_drop
-from outrider.scheduler.planners.token_buckets import Demand, Tiers
+from outrider.scheduler.planners.token_buckets import RecentDemand, TokenBuckets
 
 GAMMA, REQUESTS = 3, 5
-TIERS = Tiers(REQUESTS, GAMMA + 1)
+BUCKETS = TokenBuckets(REQUESTS, GAMMA + 1)
 CONFIDENCES = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1, width=32))
 BLOCKS = st.lists(st.lists(CONFIDENCES, min_size=GAMMA, max_size=GAMMA), min_size=1, max_size=REQUESTS)
 
@@ -37,7 +37,7 @@ def planners(requests: int) -> list[Planner]:
         Asynchronous(curve_cost(requests, seconds, draft=9.0), GAMMA),  # drafting never pays
     ]
     for planner in found:
-        planner.tiers = TIERS
+        planner.buckets = BUCKETS
     return found
 
 
@@ -55,54 +55,54 @@ def seasoned(planner: Planner, requests: int, steps: int = 4) -> Planner:
 
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
 def test_a_graph_has_the_tokens_and_slots_and_little_padding(requests, width, data):
-    tiers = Tiers(requests, width)
+    buckets = TokenBuckets(requests, width)
     running = data.draw(st.integers(1, requests))
     tokens = data.draw(st.integers(running, running * width))
-    tier = tiers.hold(tokens)
-    assert tokens <= tier <= tiers.sizes[-1] == requests * width
-    assert tier - tokens <= tokens / 8
-    slots = tiers.slots(tier)
+    bucket = buckets.round_up(tokens)
+    assert tokens <= bucket <= buckets.sizes[-1] == requests * width
+    assert bucket - tokens <= tokens / 8
+    slots = buckets.slots(bucket)
     # Padding has a slot of its own; where every request has one token only, and all are there, there is none.
-    assert slots > running or (slots == running == tier)
-    assert slots <= tier <= slots * width or tier == requests * width
-    assert tiers.hold_each(np.array([running, tokens])).tolist() == [tiers.hold(running), tier]
-    assert list(tiers.sizes) == sorted(set(tiers.sizes))
+    assert slots > running or (slots == running == bucket)
+    assert slots <= bucket <= slots * width or bucket == requests * width
+    assert buckets.round_up_each(np.array([running, tokens])).tolist() == [buckets.round_up(running), bucket]
+    assert list(buckets.sizes) == sorted(set(buckets.sizes))
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.integers(0, 300), st.data())
 def test_a_graph_has_a_slot_for_its_padding_or_none(requests, width, captured, data):
     """Also where fewer requests are captured for than there can be."""
-    tiers = Tiers(requests, width, captured)
-    assert tiers.graphs == tiers.sizes[: len(tiers.graphs)]
-    assert all(size <= captured * width for size in tiers.graphs)
+    buckets = TokenBuckets(requests, width, captured)
+    assert buckets.graphs == buckets.sizes[: len(buckets.graphs)]
+    assert all(size <= captured * width for size in buckets.graphs)
     running = data.draw(st.integers(1, requests))
     tokens = data.draw(st.integers(running, running * width))
-    tier = tiers.hold(tokens)
-    if tiers.has_graph(running, tier):
-        assert tier in tiers.graphs
-        assert running < tiers.slots(tier) or (running == tokens == tier == tiers.slots(tier))
-        assert tier <= tiers.slots(tier) * width  # a graph is captured with requests of at most `width` tokens
+    bucket = buckets.round_up(tokens)
+    if buckets.has_graph(running, bucket):
+        assert bucket in buckets.graphs
+        assert running < buckets.slots(bucket) or (running == tokens == bucket == buckets.slots(bucket))
+        assert bucket <= buckets.slots(bucket) * width  # a graph is captured with requests of at most `width` tokens
     else:
-        assert running > captured or tier not in tiers.graphs
+        assert running > captured or bucket not in buckets.graphs
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
 def test_filling_a_tier_costs_nothing_and_leaves_nothing_out(requests, width, data):
-    tiers = Tiers(requests, width)
+    buckets = TokenBuckets(requests, width)
     running = data.draw(st.integers(1, requests))
     room = data.draw(st.integers(0, running * (width - 1)))
     wanted = data.draw(st.integers(0, 2 * room))
-    filled = tiers.fill(running, wanted, room)
+    filled = buckets.fill_bucket(running, wanted, room)
     assert min(wanted, room) <= filled <= room
-    assert tiers.hold(running + filled) == tiers.hold(running + min(wanted, room))
-    assert filled == room or running + filled == tiers.hold(running + filled)
+    assert buckets.round_up(running + filled) == buckets.round_up(running + min(wanted, room))
+    assert filled == room or running + filled == buckets.round_up(running + filled)
 
 
 def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="1 to 20 tokens, not 21"):
-        TIERS.hold(21)
+        BUCKETS.round_up(21)
     with pytest.raises(ValueError, match="at least one request"):
-        Tiers(0, 4)
+        TokenBuckets(0, 4)
 
 
 @settings(deadline=None)
@@ -116,7 +116,7 @@ def test_every_planner_has_a_bound_that_fills_a_tier_and_keeps_it(block, data):
         budget, room = planner.budget(step), sum(limits)
         assert budget.tokens is not None, planner
         bound = min(budget.tokens, room)
-        filled = requests + bound == TIERS.hold(requests + bound)
+        filled = requests + bound == BUCKETS.round_up(requests + bound)
         assert bound in (0, room) or filled, (planner, bound, room)
         verify_lens = planner.admit(torch.tensor(block), torch.tensor(limits), budget)
         assert int(verify_lens.sum()) <= bound, planner
@@ -163,7 +163,7 @@ def test_what_admits_in_one_call_admits_the_same(block, data):
 
 
 def test_demand_follows_what_was_verified_and_grows_where_it_was_short():
-    demand = Demand()
+    demand = RecentDemand()
     assert demand.tokens(4, 12) == 12  # nothing is known
     for _ in range(8):
         demand.observe(np.array([1, 0, 0, 0]), 12)
@@ -183,9 +183,9 @@ def test_a_point_of_the_mean_curve_takes_its_time_whatever_is_there():
 
 
 def test_the_asynchronous_planner_takes_tiers_for_what_they_cost():
-    """A step in between costs as much as its tier: 9 tokens of two requests as much as 9, 17 as much as 18."""
+    """A step in between costs as much as its bucket: 9 tokens of two requests as much as 9, 17 as much as 18."""
     planner = Asynchronous(curve_cost(2, [1.0] * 9), 4)
-    planner.tiers = Tiers(4, 5)
+    planner.buckets = TokenBuckets(4, 5)
     step = view(2, 4)
     budget = planner.budget(step)
     assert budget.tokens == 8

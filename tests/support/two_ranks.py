@@ -32,7 +32,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features  # noqa: E402
 from outrider.scheduler.planners.asynchronous import Asynchronous  # noqa: E402
-from outrider.scheduler.planners.token_buckets import Tiers  # noqa: E402
+from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.decode import follower as following  # noqa: E402
 from outrider.server.plugin.decode import worker as decode  # noqa: E402
@@ -46,15 +46,15 @@ SKEW = 7.0
 
 @dataclass(frozen=True)
 class World:
-    """alone: ranks are told nothing. tiers: steps have tiers, and graphs. greedy: all requests are."""
+    """alone: ranks are told nothing. buckets: steps have buckets, and graphs. greedy: all requests are."""
 
     alone: bool = False
-    tiers: bool = False
+    buckets: bool = False
     greedy: bool = False
 
 
 WORLDS = {
-    "told": World(), "alone": World(alone=True), "tiers": World(tiers=True), "greedy": World(tiers=True, greedy=True),
+    "told": World(), "alone": World(alone=True), "buckets": World(buckets=True), "greedy": World(buckets=True, greedy=True),
 }  # fmt: skip
 
 
@@ -101,12 +101,12 @@ class Guessing(Drafter):
 
 
 class Target:
-    """The token one above the last is the likeliest; a little noise is this rank's own. With tiers a verification is a
+    """The token one above the last is the likeliest; a little noise is this rank's own. With buckets a verification is a
     graph, which ends with what the worker has had captured there."""
 
-    def __init__(self, rank: int, group: Group, tiers: Tiers | None) -> None:
+    def __init__(self, rank: int, group: Group, buckets: TokenBuckets | None) -> None:
         self.draw = torch.Generator().manual_seed(100 + rank)
-        self.tiers, self.accepted_by_graphs = tiers, 0
+        self.buckets, self.accepted_by_graphs = buckets, 0
         table = torch.arange(REQUESTS * CONTEXT, dtype=torch.int32).view(REQUESTS, CONTEXT)
         self.pool = SimpleNamespace(req_to_token=table)
         self.model_runner = SimpleNamespace(
@@ -124,14 +124,14 @@ class Target:
         if batch.forward_mode is ForwardMode.EXTEND:  # `is_extend` counts a verify as one
             logits = logits[torch.tensor(batch.extend_lens).cumsum(0) - 1]
         output = LogitsProcessorOutput(logits)
-        in_graph = batch.forward_mode is ForwardMode.TARGET_VERIFY and self.tiers is not None
+        in_graph = batch.forward_mode is ForwardMode.TARGET_VERIFY and self.buckets is not None
         if in_graph:
             self._end_graph(batch, output)
         return GenerationBatchResult(output, can_run_cuda_graph=in_graph)
 
     def _end_graph(self, batch: Any, output: LogitsProcessorOutput) -> None:
         tokens = len(batch.input_ids)
-        slots = self.tiers.slots(tokens)
+        slots = self.buckets.slots(tokens)
         padded = SimpleNamespace(
             batch_size=slots, seq_lens=torch.nn.functional.pad(batch.seq_lens, (0, max(0, slots - REQUESTS))),
             input_ids=batch.input_ids, out_cache_loc=batch.out_cache_loc, positions=batch.spec_info.positions,
@@ -183,10 +183,10 @@ def batch_of(mode: ForwardMode, reqs: list[Any], seq_lens: torch.Tensor, info: A
 
 def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
     """What each step put through the forward, and what came of it; how many steps a graph has accepted."""
-    tiers = Tiers(REQUESTS, GAMMA + 1) if world.tiers else None
-    decode.tiers_of = following.tiers_of = lambda runner, width: tiers
+    buckets = TokenBuckets(REQUESTS, GAMMA + 1) if world.buckets else None
+    decode.buckets_of = following.buckets_of = lambda runner, width: buckets
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
-    target = Target(rank, Group(rank, world.alone), tiers)
+    target = Target(rank, Group(rank, world.alone), buckets)
     leads = world.alone or rank == 0
     worker = (decode.SpeculativeWorker if leads else following.Follower)(None, target)
     worker.alloc_memory_pool()

@@ -25,12 +25,12 @@ from ..decode.readback import Readback
 from .flashinfer_plan import PAGE, Plan, plan_verify
 
 PLAN_BYTES = 1 << 20
-"""Of a plan on the device and, pinned, on the host: 17 for every row and slot, of which no tier has 60,000.
-FlashInfer's own 8 MB would be taken by every tier."""
+"""Of a plan on the device and, pinned, on the host: 17 for every row and slot, of which no bucket has 60,000.
+FlashInfer's own 8 MB would be taken by every bucket."""
 
 
 class RaggedFlashInferBackend(FlashInferAttnBackend):
-    """Wrappers of FlashInfer's fa2 kernels: one set for each tier's graph, SGLang's own set outside graphs."""
+    """Wrappers of FlashInfer's fa2 kernels: one set for each bucket's graph, SGLang's own set outside graphs."""
 
     supports_ragged_verify_graph = True
     needs_cpu_seq_lens = False  # verification reads them itself, with what else it must wait for
@@ -38,7 +38,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
     def __init__(self, runner: Any, **others: Any):
         super().__init__(runner, **others)
         self._readback = Readback()
-        self._tiers: dict[int, list[Any]] = {}
+        self._buckets: dict[int, list[Any]] = {}
         self._window = -1
         if self.dispatch_reason is WrapperDispatch.SLIDING_WINDOW:
             self._window = int(runner.sliding_window_size)
@@ -86,13 +86,13 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             written = self.cuda_graph_swa_out_cache_loc[:tokens]
             written.copy_(self._windowed_slots(forward_batch.out_cache_loc[:tokens]))
         if in_capture:
-            self._tiers[tokens] = [self._make_wrapper(index, slots) for index in range(self.num_wrappers)]
+            self._buckets[tokens] = [self._make_wrapper(index, slots) for index in range(self.num_wrappers)]
             self.forward_metadata = PrefillMetadata(
-                self._tiers[tokens], use_ragged=False, extend_no_prefix=False, swa_out_cache_loc=written
+                self._buckets[tokens], use_ragged=False, extend_no_prefix=False, swa_out_cache_loc=written
             )
-        self._plan_all(self._tiers[tokens], forward_batch, layout, slots)
+        self._plan_all(self._buckets[tokens], forward_batch, layout, slots)
         if in_capture:  # which has chosen the kernels; SGLang's own plans the same without copies from the device
-            for wrapper in self._tiers[tokens]:
+            for wrapper in self._buckets[tokens]:
                 wrapper.begin_forward = partial(flashinfer_backend.fast_prefill_plan, wrapper)
 
     def _get_wrapper_idx(self, layer: Any) -> int:
@@ -182,7 +182,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return wrapper
 
     def _workspace_bytes(self, slots: int, tokens: int, device: torch.device) -> int:
-        """For partial results of the largest tier; FlashInfer reserves them for packed rows, too many by the factor of
+        """For partial results of the largest bucket; FlashInfer reserves them for packed rows, too many by the factor of
         grouped heads (its pull request 5177)."""
         heads = self.indices_updater_prefill
         return int(

@@ -1,8 +1,8 @@
-"""A graph of the target's verification for every tier, by SGLang's runner of decode graphs.
+"""A graph of the target's verification for every bucket, by SGLang's runner of decode graphs.
 
 SGLang captures ragged verification for numbers of tokens that are multiples of gamma + 1, and gives a graph as many
-slots as there may be requests. Here the numbers are the planners' tiers, and a graph has one slot more: padding is then
-no request's, see `Tiers.slots`.
+slots as there may be requests. Here the numbers are the planners' buckets, and a graph has one slot more: padding is then
+no request's, see `TokenBuckets.slots`.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, build_captu
 
 from outrider.drafters import registry
 
-from ..attention_backends import tiers_of
+from ..attention_backends import buckets_of
 from ..config import PluginConfig
 from ..decode.spec_inputs import VerifyInput
 
 
 class VerifyGraphRunner(DecodeCudaGraphRunner):
-    """For a runner of the target that has tiers (`tiers_of`)."""
+    """For a runner of the target that has buckets (`buckets_of`)."""
 
     captured_req_width: int
     capture_bs: list[int]
 
     def _build_ragged_verify_token_buckets(self) -> list[int]:
         """SGLang calls it when it knows what it would capture, and before it makes buffers for that."""
-        tiers = tiers_of(self.model_runner, self.captured_req_width)
-        if tiers is None:
-            raise ValueError("graphs of a verification are for backends whose steps have tiers")
-        self.tiers = tiers
-        self.max_bs = tiers.slots(tiers.graphs[-1])
+        buckets = buckets_of(self.model_runner, self.captured_req_width)
+        if buckets is None:
+            raise ValueError("graphs of a verification are for backends whose steps have buckets")
+        self.buckets = buckets
+        self.max_bs = buckets.slots(buckets.graphs[-1])
         self.capture_bs = [self.max_bs]
-        return list(tiers.graphs)
+        return list(buckets.graphs)
 
     def _autotune_buffers(self) -> tuple[Any, int]:
         """Buffers, and how many requests of gamma + 1 tokens they hold."""
-        return self.buffers, self.tiers.captured
+        return self.buffers, self.buckets.captured
 
     def _ragged_capture_slots(self, num_tokens: int) -> int:
-        return self.tiers.slots(num_tokens)
+        return self.buckets.slots(num_tokens)
 
     def _can_run_ragged_verify_graph(self, forward_batch: Any, ragged_layout: Any) -> bool:
-        fits = self.tiers.has_graph(forward_batch.batch_size, ragged_layout.graph_num_tokens)
+        fits = self.buckets.has_graph(forward_batch.batch_size, ragged_layout.graph_num_tokens)
         return fits and super()._can_run_ragged_verify_graph(forward_batch, ragged_layout)
 
     def _capture_one_stream(self, stream_idx: int | None = None) -> None:
@@ -56,7 +56,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
     def _counting_tokens(self) -> Iterator[None]:
         """In which SGLang's loop over numbers of requests, of gamma + 1 tokens each, is one over tokens."""
         sizes, width = self.capture_bs, self.captured_req_width
-        self.capture_bs, self.captured_req_width = list(self.tiers.graphs), 1
+        self.capture_bs, self.captured_req_width = list(self.buckets.graphs), 1
         try:
             yield
         finally:
@@ -65,14 +65,14 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
     def get_spec_info(self, num_tokens: int) -> VerifyInput:
         """What a graph of so many tokens is captured with; SGLang has it for its own algorithms alone."""
         lens = build_capture_verify_lens(
-            num_tokens=num_tokens, num_slots=self.tiers.slots(num_tokens), num_draft_tokens=self.tiers.width
+            num_tokens=num_tokens, num_slots=self.buckets.slots(num_tokens), num_draft_tokens=self.buckets.width
         )
         layout = RaggedVerifyLayout.from_verify_lens(
             verify_lens_cpu=lens, device=self.device, grid=self.capture_num_tokens
         )
         self._captured_ragged_layouts[num_tokens] = layout  # SGLang refreshes it for every replay
         return VerifyInput(
-            self.buffers.positions[:num_tokens], layout.verify_lens, self.tiers.width, shows_hidden_states(), layout
+            self.buffers.positions[:num_tokens], layout.verify_lens, self.buckets.width, shows_hidden_states(), layout
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from outrider.kernels.acceptance import accept_wanted
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import argmax
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 
 from ..decode.logit_rules import has_rules
 
@@ -32,11 +32,11 @@ Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tenso
 class VerifyTail:
     """observe: shows what stays to whoever keeps state by slot; slot 0 is nobody's."""
 
-    def __init__(self, tiers: Tiers, observe: Observe, device: Any):
-        tokens = tiers.graphs[-1]
-        slots = tiers.slots(tokens)
-        self._tiers, self._observe = tiers, observe
-        self._drafts = torch.zeros((slots, tiers.width - 1), dtype=torch.int64, device=device)
+    def __init__(self, buckets: TokenBuckets, observe: Observe, device: Any):
+        tokens = buckets.graphs[-1]
+        slots = buckets.slots(tokens)
+        self._buckets, self._observe = buckets, observe
+        self._drafts = torch.zeros((slots, buckets.width - 1), dtype=torch.int64, device=device)
         self._lens, self._begins = torch.zeros((2, slots), dtype=torch.int64, device=device)
         self._request, self._step = torch.zeros((2, tokens), dtype=torch.int64, device=device)
         self._gate = torch.zeros(1, dtype=torch.int64, device=device)
@@ -59,7 +59,7 @@ class VerifyTail:
         """Whether the step is accepted and committed here, if its verification runs as a graph. Then it is laid out for
         that; otherwise the next replay leaves nothing behind."""
         ruled = batch.return_logprob or has_rules(batch.reqs, batch.sampling_info)
-        graph = self._tiers.has_graph(len(verify_lens), len(flat.request))
+        graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
         if ruled or step.entries.any_padded or not (sampling.all_greedy and graph):
             self.close()
             return False
@@ -82,11 +82,11 @@ class VerifyTail:
     def close(self) -> None:
         """The next replay leaves nothing behind."""
         if self._opened:
-            for left in (self._gate, self._lens, self._begins, self._request):  # which may be beyond a smaller tier
+            for left in (self._gate, self._lens, self._begins, self._request):  # which may be beyond a smaller bucket
                 left.zero_()
             self._opened = False
 
     def made(self, requests: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the last replay, of a tier of `tokens`, has accepted: accept_lens [R] and tokens [R, gamma+1]."""
+        """What the last replay, of a bucket of `tokens`, has accepted: accept_lens [R] and tokens [R, gamma+1]."""
         accept_lens, accepted = self._made[tokens]
         return accept_lens[:requests].clone(), accepted[:requests].clone()  # the next replay writes where they lie

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 
-from ..attention_backends import tiers_of
+from ..attention_backends import buckets_of
 from ..loading.drafter import whole_weights
 from .logprobs import write_logprobs, write_step_logprobs
 from .spec_inputs import flatten
@@ -23,7 +23,7 @@ class Follower(SpeculativeWorker):
 
     def _set_up(self, runner: Any, slots: int) -> None:
         self.drafter = None
-        self.has_tiers = tiers_of(runner, self.width) is not None
+        self.has_buckets = buckets_of(runner, self.width) is not None
         whole_weights(self.config, runner)  # gives its rows to the first rank
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
@@ -46,9 +46,9 @@ class Follower(SpeculativeWorker):
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors, count = batch.spec_info.bonus_tokens.long(), len(rows)
-        tier = self.ranks.hear_tier() if self.has_tiers else None
+        bucket = self.ranks.hear_bucket() if self.has_buckets else None
         draft_tokens, verify_lens = self.ranks.hear((count, self.width - 1), (count,))
-        flat = flatten(anchors, draft_tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows, tier)
+        flat = flatten(anchors, draft_tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows, bucket)
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         tokens, accept_lens = self.ranks.hear((count, self.width), (count,))
         new_seq_lens = seq_lens + accept_lens

@@ -23,7 +23,7 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Budget, Planner, StepView
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.scheduler.upload import upload
 
 from . import live
@@ -44,7 +44,7 @@ class Planning:
 
     planner: decides for requests that leave the decision to it. cost: corrected by the times that steps take; None
     where nothing was measured. calibration: of the drafter's confidences; None takes them as they are.
-    device: where the steps' tensors live. tiers: sizes of which a step has one; None: any. block: as in `Planner`.
+    device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Planning:
         requests: RequestTable,
         metrics: SpeculationMetrics,
         device: Any,
-        tiers: Tiers | None = None,
+        buckets: TokenBuckets | None = None,
         block: int | None = None,
     ):
-        self.tiers, self.block = tiers, block
+        self.buckets, self.block = buckets, block
         self.requests = requests
         self.metrics = metrics
         self.on_host = torch.device(device).type == "cpu"
@@ -77,7 +77,7 @@ class Planning:
         self._take(planner, cost, calibration)
 
     def _take(self, planner: Planner, cost: StepCost | None, calibration: CalibrationTable | None) -> None:
-        planner.tiers, planner.block = self.tiers, self.block
+        planner.buckets, planner.block = self.buckets, self.block
         planner.admit_by = None if self.on_host and not native.available() else admit
         self.planner, self.cost, self.calibration = planner, cost, calibration
 
@@ -106,10 +106,10 @@ class Planning:
             cases=cases,
             began=now,
             planner_seconds=time.perf_counter() - asked,
-            tier=None if self.tiers is None else self._tier(self.tiers, view, entries, budget),
+            bucket=None if self.buckets is None else self._bucket(self.buckets, view, entries, budget),
         )
 
-    def _tier(self, tiers: Tiers, view: StepView, entries: Entries, budget: Budget) -> int:
+    def _bucket(self, buckets: TokenBuckets, view: StepView, entries: Entries, budget: Budget) -> int:
         """The smallest that holds whatever may be admitted."""
         if budget.tokens is None:
             raise ValueError(
@@ -117,7 +117,7 @@ class Planning:
             )
         planned = int(view.limits[entries.planned].sum())
         others = int(view.limits.sum()) - planned
-        return tiers.hold(len(view.rows) + min(budget.tokens, planned) + others)
+        return buckets.round_up(len(view.rows) + min(budget.tokens, planned) + others)
 
     def admit(self, step: Step, draft: Draft, draft_seconds: float | DeviceTime) -> Admission:
         """A step's drafts are there: how many of each request's are verified."""
@@ -256,10 +256,10 @@ class Planning:
         self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:
-        """Everything recorded since `forget`, and the tiers, in types that can be sent to another process."""
+        """Everything recorded since `forget`, and the buckets, in types that can be sent to another process."""
         self._catch_up(0)
         self.metrics.flush()
-        return self.recording.to_lists() | {"tiers": None if self.tiers is None else list(self.tiers.sizes)}
+        return self.recording.to_lists() | {"buckets": None if self.buckets is None else list(self.buckets.sizes)}
 
     def live(self) -> dict[str, Any]:
         """What has been counted since the start, and the planner's view of the step before; to look at."""

@@ -35,13 +35,13 @@ class Ranks:
         self.group.broadcast(told)
         return tuple(part.view(shape) for part, shape in zip(told.split(sizes), shapes, strict=True))
 
-    def tell_tier(self, tier: int) -> None:
+    def tell_bucket(self, bucket: int) -> None:
         """As the first rank: how many tokens the step's forward has."""
         if self.group.world_size > 1:
-            self._between_hosts(torch.tensor(tier))
+            self._between_hosts(torch.tensor(bucket))
 
-    def hear_tier(self) -> int:
-        """As any other rank: what `tell_tier` was given."""
+    def hear_bucket(self) -> int:
+        """As any other rank: what `tell_bucket` was given."""
         return int(self._between_hosts(torch.tensor(0)))
 
     def _between_hosts(self, number: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 
-from outrider.kernels.ragged import flatten_tier, flatten_verify
+from outrider.kernels.ragged import flatten_bucket, flatten_verify
 
 
 class StepState(SpecInput):
@@ -74,10 +74,10 @@ class VerifyInput(SpecInput):
 
 @dataclass(frozen=True, slots=True)
 class FlatVerify:
-    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a tier of more, whose last ones are padding.
+    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a bucket of more, whose last ones are padding.
 
     input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64. request: [B] int64, the request of each token.
-    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens. Of padding see `flatten_tier`.
+    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens. Of padding see `flatten_bucket`.
     """
 
     input_ids: torch.Tensor
@@ -95,14 +95,14 @@ def flatten(
     seq_lens: torch.Tensor,
     page_table: torch.Tensor,
     rows: torch.Tensor,
-    tier: int | None = None,
+    bucket: int | None = None,
 ) -> FlatVerify:
-    """Lay anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] out as one batch, of `tier` tokens.
+    """Lay anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] out as one batch, of `bucket` tokens.
 
-    Without a tier it has no padding, and a device is waited for, which knows the lengths.
+    Without a bucket it has no padding, and a device is waited for, which knows the lengths.
     """
     batch = anchors, draft_tokens, verify_lens, seq_lens, page_table, rows
-    return FlatVerify(*(flatten_verify(*batch) if tier is None else flatten_tier(*batch, tier)))
+    return FlatVerify(*(flatten_verify(*batch) if bucket is None else flatten_bucket(*batch, bucket)))
 
 
 def ragged_layout(flat: FlatVerify, query_lens: torch.Tensor) -> RaggedVerifyLayout:

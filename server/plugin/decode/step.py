@@ -22,7 +22,7 @@ class Step:
     entries: what the requests' table says of them.
     cases: [R] int64, place in `calibration.cases.CASES` of a model's drafts. began: seconds on the host's clock.
     planner_seconds: that the planner has taken so far.
-    tier: tokens of its forward, padding included; None: as many as are verified.
+    bucket: tokens of its forward, padding included; None: as many as are verified.
     """
 
     view: StepView
@@ -32,7 +32,7 @@ class Step:
     cases: torch.Tensor
     began: float
     planner_seconds: float
-    tier: int | None = None
+    bucket: int | None = None
 
     @property
     def drafts(self) -> bool:
@@ -93,9 +93,9 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Of the forward: verified over all requests, anchors included, or the step's tier."""
-        if self.step.tier is not None:
-            return self.step.tier
+        """Of the forward: verified over all requests, anchors included, or the step's bucket."""
+        if self.step.bucket is not None:
+            return self.step.bucket
         verify_lens = self.admission.verify_lens.numpy()
         return len(verify_lens) + int(verify_lens.sum())
 

@@ -24,7 +24,7 @@ from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.classes import cases_of
 from outrider.scheduler.upload import upload
 
-from ..attention_backends import captured_sizes, check_taken, tiers_of
+from ..attention_backends import buckets_of, captured_sizes, check_taken
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
@@ -98,13 +98,13 @@ class SpeculativeWorker(BaseSpecWorker):
             requests=self.requests,
             metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
             device=self.device,
-            tiers=tiers_of(runner, self.width),
+            buckets=buckets_of(runner, self.width),
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
         )
         self._nothing = self._no_draft(0)
         self.tail: VerifyTail | None = None
-        if (tiers := self.planning.tiers) is not None and tiers.graphs:
-            self.tail = VerifyTail(tiers, self._observe, self.device)
+        if (buckets := self.planning.buckets) is not None and buckets.graphs:
+            self.tail = VerifyTail(buckets, self._observe, self.device)
             runner.capture_tail_hooks.append(self.tail.capture)
 
     def init_attention_backends(self) -> None:
@@ -228,14 +228,14 @@ class SpeculativeWorker(BaseSpecWorker):
         sampling, cases = self._sampling_of(batch, rows)
 
         step = self.planning.begin(*self._host_view(batch), cases)
-        if step.tier is not None:
-            self.ranks.tell_tier(step.tier)
+        if step.bucket is not None:
+            self.ranks.tell_bucket(step.bucket)
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
         self.ranks.tell(draft.tokens, verify_lens)
         page_table = self.req_to_token_pool.req_to_token
-        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.tier)
+        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.bucket)
         tail = self.tail
         if tail is not None and not tail.takes(batch, step, sampling, draft, verify_lens, flat):
             tail = None

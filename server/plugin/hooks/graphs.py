@@ -18,9 +18,9 @@ def register() -> None:
 
 
 def _runner_class(original: Callable[[Any], type], runner: Any) -> type:
-    from ..attention_backends import tiers_of
+    from ..attention_backends import buckets_of
 
-    if tiers_of(runner, runner.decode_num_tokens_per_req()) is None:
+    if buckets_of(runner, runner.decode_num_tokens_per_req()) is None:
         return original(runner)
     from ..cuda.verify_graphs import VerifyGraphRunner  # imports SGLang's runners
 

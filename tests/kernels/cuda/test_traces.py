@@ -19,7 +19,7 @@ from outrider.kernels.cuda import native
 from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
-from outrider.kernels.ragged import commit, flatten_tier, torch_commit, torch_flatten_tier, torch_flatten_verify
+from outrider.kernels.ragged import commit, flatten_bucket, torch_commit, torch_flatten_bucket, torch_flatten_verify
 from outrider.kernels.sampling import Rules, draw_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +53,7 @@ def decode_step(head: str | None) -> None:
         )
     confidence, _ = weigh_drafts(tokens, confidence, empty(R), rows, empty(8, 3), (real(6, GAMMA), real(6, GAMMA)))
     verify_lens, _ = admit(confidence, empty(R), empty(1), bounds=real(GAMMA), first=empty(R, dtype=torch.bool))
-    flat = flatten_tier(anchors, tokens, verify_lens, seq_lens, table, rows, TIER)
+    flat = flatten_bucket(anchors, tokens, verify_lens, seq_lens, table, rows, TIER)
     ids, positions, slots, indptr, request, step = flat
     pool = real(512, 2, D)
     kv = FlatBatch(indptr, seq_lens + verify_lens + 1, rows, table, most_queries=GAMMA + 1)
@@ -102,12 +102,12 @@ def test_what_waits_is_caught(fault: str) -> None:
         traced(step)
 
 
-def with_lengths(lens: list[int], tier: int | None) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """What torch does to flatten and commit these lengths; tier None: without padding."""
+def with_lengths(lens: list[int], bucket: int | None) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """What torch does to flatten and commit these lengths; bucket None: without padding."""
     rows = torch.arange(R)
     given = rows, rows[:, None].expand(R, GAMMA), torch.tensor(lens), rows, torch.zeros(8, 64).int(), rows
     with Recorder() as recorder:
-        flat = torch_flatten_verify(*given) if tier is None else torch_flatten_tier(*given, tier)
+        flat = torch_flatten_verify(*given) if bucket is None else torch_flatten_bucket(*given, bucket)
         torch_commit(torch.ones(R).long(), torch.zeros(R, GAMMA + 1).long(), rows, flat[4], flat[5], flat[2])
     return recorder.operations
 

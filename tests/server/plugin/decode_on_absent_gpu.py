@@ -30,7 +30,7 @@ from outrider.drafters.slot_tokens import SlotTokens
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
@@ -84,11 +84,11 @@ class Worker(worker_module.SpeculativeWorker):
 
 
 class OtherRank(Follower, Worker):
-    has_tiers = True
+    has_buckets = True
 
 
 class TwoRanks(Ranks):
-    """What ranks tell each other goes from device to device, but for the tier, which hosts know."""
+    """What ranks tell each other goes from device to device, but for the bucket, which hosts know."""
 
     def __init__(self, device: torch.device):
         super().__init__(SimpleNamespace(world_size=2, broadcast=self._seen), device)
@@ -96,10 +96,10 @@ class TwoRanks(Ranks):
     def _seen(self, tensor: torch.Tensor) -> None:
         assert tensor.device == self.device
 
-    def tell_tier(self, tier: int) -> None:
-        assert isinstance(tier, int)
+    def tell_bucket(self, bucket: int) -> None:
+        assert isinstance(bucket, int)
 
-    def hear_tier(self) -> int:
+    def hear_bucket(self) -> int:
         return 8
 
 
@@ -134,14 +134,14 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     cost = StepCost([Point(1, n, 0, (1e-3 + 1e-5 * n,)) for n in range(1, 9)])
     metrics = SpeculationMetrics(worker.width - 1, drafter, CollectorRegistry())
     made = registry.make(planner, gamma=worker.width - 1, threshold=0.3, cost=cost)
-    tiers = Tiers(POOL, worker.width)
-    worker.planning = Planning(made, cost, None, worker.requests, metrics, device, tiers)
+    buckets = TokenBuckets(POOL, worker.width)
+    worker.planning = Planning(made, cost, None, worker.requests, metrics, device, buckets)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)
     if drafter.endswith(IN_GRAPHS) and isinstance(model := worker.drafter.model, BlockDrafter):
         model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, lambda run: (run, run()))
-    worker.tail = VerifyTail(tiers, worker._observe, device) if drafter.endswith(IN_GRAPHS) else None
+    worker.tail = VerifyTail(buckets, worker._observe, device) if drafter.endswith(IN_GRAPHS) else None
     worker._nothing = worker._no_draft(0)
     worker._target_worker = SimpleNamespace(forward_batch_generation=lambda batch, **_: forward(worker, batch))
     return worker
@@ -156,7 +156,7 @@ def forward(worker: Worker, batch: Any) -> Any:
     logits = torch.zeros(tokens, 96, dtype=torch.bfloat16, device=worker.device)
     output = SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
     if worker.tail is not None:
-        slots = worker.planning.tiers.slots(tokens)
+        slots = worker.planning.buckets.slots(tokens)
         padded = SimpleNamespace(
             batch_size=slots, seq_lens=torch.zeros(slots, dtype=torch.int64, device=worker.device),
             input_ids=batch.input_ids, out_cache_loc=batch.out_cache_loc, positions=batch.spec_info.positions,

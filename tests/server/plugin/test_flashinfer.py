@@ -121,7 +121,7 @@ def test_outside_graphs(kernels, heads, window):
 @pytest.mark.parametrize("window", [-1, 7, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
 def test_every_replay_of_a_tiers_graph(kernels, heads, window):
-    """Captured for tiers, replayed with other requests: what replay reads lies where capture said."""
+    """Captured for buckets, replayed with other requests: what replay reads lies where capture said."""
     slots, width = 5, 4
     paged = paged_of([1] * slots, heads=heads, window=window)
     backend = backend_of(paged, window)
@@ -129,9 +129,9 @@ def test_every_replay_of_a_tiers_graph(kernels, heads, window):
     assert backend.cuda_graph_kv_indices[0].numel() == slots * CONTEXT + 16
     captured = {}
     for tokens, lens in ((16, [4, 3, 3, 3, 3]), (10, [2] * 5), (4, [1] * 4)):
-        tier = paged_of([1] * len(lens), heads=heads, window=window)
-        adopt(backend, tier)
-        backend.init_forward_metadata_out_graph(tier.verify(lens, tokens=tokens, width=width), in_capture=True)
+        bucket = paged_of([1] * len(lens), heads=heads, window=window)
+        adopt(backend, bucket)
+        backend.init_forward_metadata_out_graph(bucket.verify(lens, tokens=tokens, width=width), in_capture=True)
         captured[tokens] = backend.forward_metadata, len(lens)
     for number, (tokens, lens, query_lens) in enumerate(
         [
@@ -179,9 +179,9 @@ def test_layers_with_windows_may_have_a_pool_of_their_own(kernels, graph):
     backend, batch = backend_of(paged, window), paged.verify(query_lens, tokens=tokens, width=4)
     if graph:
         backend.init_cuda_graph_state(4, tokens)
-        tier = paged_of([1] * 4).verify([3] * 4, tokens=tokens, width=4)
-        tier.req_pool_indices = torch.arange(4)
-        backend.init_forward_metadata_out_graph(tier, in_capture=True)
+        bucket = paged_of([1] * 4).verify([3] * 4, tokens=tokens, width=4)
+        bucket.req_pool_indices = torch.arange(4)
+        backend.init_forward_metadata_out_graph(bucket, in_capture=True)
         batch.batch_size = 4
         backend.init_forward_metadata_out_graph(batch)
     else:

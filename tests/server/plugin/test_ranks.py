@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import environment
 
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.engine.process import PEER_GONE, FailureFilter, StartupReport
 from outrider.server.plugin.agreement import first_difference
 
@@ -33,10 +33,10 @@ def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_ste
         assert told["verified"] > told["accepted"] > 40
         assert told["whole_weights"]  # the first rank's drafter reads them
         assert any(sign in told["gone"] for sign in PEER_GONE), told["gone"]
-    with_tiers = [worlds[name] for name in ("tiers", "greedy")]
-    sizes = set(Tiers(6, 5).sizes)
-    assert all(set(told["sizes"]) <= sizes and len(told["sizes"]) > 1 for told in with_tiers)
-    assert [told["accepted_by_graphs"] for told in with_tiers] == [0, worlds["greedy"]["steps"] - 1]
+    with_buckets = [worlds[name] for name in ("buckets", "greedy")]
+    sizes = set(TokenBuckets(6, 5).sizes)
+    assert all(set(told["sizes"]) <= sizes and len(told["sizes"]) > 1 for told in with_buckets)
+    assert [told["accepted_by_graphs"] for told in with_buckets] == [0, worlds["greedy"]["steps"] - 1]
 
 
 def test_that_another_rank_is_gone_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ def found():
 
 
 def test_a_replay_says_what_each_request_says_alone(found):
-    """At every tier, with 1 to all requests, also where there is no padding: compared in the program itself."""
+    """At every bucket, with 1 to all requests, also where there is no padding: compared in the program itself."""
     for drafter, said in found.items():
         assert said["replayed"] > 100, drafter
         assert said["full"] > 0, drafter
@@ -26,7 +26,7 @@ def test_a_replay_says_what_each_request_says_alone(found):
 def test_what_is_captured_are_the_tiers_of_the_planner(found):
     """Those with room for the requests that SGLang was told; larger steps run without a graph."""
     for said in found.values():
-        assert said["captured"] == said["tiers"] == [t for t in said["sizes"] if t <= 20]
+        assert said["captured"] == said["buckets"] == [t for t in said["sizes"] if t <= 20]
         assert said["buffers"] == [6, 20]  # a slot more than requests; as many tokens as the largest graph
         assert said["eager"] > 0
 

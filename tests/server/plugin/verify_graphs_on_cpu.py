@@ -34,7 +34,7 @@ from outrider.kernels.acceptance import accept  # noqa: E402
 from outrider.kernels.attention import flat_attention  # noqa: E402
 from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
 from outrider.kernels.ragged import torch_commit  # noqa: E402
-from outrider.scheduler.planners.token_buckets import Tiers  # noqa: E402
+from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
 from outrider.server.plugin.cuda.verify_tail import VerifyTail  # noqa: E402
@@ -43,7 +43,7 @@ from outrider.server.plugin.hooks import graphs as hooks  # noqa: E402
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
 
 REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
-TIERS = Tiers(REQUESTS, WIDTH, CAPTURED)
+BUCKETS = TokenBuckets(REQUESTS, WIDTH, CAPTURED)
 ARGUMENTS = ServerArgs(model_path="dummy", device="cpu")
 NOBODYS = 1e6
 """In the cache of slots that belong to no request: whoever reads it shows it."""
@@ -160,7 +160,7 @@ def model_runner() -> Any:
         assert (hidden is not None) == verify_graphs.shows_hidden_states()
         runner.kept[slots] = tokens
 
-    runner.tail = VerifyTail(TIERS, observe, "cpu")
+    runner.tail = VerifyTail(BUCKETS, observe, "cpu")
     runner.capture_tail_hooks.append(runner.tail.capture)
     rows = hooks._with_a_slot_more(lambda _: CAPTURED * WIDTH, runner)
     runner.graph_shared_output = GraphSharedOutput(device=torch.device("cpu"), max_rows=rows)
@@ -171,7 +171,7 @@ def make(drafter: str) -> verify_graphs.VerifyGraphRunner:
     """A runner that has captured all there is to capture."""
     torch.cpu.is_current_stream_capturing = lambda: False
     PluginConfig(drafter=drafter).to_env()
-    verify_graphs.tiers_of = lambda runner, width: TIERS
+    verify_graphs.buckets_of = lambda runner, width: BUCKETS
     sglang_runner.get_batch_sizes_to_capture = lambda *_: ([1, 2, CAPTURED], [])
     sglang_runner.resolve_decode_backend = lambda _: Graphs()
     sglang_runner.DecodeCudaGraphRunner.capture = lambda self: self._capture_one_stream()
@@ -193,12 +193,12 @@ def verification(
     lengths: list[int],
     verify_lens: torch.Tensor,
     rows: torch.Tensor,
-    tier: int,
+    bucket: int,
 ) -> ForwardBatch:
-    """Of R requests in a step of `tier` tokens, as the worker and SGLang make it."""
+    """Of R requests in a step of `bucket` tokens, as the worker and SGLang make it."""
     count, seq_lens = len(lengths), torch.tensor(lengths)
     anchors, drafts = torch.randint(VOCAB, (count,)), torch.randint(VOCAB, (count, WIDTH - 1))
-    flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, tier)
+    flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, bucket)
     layout = ragged_layout(flat, verify_lens + 1)
     shown = verify_graphs.shows_hidden_states()
     spec = VerifyInput(flat.positions, verify_lens + 1, WIDTH, shown, layout)
@@ -246,19 +246,19 @@ def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
     """Steps of all sizes, each with several lengths. Raises where a replay is not what each request has alone."""
     torch.manual_seed(2)
     replayed = eager = full = committed = 0
-    for tier in reversed(TIERS.sizes):  # what a larger one has left must not show
-        for requests in range(1, min(REQUESTS, tier) + 1):
-            if tier > TIERS.hold(min(requests * WIDTH, TIERS.sizes[-1])):
+    for bucket in reversed(BUCKETS.sizes):  # what a larger one has left must not show
+        for requests in range(1, min(REQUESTS, bucket) + 1):
+            if bucket > BUCKETS.round_up(min(requests * WIDTH, BUCKETS.sizes[-1])):
                 continue
             for _ in range(3):
                 lengths = torch.randint(1, CONTEXT - WIDTH, (requests,)).tolist()
                 verify_lens = torch.randint(WIDTH, (requests,))
-                while requests + int(verify_lens.sum()) > tier:
+                while requests + int(verify_lens.sum()) > bucket:
                     verify_lens[verify_lens.argmax()] -= 1
                 rows = prefixes(runner, lengths)
-                batch = verification(runner, lengths, verify_lens, rows, tier)
+                batch = verification(runner, lengths, verify_lens, rows, bucket)
                 runs = runner.can_run_graph(batch)
-                assert runs == TIERS.has_graph(requests, tier), (requests, tier)
+                assert runs == BUCKETS.has_graph(requests, bucket), (requests, bucket)
                 if not runs:
                     eager += 1
                     continue
@@ -270,11 +270,11 @@ def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
                 committed += check_tail(runner.model_runner, batch, verify_lens, out) if replayed % 3 else 0
                 if replayed % 3 == 0:
                     assert bool((runner.model_runner.kept[1:] == -1).all())
-                assert len(out.next_token_logits) == tier
+                assert len(out.next_token_logits) == bucket
                 torch.testing.assert_close(out.next_token_logits[:verified], wanted)
                 if verify_graphs.shows_hidden_states():
-                    assert out.hidden_states.shape == (tier, SIZE)
-                replayed, full = replayed + 1, full + (requests == tier)
+                    assert out.hidden_states.shape == (bucket, SIZE)
+                replayed, full = replayed + 1, full + (requests == bucket)
     return {"replayed": replayed, "eager": eager, "full": full, "committed": committed}
 
 
@@ -282,15 +282,15 @@ def foreign_reads() -> int:
     """Full batches whose last request takes the padding, as it would without a slot more: how many read what belongs to
     nobody."""
     runner, count = make("dspark"), 0
-    runner.tiers = SimpleNamespace(
-        slots=lambda tokens: CAPTURED, has_graph=lambda *_: True, graphs=(TIERS.graphs[-1],), width=WIDTH
+    runner.buckets = SimpleNamespace(
+        slots=lambda tokens: CAPTURED, has_graph=lambda *_: True, graphs=(BUCKETS.graphs[-1],), width=WIDTH
     )
     runner.backend = Graphs()
     runner._capture_one_stream()
     for _ in range(8):
         lengths, verify_lens = [5] * CAPTURED, torch.tensor([WIDTH - 1] * (CAPTURED - 1) + [0])
         rows = prefixes(runner, lengths)
-        batch = verification(runner, lengths, verify_lens, rows, TIERS.graphs[-1])
+        batch = verification(runner, lengths, verify_lens, rows, BUCKETS.graphs[-1])
         runner.execute(batch)
         kv_lens = runner.attn_backend.kv_lens[:CAPTURED]
         count += bool((kv_lens > batch.seq_lens + verify_lens + 1).any())
@@ -306,8 +306,8 @@ def main() -> None:
         traces = runner.backend.traces
         found[drafter] = {
             "captured": sorted(key.size for key in traces),
-            "tiers": TIERS.graphs,
-            "sizes": TIERS.sizes,
+            "buckets": BUCKETS.graphs,
+            "sizes": BUCKETS.sizes,
             "hidden": runner.capture_hidden_mode.name,
             "buffers": runner.attn_backend.most,
             "same operations": all(trace == made[0] for made in traces.values() for trace in made),

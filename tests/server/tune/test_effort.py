@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.scheduler.planners.token_buckets import Tiers
+from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.errors import UserError
 from outrider.server.tune import cli, events
 from outrider.server.tune.diffusion import Rounds
@@ -95,13 +95,13 @@ def test_the_longest_prompt_that_fits_stands_in_for_longer_ones() -> None:
 
 def test_on_a_gpu_the_tiers_are_what_is_measured() -> None:
     """Each of them, or those that hold so many tokens of every request; all of a shape's tokens are somebody's."""
-    tiers = Tiers(8, 8)
-    every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), tiers.sizes)
+    buckets = TokenBuckets(8, 8)
+    every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), buckets.sizes)
     for requests in (1, 3, 8):
         found = [shape.tokens for shape in every if shape.requests == requests]
-        assert found == [size for size in tiers.sizes if requests <= size <= 8 * requests]
-    few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), tiers.sizes)
-    assert [shape.tokens for shape in few] == [tiers.hold(3), tiers.hold(9), tiers.hold(24)]
+        assert found == [size for size in buckets.sizes if requests <= size <= 8 * requests]
+    few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), buckets.sizes)
+    assert [shape.tokens for shape in few] == [buckets.round_up(3), buckets.round_up(9), buckets.round_up(24)]
     for shape in every + few:
         drafted = [shape.drafted(index) for index in range(shape.requests)]
         assert sum(drafted) + shape.requests == shape.tokens

@@ -36,7 +36,7 @@ def test_equals_torch(lens, group, dim, dtype, causal, window, logit_cap, least)
     keywords = {"scale": dim**-0.5, "causal": causal, "window": window, "logit_cap": logit_cap}
     exact = [x.float() for x in (q, k_pool, v_pool)]
     expected = torch_attention(*exact, batch, **keywords)
-    padded = torch.cat([q, q.new_full((3, *q.shape[1:]), torch.nan)])  # a tier's padding, which nobody owns
+    padded = torch.cat([q, q.new_full((3, *q.shape[1:]), torch.nan)])  # a bucket's padding, which nobody owns
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "LEAST", least)  # else short contexts are not split
         found = attend(padded, k_pool, v_pool, batch, **keywords)

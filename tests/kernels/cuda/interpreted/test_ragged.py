@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cuda import ragged
-from outrider.kernels.ragged import torch_commit, torch_flatten_tier, torch_flatten_verify
+from outrider.kernels.ragged import torch_commit, torch_flatten_bucket, torch_flatten_verify
 
 
 @given(
@@ -22,7 +22,7 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
         batch[2].fill_(verified)
     total = int((batch[2] + 1).sum())
     found = ragged.flatten(*batch, total + padding)
-    expected = torch_flatten_tier(*batch, total + padding)
+    expected = torch_flatten_bucket(*batch, total + padding)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
     for name, one, other in zip("ipsqrk", expected, torch_flatten_verify(*batch), strict=True):

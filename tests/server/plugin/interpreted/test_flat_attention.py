@@ -53,14 +53,14 @@ def test_extend_behind_a_prefix_decode_and_verify(shape):
         ([70, 0, 130], [1, 1, 3], "verify"),
     ):
         paged = paged_of(shape, lens)
-        tier = sum(query_lens) + (4 if kind == "verify" else 0)
+        bucket = sum(query_lens) + (4 if kind == "verify" else 0)
         if kind == "verify":
-            batch = paged.verify(query_lens, tokens=tier, width=4)
+            batch = paged.verify(query_lens, tokens=bucket, width=4)
         else:
             batch = paged.extend(query_lens) if kind == "extend" else paged.decode()
         backend = backend_of(paged)
         backend.init_forward_metadata(batch)
-        q, k, v = paged.rows_of(tier)
+        q, k, v = paged.rows_of(bucket)
         found = backend.forward(q, k, v, paged.layer, batch)
         assert_near(found[: sum(query_lens)], paged.expected(q, query_lens), dtype)
         assert not found[sum(query_lens) :].any()  # padding, whose keys lie in slot 0
