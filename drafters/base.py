@@ -58,8 +58,8 @@ class DraftBatch:
     page_table: [rows, context] int32, the KV slot of every position; positions seq_len .. seq_len + gamma have slots.
     rows: [R] int64, each request's row of `page_table`.
     temperatures: [R] float32; 0 means greedy.
-    ask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of length 0, or
-        what is found without a model. None: all.
+    draft_mask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of
+        length 0, or what is found without a model. None: all.
     depth: tokens that a model drafts for each at most, decided by the past alone; None: all that it can. Of drafters
         without `shortens` it is not asked.
     look_up: False: without prompt lookup, so that the model drafts for all that are asked for, to be measured.
@@ -80,7 +80,7 @@ class DraftBatch:
     rows: torch.Tensor
     temperatures: torch.Tensor
     keys: torch.Tensor
-    ask: torch.Tensor | None = None
+    draft_mask: torch.Tensor | None = None
     depth: int | None = None
     look_up: bool = True
     top_ks: torch.Tensor | None = None
@@ -96,7 +96,7 @@ class DraftBatch:
         return Rules(self.temperatures, self.top_ks, self.top_ps, self.min_ps)
 
     def select(self, requests: torch.Tensor) -> DraftBatch:
-        """The part that is about `requests` [M] int64, of which all are asked for."""
+        """The part that is about `requests` [M] int64, for all of which the model drafts."""
         return replace(
             self,
             anchors=self.anchors[requests],
@@ -104,7 +104,7 @@ class DraftBatch:
             rows=self.rows[requests],
             keys=self.keys[requests],
             answered=None if self.answered is None else self.answered[requests],
-            ask=None,
+            draft_mask=None,
             **self.rules.of(requests)._asdict(),
         )
 
@@ -126,7 +126,7 @@ class Draft:
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.
-    asked: requests for which a model drafted, whether its draft was taken or not.
+    drafting: requests for which a model drafted, whether its draft was taken or not.
     """
 
     tokens: torch.Tensor
@@ -135,17 +135,17 @@ class Draft:
     probs: torch.Tensor | None = None
     vocab: torch.Tensor | None = None
     looked_up: torch.Tensor | None = None
-    asked: int = 0
+    drafting: int = 0
 
     def widened(self, gamma: int) -> Draft:
         """The same, with columns for `gamma` tokens; probs stay as they are."""
         more = (0, gamma - self.tokens.shape[1])
         return replace(self, tokens=pad(self.tokens, more), confidence=pad(self.confidence, more))
 
-    def spread(self, requests: torch.Tensor, anchors: torch.Tensor, *, asked: int | None = None) -> Draft:
+    def spread(self, requests: torch.Tensor, anchors: torch.Tensor, *, drafting: int | None = None) -> Draft:
         """These drafts as those of `requests` [M] among the R of anchors [R]; the others' have length 0.
 
-        asked: requests that a model was asked for; None: those of this draft.
+        drafting: requests that a model drafted for; None: those of this draft.
         """
         shape = len(anchors), self.tokens.shape[1]
         tokens, lens = anchors[:, None].repeat(1, shape[1]), torch.zeros_like(anchors)
@@ -155,7 +155,9 @@ class Draft:
         if self.probs is not None:
             probs = self.probs.new_zeros(len(anchors), *self.probs.shape[1:])
             probs[requests] = self.probs
-        return Draft(tokens, lens, confidence, probs, self.vocab, asked=self.asked if asked is None else asked)
+        return Draft(
+            tokens, lens, confidence, probs, self.vocab, drafting=self.drafting if drafting is None else drafting
+        )
 
 
 class Drafter(ABC):

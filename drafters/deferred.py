@@ -14,7 +14,7 @@ ROWS = 128
 """Tokens that wait at most; so many at a time are as cheap each as any more."""
 
 
-class Deferred(Drafter):
+class DeferredObserve(Drafter):
     """Keeps what `observe` shows until `propose`, the only reader of the draft state, or until ROWS tokens wait."""
 
     def __init__(self, model: Drafter):

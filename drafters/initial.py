@@ -36,4 +36,6 @@ class Initialised(Drafter):
         if batch.answered is None:
             raise ValueError("sequence initialisation needs to know how long the answers are")
         begun = batch.answered >= self.tokens
-        return self.model.propose(replace(batch, ask=begun if batch.ask is None else batch.ask & begun))
+        return self.model.propose(
+            replace(batch, draft_mask=begun if batch.draft_mask is None else batch.draft_mask & begun)
+        )

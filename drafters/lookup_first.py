@@ -15,7 +15,7 @@ import torch
 from .base import Draft, DraftBatch, Drafter, Features, Prefilled
 from .ngram import NgramDrafter
 
-SURE = 1.2
+LOOKUP_THRESHOLD = 1.2
 """Expected accepted tokens, of as many as the model drafts, from which a lookup is taken without asking the model."""
 
 
@@ -23,15 +23,15 @@ class LookupFirst(Drafter):
     """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure.
 
     A lookup may be longer than the model's drafts, except beside drafts with q, so that q need not be as long.
-    run: the model's expected accepted tokens over its chance of the first (`registry.Entry`).
+    expected_run_length: the model's expected accepted tokens over its chance of the first (`registry.Entry`).
     """
 
     looks_up = True
 
-    def __init__(self, lookup: NgramDrafter, model: Drafter, *, run: float):
+    def __init__(self, lookup: NgramDrafter, model: Drafter, *, expected_run_length: float):
         if lookup.gamma < model.gamma:
             raise ValueError(f"a lookup is at least as long as the model's drafts, {model.gamma}, not {lookup.gamma}")
-        self.lookup, self.model, self.run = lookup, model, run
+        self.lookup, self.model, self.expected_run_length = lookup, model, expected_run_length
         self.gamma = lookup.gamma
         self.target_layers = model.target_layers
         self.shortens = model.shortens
@@ -58,20 +58,20 @@ class LookupFirst(Drafter):
             return self.model.propose(batch).widened(self.gamma)
         found = self.lookup.propose(batch)
         expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
-        unsure = expected < SURE
+        unsure = expected < LOOKUP_THRESHOLD
         if not unsure.is_cpu:  # who is unsure, the host does not know: the model drafts for all
             drafted = self.model.propose(batch)
-            better = unsure & (drafted.lens > 0) & (expected < self.run * drafted.confidence[:, 0])
+            better = unsure & (drafted.lens > 0) & (expected < self.expected_run_length * drafted.confidence[:, 0])
             return choose_each(found, drafted, better, batch.temperatures)
-        asked = (unsure if batch.ask is None else unsure & batch.ask).nonzero()[:, 0]
-        if len(asked) == 0:
+        selected = (unsure if batch.draft_mask is None else unsure & batch.draft_mask).nonzero()[:, 0]
+        if len(selected) == 0:
             return found
-        everyone = len(asked) == len(batch.rows)
-        drafted = self.model.propose(batch if everyone else batch.select(asked))
-        better = expected[asked] < self.run * drafted.confidence[:, 0]
+        everyone = len(selected) == len(batch.rows)
+        drafted = self.model.propose(batch if everyone else batch.select(selected))
+        better = expected[selected] < self.expected_run_length * drafted.confidence[:, 0]
         if everyone and bool(better.all()):
             return replace(drafted, looked_up=torch.zeros_like(better)).widened(self.gamma)
-        return merge(found, drafted, asked, better, batch.temperatures)
+        return merge(found, drafted, selected, better, batch.temperatures)
 
 
 def choose_each(found: Draft, drafted: Draft, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
@@ -83,7 +83,7 @@ def choose_each(found: Draft, drafted: Draft, better: torch.Tensor, temperatures
     lens = torch.where(better, model.lens, found.lens)
     confidence = torch.where(better[:, None], model.confidence, found.confidence)
     if drafted.probs is None:
-        return Draft(tokens, lens, confidence, looked_up=~better, asked=drafted.asked)
+        return Draft(tokens, lens, confidence, looked_up=~better, drafting=drafted.drafting)
     column = named = tokens[:, :length]
     known = torch.ones_like(named, dtype=torch.bool)
     if drafted.vocab is not None:
@@ -92,23 +92,25 @@ def choose_each(found: Draft, drafted: Draft, better: torch.Tensor, temperatures
     points = torch.zeros_like(drafted.probs).scatter(2, column[:, :, None], known[:, :, None].to(drafted.probs.dtype))
     probs = torch.where(better[:, None, None], drafted.probs, points)
     reach = torch.where(~better & (temperatures > 0), known.long().cumprod(1).sum(1), length)
-    return Draft(tokens, torch.minimum(lens, reach), confidence, probs, drafted.vocab, ~better, drafted.asked)
+    return Draft(tokens, torch.minimum(lens, reach), confidence, probs, drafted.vocab, ~better, drafted.drafting)
 
 
-def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
-    """The lookups `found` of R requests, replaced for those of the M `asked` where the model's draft is `better` [M].
+def merge(
+    found: Draft, drafted: Draft, selected: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor
+) -> Draft:
+    """The lookups `found` of R requests, replaced for the M `selected` where the model's draft is `better` [M].
 
     Where q is given at all, a lookup's is a point mass on its token; its draft is then no longer than q, and ends
     before a token that the model's vocabulary lacks, unless the request is greedy.
     """
-    taken, length = asked[better], drafted.tokens.shape[1]
+    taken, length = selected[better], drafted.tokens.shape[1]
     tokens, lens, confidence = found.tokens.clone(), found.lens.clone(), found.confidence.clone()
     tokens[taken, :length], lens[taken] = drafted.tokens[better], drafted.lens[better]
     confidence[taken, :length], confidence[taken, length:] = drafted.confidence[better], 0.0
     lookups = torch.ones_like(lens, dtype=torch.bool)
     lookups[taken] = False
     if drafted.probs is None:
-        return Draft(tokens, lens, confidence, looked_up=lookups, asked=drafted.asked)
+        return Draft(tokens, lens, confidence, looked_up=lookups, drafting=drafted.drafting)
     length = drafted.probs.shape[1]  # less than that of the tokens where less was asked for
     probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
     column = named = tokens[:, :length].contiguous()
@@ -120,4 +122,4 @@ def merge(found: Draft, drafted: Draft, asked: torch.Tensor, better: torch.Tenso
     probs[taken] = drafted.probs[better]
     reach = torch.where(lookups & (temperatures > 0), known.long().cumprod(1).sum(1), length)
     lens = torch.minimum(lens, reach)
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.asked)
+    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting)

@@ -27,7 +27,7 @@ class Entry:
     help: one line.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
-    run: its expected accepted tokens over its chance of the first, measured with the shipped weights.
+    expected_run_length: its expected accepted tokens over its chance of the first, measured with the shipped weights.
     denoising_steps: unless told otherwise; 0: it does not denoise.
     """
 
@@ -36,7 +36,7 @@ class Entry:
     help: str
     needs_hidden_states: bool = False
     kind: str = ""
-    run: float = 1.7
+    expected_run_length: float = 1.7
     denoising_steps: int = 0
 
     @property
@@ -69,13 +69,17 @@ DRAFTERS = {
     "dspark": Entry(*BLOCK, "a block in one pass, drawn token by token", needs_hidden_states=True),
     "dflash": Entry(*BLOCK, "a block in one pass, each token drawn by itself", needs_hidden_states=True),
     "deer": Entry(
-        *DIFFUSION, "a block in one denoising step, from the tokens alone", kind="diffusion", run=1.4, denoising_steps=1
+        *DIFFUSION,
+        "a block in one denoising step, from the tokens alone",
+        kind="diffusion",
+        expected_run_length=1.4,
+        denoising_steps=1,
     ),
     "specdiff": Entry(
         *DIFFUSION,
         "a block in several denoising steps, from the tokens alone",
         kind="diffusion",
-        run=1.6,
+        expected_run_length=1.6,
         denoising_steps=2,
     ),
     "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "what followed the last words before"),
@@ -144,15 +148,17 @@ def make(
     if not entry.needs_checkpoint:
         return drafter
 
-    from .deferred import Deferred
+    from .deferred import DeferredObserve
     from .initial import Initialised
     from .lookup_first import LookupFirst
     from .ngram import NgramDrafter
 
     if entry.needs_hidden_states and str(target.device).startswith("cpu"):
-        drafter = Deferred(drafter)
+        drafter = DeferredObserve(drafter)
     if initial_tokens:
         drafter = Initialised(drafter, initial_tokens)
     if not lookup_gamma:
         return drafter
-    return LookupFirst(NgramDrafter(lookup_gamma, device=target.device), drafter, run=entry.run)
+    return LookupFirst(
+        NgramDrafter(lookup_gamma, device=target.device), drafter, expected_run_length=entry.expected_run_length
+    )

@@ -13,34 +13,34 @@ SURE = 1 - 2.0**-24
 could soften."""
 
 Parameters = tuple[torch.Tensor, torch.Tensor]
-"""1 / T and b of c' = sigmoid(logit(c) / T + b): [cases, gamma] float32 each."""
+"""1 / T and b of c' = sigmoid(logit(c) / T + b): [classes, gamma] float32 each."""
 
 
 def weigh_drafts(
     tokens: torch.Tensor,
     confidence: torch.Tensor,
-    cases: torch.Tensor,
+    classes: torch.Tensor,
     rows: torch.Tensor,
     ends: torch.Tensor,
     parameters: Parameters | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Calibrated confidences [R, gamma] float32, each request's by the `parameters` of its case (None: as they are; 0
+    """Calibrated confidences [R, gamma] float32, each request's by the `parameters` of its class (None: as they are; 0
     and NaN stay); and [R] int64, drafted tokens up to the first that ends the answer, itself included, gamma + 1
     without such a token.
 
-    tokens: [R, gamma] int64. confidence: [R, gamma] float32. cases, rows: [R] int64. ends: [all rows, E] int64, the
+    tokens: [R, gamma] int64. confidence: [R, gamma] float32. classes, rows: [R] int64. ends: [all rows, E] int64, the
     tokens that end the answer in each row.
     """
     if native.fits(confidence):
         inverse, shifts = parameters or (None, None)
-        return torch.ops.outrider.weigh_drafts(tokens, confidence, cases, rows, ends, inverse, shifts)
-    return torch_weigh_drafts(tokens, confidence, cases, rows, ends, parameters)
+        return torch.ops.outrider.weigh_drafts(tokens, confidence, classes, rows, ends, inverse, shifts)
+    return torch_weigh_drafts(tokens, confidence, classes, rows, ends, parameters)
 
 
 def torch_weigh_drafts(
     tokens: torch.Tensor,
     confidence: torch.Tensor,
-    cases: torch.Tensor,
+    classes: torch.Tensor,
     rows: torch.Tensor,
     ends: torch.Tensor,
     parameters: Parameters | None,
@@ -51,7 +51,7 @@ def torch_weigh_drafts(
     if parameters is None:
         return confidence, until
     inverse, shifts = parameters
-    calibrated = torch.addcmul(shifts[cases], confidence.clamp(max=SURE).logit_(), inverse[cases]).sigmoid_()
+    calibrated = torch.addcmul(shifts[classes], confidence.clamp(max=SURE).logit_(), inverse[classes]).sigmoid_()
     return calibrated, until
 
 

@@ -103,8 +103,8 @@ class BlockDrafter(Drafter):
     def propose(self, batch: DraftBatch) -> Draft:
         if not batch.anchors.is_cpu:
             return self._propose_each(batch)
-        if batch.ask is not None and not bool(batch.ask.all()):
-            return self._propose_some(batch, batch.ask.nonzero()[:, 0])
+        if batch.draft_mask is not None and not bool(batch.draft_mask.all()):
+            return self._propose_some(batch, batch.draft_mask.nonzero()[:, 0])
         gamma = self.gamma if batch.depth is None else min(batch.depth, self.gamma)
         if self.compiled is not None:
             tokens, probs, confidence = self.compiled.propose(batch, gamma)
@@ -116,7 +116,7 @@ class BlockDrafter(Drafter):
             confidence=confidence,
             probs=probs,
             vocab=None if probs is None else self.vocab,
-            asked=len(batch.anchors),
+            drafting=len(batch.anchors),
         )
         return made if gamma == self.gamma else made.widened(self.gamma)
 
@@ -128,11 +128,11 @@ class BlockDrafter(Drafter):
         lens = torch.full_like(batch.anchors, self.gamma)
         return Draft(
             tokens=tokens,
-            lens=lens if batch.ask is None else lens * batch.ask,
+            lens=lens if batch.draft_mask is None else lens * batch.draft_mask,
             confidence=confidence,
             probs=probs,
             vocab=None if probs is None else self.vocab,
-            asked=len(batch.anchors),
+            drafting=len(batch.anchors),
         )
 
     def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:

@@ -125,14 +125,18 @@ class DiffusionDrafter(Drafter):
     def propose(self, batch: DraftBatch) -> Draft:
         if not self.on_host:
             return self._propose_each(batch)
-        asked = torch.arange(len(batch.rows), device=self.device) if batch.ask is None else batch.ask.nonzero()[:, 0]
-        if len(asked) == 0:
-            return self._nothing(0).spread(asked, batch.anchors)
-        some = batch if len(asked) == len(batch.rows) else batch.select(asked)
+        selected = (
+            torch.arange(len(batch.rows), device=self.device)
+            if batch.draft_mask is None
+            else batch.draft_mask.nonzero()[:, 0]
+        )
+        if len(selected) == 0:
+            return self._nothing(0).spread(selected, batch.anchors)
+        some = batch if len(selected) == len(batch.rows) else batch.select(selected)
         first, count = self._next(some)
         ready = (first + count == some.seq_lens).nonzero()[:, 0]
         new = self._new(some, first, count)
-        if len(ready) == len(asked) == len(batch.rows):
+        if len(ready) == len(selected) == len(batch.rows):
             return self._draft(some, self._block(some), new)
         if len(ready):
             those = some.select(ready)
@@ -140,7 +144,7 @@ class DiffusionDrafter(Drafter):
         else:
             self._encode(new)
             drafted = self._nothing(0)
-        return drafted.spread(asked[ready], batch.anchors, asked=len(asked))
+        return drafted.spread(selected[ready], batch.anchors, drafting=len(selected))
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
         """Drafts for all, of length 0 where none was asked for or the text is not encoded: which these are, the host
@@ -154,8 +158,8 @@ class DiffusionDrafter(Drafter):
         new = Spans.padded(*where, first, count, size=room, most=most, longest=longest)
         made = self._draft(batch, Spans.blocks(*where, batch.seq_lens, self.gamma, longest), new)
         ready = first + count == batch.seq_lens
-        if batch.ask is not None:
-            ready &= batch.ask
+        if batch.draft_mask is not None:
+            ready &= batch.draft_mask
         return replace(made, lens=made.lens * ready, confidence=made.confidence.masked_fill(~ready[:, None], 0.0))
 
     def _share(
@@ -221,7 +225,7 @@ class DiffusionDrafter(Drafter):
             confidence=confidence,
             probs=probs,
             vocab=None if probs is None else self.vocab,
-            asked=requests,
+            drafting=requests,
         )
 
     def _pass(

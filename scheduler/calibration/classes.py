@@ -1,4 +1,4 @@
-"""The cases whose confidences are calibrated apart: what is known of a draft before any of its tokens is drawn.
+"""The classes whose confidences are calibrated apart: what is known of a draft before any of its tokens is drawn.
 
 How often a token is accepted depends on the rule that accepts it and on who drafted it. The rules: at temperature 0 it
 equals the target's; above, it is kept with probability min(1, p / q), 1 - TV(p, q) on average; with a seed, if it is
@@ -12,12 +12,12 @@ import torch
 
 SAMPLING = ("greedy", "sampled", "seeded")
 SOURCES = ("model", "lookup")
-CASES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
-LIKE_SGLANG = (CASES.index("greedy, model"), CASES.index("sampled, model"))
+CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
+LIKE_SGLANG = (CLASSES.index("greedy, model"), CLASSES.index("sampled, model"))
 """Cases that SGLang's own DSpark has as well."""
 
 
-def cases_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor:
-    """[R] int64 place in CASES of a model's draft for each request, one before a lookup's: temperatures [R], seeded [R]
-    bool."""
+def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor:
+    """[R] int64 place in CLASSES of a model's draft for each request, one before a lookup's: temperatures [R],
+    seeded [R] bool."""
     return (temperatures > 0) * (seeded + 1) * len(SOURCES)

@@ -1,4 +1,4 @@
-"""Fits of a calibration: sequential temperature scaling, all positions by maximum likelihood, and every case apart."""
+"""Fits of a calibration: sequential temperature scaling, all positions by maximum likelihood, and every class apart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .classes import CASES, LIKE_SGLANG
+from .classes import CLASSES, LIKE_SGLANG
 from .model import Calibration, ece, logit, quality, sigmoid
 from .records import Records
 from .table import CalibrationTable
@@ -22,18 +22,18 @@ are alike, so few answers tell less than their number of drafts suggests."""
 
 
 def fit_table(fitted_on: Records, held_out: Records, *, dataset: str) -> CalibrationTable:
-    """Each case's calibration, fitted on its share of `fitted_on` and judged on its share of `held_out`.
+    """Each class's calibration, fitted on its share of `fitted_on` and judged on its share of `held_out`.
 
-    Cases are fitted jointly (`fit_joint`). SGLang, which knows neither cases nor shifts, gets the temperatures that
+    Classes are fitted jointly (`fit_joint`). SGLang, which knows neither classes nor shifts, gets the temperatures that
     `fit_sts` finds for what a model drafted without a seed.
     """
 
     def best(fit: Callable[..., Calibration], places: Sequence[int]) -> Calibration:
-        fitted, judge = (part.select(np.isin(part.cases, places)) for part in (fitted_on, held_out))
+        fitted, judge = (part.select(np.isin(part.classes, places)) for part in (fitted_on, held_out))
         return unless_worse(fit(fitted, held_out=judge), judge)
 
-    sglang = best(fit_sts, LIKE_SGLANG) if np.isin(fitted_on.cases, LIKE_SGLANG).any() else None
-    return CalibrationTable(tuple(best(fit_joint, [place]) for place in range(len(CASES))), sglang, dataset)
+    sglang = best(fit_sts, LIKE_SGLANG) if np.isin(fitted_on.classes, LIKE_SGLANG).any() else None
+    return CalibrationTable(tuple(best(fit_joint, [place]) for place in range(len(CLASSES))), sglang, dataset)
 
 
 def unless_worse(found: Calibration, held_out: Records) -> Calibration:

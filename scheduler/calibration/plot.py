@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .classes import CASES
+from .classes import CLASSES
 from .model import BINS, Calibration, quality
 from .records import Records
 from .table import CalibrationTable
@@ -27,9 +27,9 @@ def reliability(predicted: np.ndarray, outcome: np.ndarray, bins: int = BINS) ->
 
 
 def plot_reliability(records: Records, table: CalibrationTable, figure: Figure) -> None:
-    """Draw a row per case that has records, a panel per position."""
-    parts = [records.select(records.cases == place) for place in range(len(CASES))]
-    rows = [drawn for drawn in zip(CASES, table.by_case, parts, strict=True) if len(drawn[2])]
+    """Draw a row per class that has records, a panel per position."""
+    parts = [records.select(records.classes == place) for place in range(len(CLASSES))]
+    rows = [drawn for drawn in zip(CLASSES, table.by_class, parts, strict=True) if len(drawn[2])]
     gamma = records.gamma
     figure.set_size_inches(2.6 * gamma, 2.7 * len(rows) + 0.3)
     axes = figure.subplots(len(rows), gamma, sharex=True, sharey=True, squeeze=False)

@@ -15,19 +15,19 @@ class Records:
     confidence: [N, gamma] float32, raw (before calibration).
     verify_lens: [N] int64 in 0..gamma, draft tokens verified; what lies beyond was not observed (censored).
     accepted: [N] int64 in 0..verify_lens, draft tokens accepted.
-    cases: [N] int64, place in `cases.CASES` of each block.
+    classes: [N] int64, place in `classes.CLASSES` of each block.
     """
 
     confidence: np.ndarray
     verify_lens: np.ndarray
     accepted: np.ndarray
-    cases: np.ndarray
+    classes: np.ndarray
 
     def __post_init__(self) -> None:
         if self.confidence.ndim != 2:
             raise ValueError(f"confidence is [N, gamma], not {self.confidence.shape}")
         count, gamma = self.confidence.shape
-        for name in ("verify_lens", "accepted", "cases"):
+        for name in ("verify_lens", "accepted", "classes"):
             if getattr(self, name).shape != (count,):
                 raise ValueError(f"for {count} blocks {name} is [{count}], not {getattr(self, name).shape}")
         lens, accepted = self.verify_lens, self.accepted
@@ -62,7 +62,7 @@ class Records:
 
     def select(self, which: np.ndarray) -> Records:
         """The records at a mask [N] or at indices [M]."""
-        return Records(self.confidence[which], self.verify_lens[which], self.accepted[which], self.cases[which])
+        return Records(self.confidence[which], self.verify_lens[which], self.accepted[which], self.classes[which])
 
     @classmethod
     def concatenate(cls, parts: Sequence[Records]) -> Records:
@@ -71,7 +71,7 @@ class Records:
             np.concatenate([part.confidence for part in parts]),
             np.concatenate([part.verify_lens for part in parts]),
             np.concatenate([part.accepted for part in parts]),
-            np.concatenate([part.cases for part in parts]),
+            np.concatenate([part.classes for part in parts]),
         )
 
 
@@ -91,17 +91,19 @@ class Recorder:
         self._confidence = np.zeros((capacity, gamma), dtype=np.float32)
         self._verify_lens = np.zeros(capacity, dtype=np.int64)
         self._accepted = np.zeros(capacity, dtype=np.int64)
-        self._cases = np.zeros(capacity, dtype=np.int64)
+        self._classes = np.zeros(capacity, dtype=np.int64)
 
     def __len__(self) -> int:
         return min(self.total, self.capacity)
 
-    def record(self, confidence: np.ndarray, verify_lens: np.ndarray, accepted: np.ndarray, cases: np.ndarray) -> None:
-        """Take in one step: confidence [R, gamma] raw, verify_lens, accepted (draft tokens) and cases [R].
+    def record(
+        self, confidence: np.ndarray, verify_lens: np.ndarray, accepted: np.ndarray, classes: np.ndarray
+    ) -> None:
+        """Take in one step: confidence [R, gamma] raw, verify_lens, accepted (draft tokens) and classes [R].
 
         The arrays are kept for a while: do not write to them afterwards.
         """
-        self._waiting.append((confidence, verify_lens, accepted, cases))
+        self._waiting.append((confidence, verify_lens, accepted, classes))
         self.total += len(confidence)
         if len(self._waiting) >= GATHERED:
             self._write()
@@ -118,13 +120,13 @@ class Recorder:
         self._confidence[place] = new.confidence
         self._verify_lens[place] = new.verify_lens
         self._accepted[place] = new.accepted
-        self._cases[place] = new.cases
+        self._classes[place] = new.classes
 
     def records(self) -> Records:
         """A copy of what is kept, oldest first."""
         self._write()
         order = np.arange(self.total - len(self), self.total) % self.capacity
-        return Records(self._confidence[order], self._verify_lens[order], self._accepted[order], self._cases[order])
+        return Records(self._confidence[order], self._verify_lens[order], self._accepted[order], self._classes[order])
 
     def clear(self) -> None:
         """Forget everything."""

@@ -1,4 +1,4 @@
-"""The calibration of an engine: one per case, and what SGLang's own DSpark reads of it."""
+"""The calibration of an engine: one per class, and what SGLang's own DSpark reads of it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 
 import torch
 
-from .classes import CASES
+from .classes import CLASSES
 from .model import Calibration
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # hashed in every step
 class CalibrationTable:
-    """by_case: calibrations of one gamma, in the order of CASES; raw where a case's identity says so.
+    """by_class: calibrations of one gamma, in the order of CLASSES; raw where a class's identity says so.
 
     sglang: temperatures alone, for a DSpark without prompt lookup; None where no model drafted.
     dataset: what they were fitted on, for people.
     """
 
-    by_case: tuple[Calibration, ...]
+    by_class: tuple[Calibration, ...]
     sglang: Calibration | None = None
     dataset: str = ""
 
     def __post_init__(self) -> None:
-        gammas = {calibration.gamma for calibration in self.by_case}
-        if len(self.by_case) != len(CASES) or len(gammas) != 1:
-            raise ValueError(f"a calibration for one gamma and each of {', '.join(CASES)} is needed")
+        gammas = {calibration.gamma for calibration in self.by_class}
+        if len(self.by_class) != len(CLASSES) or len(gammas) != 1:
+            raise ValueError(f"a calibration for one gamma and each of {', '.join(CLASSES)} is needed")
 
     @classmethod
     def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> CalibrationTable:
-        """Raw confidences in the cases that were not `found`."""
-        return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CASES), **other)
+        """Raw confidences in the classes that were not `found`."""
+        return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
 
     @property
     def gamma(self) -> int:
-        return self.by_case[0].gamma
+        return self.by_class[0].gamma
 
     def parameters(self, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """1 / T and b of c' = sigmoid(logit(c) / T + b): [cases, positions] float32 each, made once for a device.
+        """1 / T and b of c' = sigmoid(logit(c) / T + b): [classes, positions] float32 each, made once for a device.
 
         Positions behind the last that was fitted, of lookups longer than a model's drafts, are taken for like it.
         """
@@ -56,17 +56,17 @@ class CalibrationTable:
     def to_json(self) -> dict[str, Any]:
         """The form kept in a profile. SGLang's `DSparkStsCalibration` reads `temperatures`; without that key it refuses
         the file."""
-        cases = {case: found.to_json() for case, found in zip(CASES, self.by_case, strict=True)}
+        classes = {case: found.to_json() for case, found in zip(CLASSES, self.by_class, strict=True)}
         theirs = self.sglang.to_json() if self.sglang else {}
-        return {**theirs, "dataset": self.dataset, "cases": cases}
+        return {**theirs, "dataset": self.dataset, "cases": classes}
 
     @classmethod
     def from_json(cls, data: Any) -> CalibrationTable:
         """Raises ValueError saying what is wrong."""
         try:
-            by_case = tuple(Calibration.from_json(data["cases"][case]) for case in CASES)
+            by_class = tuple(Calibration.from_json(data["cases"][case]) for case in CLASSES)
             theirs = Calibration.from_json(data) if "temperatures" in data else None
-            return cls(by_case, theirs, str(data["dataset"]))
+            return cls(by_class, theirs, str(data["dataset"]))
         except KeyError as error:
             raise ValueError(f"not a calibration: it lacks {error}") from None
         except (TypeError, ValueError) as error:
@@ -84,6 +84,6 @@ class CalibrationTable:
 @lru_cache(maxsize=8)
 def _parameters(table: CalibrationTable, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     column = torch.arange(positions).clamp(max=table.gamma - 1)
-    inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_case], dtype=torch.float64)
-    shifts = torch.tensor([found.shifts for found in table.by_case], dtype=torch.float32)
+    inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_class], dtype=torch.float64)
+    shifts = torch.tensor([found.shifts for found in table.by_class], dtype=torch.float32)
     return inverse[:, column].float().to(device), shifts[:, column].to(device)

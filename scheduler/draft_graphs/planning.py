@@ -176,7 +176,7 @@ class StatePlanner:
         if self._resting.on and self._resting.holds(step):
             deciding = self._load(len(view.names)).deciding
             if not self._looking.due(deciding, self._round, False):
-                self._resting.go_on(step)
+                self._resting.extend(step)
                 return False
         self._resting.end()
         return True
@@ -215,7 +215,7 @@ class StatePlanner:
         load = self._load(len(view.names))
         load.observe_gain(found.steps / len(view.names) * found.without - found.seconds - load.deciding)
         if load.gain > 0:
-            self._looking.paid()
+            self._looking.reset_backoff()
         elif load.rounds == LOOKS:
             self._resting.begin(view.step_view())
 

@@ -4,15 +4,15 @@ Candidates are compared by the best point of their throughput curve. With the su
 
     Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_draft(requests that draft) + T_decide).
 
-Candidates: the model drafts for nobody, for some requests or for all (`asking.py`), or the step rests (`resting.py`).
-In a rest nothing is looked up, planned or admitted, which saves T_decide, the host's time. Requests for which the model
-does not draft have the drafts of prompt lookup. On a CPU the model drafts only where lookup is unsure, so T_draft is
-that of the mean number of drafts.
+Candidates: the model drafts for nobody, for some requests or for all (`draft_selection.py`), or the step rests
+(`resting.py`). In a rest nothing is looked up, planned or admitted, which saves T_decide, the host's time. Requests for
+which the model does not draft have the drafts of prompt lookup. On a CPU the model drafts only where lookup is unsure,
+so T_draft is that of the mean number of drafts.
 
 With few requests (R < `smoothing`) several past steps of each are used. A fixed number of tokens would ignore how good
 the present draft is, so the budget is then a least survival, K is what reaches it, and Theta is a ratio of means over
-the samples. With buckets (a GPU) a step's size is decided before its drafts are there: points are then numbers of tokens,
-each takes the time of its bucket, and the best is raised to what its bucket holds.
+the samples. With buckets (a GPU) a step's size is decided before its drafts are there: points are then numbers of
+tokens, each takes the time of its bucket, and the best is raised to what its bucket holds.
 
 Curves jump, so the whole curve is searched. That is lossless because it never reads the current step (appendix A). It
 does not read the step before either, which on a GPU is still running. The proof is in `docs/planner.md`.
@@ -31,7 +31,7 @@ from ..service_levels import behind, levels_kept
 from .admission import largest
 from .base import Budget, PlannedCurve, Planner, StepView
 from .curve import Curve, convex, mean_curve, pooled_curve, single_curve
-from .draft_selection import FEW, Ask, cost_of, worth_asking
+from .draft_selection import FEW, DraftSelection, cost_of, worth_drafting
 from .past import Finished, Issued, Past
 from .probing import LOOK_SHARE, Probing
 from .resting import Resting, same_requests
@@ -47,7 +47,7 @@ REFRESH = 8
 """Steps for which predicted times are cached while the number of requests stays: context and drift move slowly."""
 LATE = 64
 """Steps that may be unobserved at a time."""
-ASKING = 0.7
+REQUIRED_RETURN = 0.7
 """Share of its own cost that a draft must be expected to bring. Below 1: a request without drafts shows nothing, and
 what was seen of a text says little about what comes next."""
 STALE = 32
@@ -58,11 +58,11 @@ STALE = 32
 class _Candidate:
     """One way to draft, and its value.
 
-    ask: who drafts; None: nobody. best: the best point of `curve`. kept: service levels kept there.
-    uncounted: seconds left out when candidates are compared, see `ASKING`.
+    selection: who drafts; None: nobody. best: the best point of `curve`. kept: service levels kept there.
+    uncounted: seconds left out when candidates are compared, see `REQUIRED_RETURN`.
     """
 
-    ask: Ask | None
+    selection: DraftSelection | None
     curve: Curve
     best: int
     kept: int
@@ -81,17 +81,25 @@ class Asynchronous(Planner):
     smoothing: with fewer requests than this, several past steps of each are looked at, so that one unlucky draft of a
         lone request does not decide; 1: the step of two ago alone.
     held: steps for which a plan holds at most; 1: every step is planned anew.
-    asking: drafts are asked for that bring this share of what they cost, or more.
+    required_return: drafts are made that bring this share of what they cost, or more.
     """
 
-    def __init__(self, cost: StepCost, gamma: int, *, smoothing: int = 64, held: int = HELD, asking: float = ASKING):
+    def __init__(
+        self,
+        cost: StepCost,
+        gamma: int,
+        *,
+        smoothing: int = 64,
+        held: int = HELD,
+        required_return: float = REQUIRED_RETURN,
+    ):
         if min(gamma, smoothing, held) < 1:
             raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
         self.cost = cost
         self.gamma = gamma
         self.smoothing = smoothing
         self.held = held
-        self.asking = asking
+        self.required_return = required_return
         self.past = Past(gamma)
         self._probing = Probing()  # whether the model should draft
         self._looking = Probing(LOOK_SHARE)  # whether something should be looked up
@@ -130,7 +138,7 @@ class Asynchronous(Planner):
                 self._probing.save(float(budget.seconds[0]))
                 if self._resting.on:
                     self._looking.save(float(budget.seconds[0]))
-                    self._resting.go_on(step)
+                    self._resting.extend(step)
         else:
             self._absorb()
             self._resting.end()
@@ -145,11 +153,11 @@ class Asynchronous(Planner):
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         bounds = None
         if budget.thresholds is not None:
-            bounds = self.past.correction.least(budget.thresholds, bool(budget.asked(np.ones(1))[0]))[None]
+            bounds = self.past.correction.least(budget.thresholds, bool(budget.draft_mask(np.ones(1))[0]))[None]
         elif budget.threshold:
-            asked = budget.asked(np.ones(len(draft_lens), dtype=np.int64))
+            drafting = budget.draft_mask(np.ones(len(draft_lens), dtype=np.int64))
             least = [self.past.correction.least(budget.threshold, kind) for kind in (False, True)]
-            bounds = np.where(asked, least[True], least[False])[:, None]
+            bounds = np.where(drafting, least[True], least[False])[:, None]
         return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
 
     def observe(
@@ -158,12 +166,12 @@ class Asynchronous(Planner):
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        asked: np.ndarray,
+        draft_mask: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
         drafted: int | None = None,
     ) -> None:
-        issued, drafting = self._take(step), int(np.count_nonzero(asked)) if drafted is None else drafted
+        issued, drafting = self._take(step), int(np.count_nonzero(draft_mask)) if drafted is None else drafted
         if seconds is not None:
             requests, context = len(step.rows), float(np.add.reduce(step.contexts))
             self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafting, seconds)
@@ -172,7 +180,7 @@ class Asynchronous(Planner):
         if drafting:
             self._resting.end()  # there is something new to be looked at
         if drafting or looked_up is not None:
-            self._finished.append(Finished(issued, survival, verify_lens, accept_lens, asked, looked_up, drafting))
+            self._finished.append(Finished(issued, survival, verify_lens, accept_lens, draft_mask, looked_up, drafting))
 
     def curve(self) -> PlannedCurve | None:
         if self._considered is None:
@@ -202,29 +210,31 @@ class Asynchronous(Planner):
         if free is not None:
             nobody = self._candidate(step, None, free, seconds + deciding)
             found.append(nobody)
-        drafted = self.past.vain + (1 - self.past.vain) * taken.mean(0)
-        asks, everyone = self._asks(step, survival, taken, drafted, able, seconds, nobody.worth[1])
-        for ask in asks:
-            theirs, drafting = ask.cut(survival, free, self.block), self._drafting(ask, drafted)
+        drafted = self.past.discard_rate + (1 - self.past.discard_rate) * taken.mean(0)
+        selections, everyone = self._selections(step, survival, taken, drafted, able, seconds, nobody.worth[1])
+        for selection in selections:
+            theirs, drafting = selection.cut(survival, free, self.block), self._drafting(selection, drafted)
             found.append(
-                self._candidate(step, ask, theirs, seconds + (deciding + drafting), (1 - self.asking) * drafting)
+                self._candidate(
+                    step, selection, theirs, seconds + (deciding + drafting), (1 - self.required_return) * drafting
+                )
             )
         best = max(found, key=lambda candidate: candidate.worth)  # of equals the first, which drafts for fewer
         curve = best.curve
         self._considered = requests, found, best
         self._price, self._verified = float(curve.throughput[best.best]), max(curve.verified(best.best), 1.0)
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
-        if best.ask is not None:
-            self._probing.paid()
-            self._looking.paid()
-            seconds = seconds + (deciding + self._drafting(best.ask, drafted))
-            depth = best.ask.depth
+        if best.selection is not None:
+            self._probing.reset_backoff()
+            self._looking.reset_backoff()
+            seconds = seconds + (deciding + self._drafting(best.selection, drafted))
+            depth = best.selection.depth
             if requests == 1 and curve.values is not None and first is None:
                 return Budget(
-                    True, room, best.ask.who, 0.0, None, seconds, depth=depth, thresholds=self._thresholds(room)
+                    True, room, best.selection.who, 0.0, None, seconds, depth=depth, thresholds=self._thresholds(room)
                 )
             threshold = curve.threshold(best.best)
-            return Budget(True, self._most(issued, best), best.ask.who, threshold, first, seconds, depth=depth)
+            return Budget(True, self._most(issued, best), best.selection.who, threshold, first, seconds, depth=depth)
         drafting = deciding + self._drafting(everyone, drafted)
         seen = self._number > self._last_probe + LAG
         news, new_texts = (seen and bool((~those & able).any()) for those in (known, found_for))
@@ -235,7 +245,7 @@ class Asynchronous(Planner):
                 return Budget(draft=False, tokens=0, seconds=seconds[:1])
             return self._rest(step, seconds)
         if best is nobody:
-            self._looking.paid()
+            self._looking.reset_backoff()
         elif not self._looking.due(deciding, float(seconds[0]), new_texts):
             return self._rest(step, seconds)
         return self._look_up(issued, nobody, seconds, probe=best is rest)
@@ -264,7 +274,12 @@ class Asynchronous(Planner):
         return most if self.buckets is None else self.buckets.fill_bucket(len(issued.view.rows), most, issued.room)
 
     def _candidate(
-        self, step: StepView, ask: Ask | None, survival: np.ndarray | None, seconds: np.ndarray, uncounted: float = 0.0
+        self,
+        step: StepView,
+        selection: DraftSelection | None,
+        survival: np.ndarray | None,
+        seconds: np.ndarray,
+        uncounted: float = 0.0,
     ) -> _Candidate:
         """The best of the curve of `survival` [samples, R, gamma], None standing for zeros."""
         requests = len(step.rows)
@@ -277,17 +292,17 @@ class Asynchronous(Planner):
         else:
             curve = pooled_curve(requests, survival, seconds)
         if not np.count_nonzero(step.levels):
-            return _Candidate(ask, curve, int(curve.throughput.argmax()), 0, uncounted)
+            return _Candidate(selection, curve, int(curve.throughput.argmax()), 0, uncounted)
         brought = 1.0 if survival is None else 1.0 + survival.sum(2).mean(0)
-        asked = step.levels > 0
-        kept = levels_kept(step.levels[asked], np.broadcast_to(brought, asked.shape)[asked], curve.seconds)
+        leveled = step.levels > 0
+        kept = levels_kept(step.levels[leveled], np.broadcast_to(brought, leveled.shape)[leveled], curve.seconds)
         # With nothing verified everybody gets one token.
-        kept[0] = levels_kept(step.levels[asked], np.ones(int(asked.sum())), curve.seconds[:1])[0]
+        kept[0] = levels_kept(step.levels[leveled], np.ones(int(leveled.sum())), curve.seconds[:1])[0]
         most = int(kept.max())
         best = int(np.where(kept == most, curve.throughput, 0.0).argmax())
-        return _Candidate(ask, curve, best, most, uncounted)
+        return _Candidate(selection, curve, best, most, uncounted)
 
-    def _asks(
+    def _selections(
         self,
         step: StepView,
         survival: np.ndarray,
@@ -296,27 +311,27 @@ class Asynchronous(Planner):
         able: np.ndarray,
         seconds: np.ndarray,
         least: float,
-    ) -> tuple[list[Ask], Ask]:
+    ) -> tuple[list[DraftSelection], DraftSelection]:
         """The choices of who drafts that are compared, and everyone.
 
         The first choice is those whose drafts pay at the throughput of the last plan, or at `least`. With few requests
         everyone is compared as well.
         """
-        price = self.asking * max(self._price, least)
+        price = self.required_return * max(self._price, least)
         margin, costs = price * self._marginal(seconds), price * self._draft_curves
-        paying, everyone = worth_asking(survival, taken, drafted, able, margin, costs, self.block)
+        paying, everyone = worth_drafting(survival, taken, drafted, able, margin, costs, self.block)
         if paying is not None and not paying.who.all() and self._number % REFRESH == 0:
             stale = able & (self.past.history.ages(step.rows, step.generations, self._number) > STALE)
-            paying = Ask(paying.who | stale, paying.depth)
+            paying = DraftSelection(paying.who | stale, paying.depth)
         few = len(able) < FEW
         if paying is None or (few and np.array_equal(paying.who, able) and paying.depth == everyone.depth):
             return ([everyone] if few else []), everyone
         return ([paying, everyone] if few else [paying]), everyone
 
-    def _drafting(self, ask: Ask, drafted: np.ndarray) -> float:
+    def _drafting(self, selection: DraftSelection, drafted: np.ndarray) -> float:
         """Mean seconds of these drafts."""
-        costs = self._draft_curves[-1 if ask.depth is None else ask.depth - 1]
-        return float(cost_of(costs, drafted[ask.who].sum()))
+        costs = self._draft_curves[-1 if selection.depth is None else selection.depth - 1]
+        return float(cost_of(costs, drafted[selection.who].sum()))
 
     def _thresholds(self, room: int) -> np.ndarray:
         """[gamma] least survival of each token of a lone request; the first tokens cost less, so theirs is lower."""

@@ -15,7 +15,7 @@ between procedures that are each exact. A choice that looked at this step's draw
 that happens to be confident of what it drew, to leave out a request for what another drew with equal random numbers)
 would not be.
 
-How many tokens a model is asked for is such a choice as well. A block of fewer tokens may have another q at each of its
+How many tokens a model drafts is such a choice as well. A block of fewer tokens may have another q at each of its
 positions; it is the q that its tokens are drawn from and tested by. So given F, which fixes the depth d, x_{r,1..d} are
 drafts like any others. Only to draw both blocks and take one for what was drawn would not be.
 
@@ -26,7 +26,7 @@ be none. Lookups are found by a search of the text so far, but in a rest nobody 
 been found enters. A correction of survivals by what became of earlier drafts is known before as well, and bounds that
 follow from it are compared with c_{r,1..k} alone.
 
-Other requests may be asked because their draws say nothing of x_{r,k}: a request without a seed has random numbers
+Other requests may be looked at because their draws say nothing of x_{r,k}: a request without a seed has random numbers
 that nobody shares. Requests with equal seeds share theirs, so r's admission may well depend on what equals its own
 draw, or one still to come. That does no harm: what a seeded request says at a position is y, a function of its seed,
 the position and the text before it (`kernels/noise.py`). A draft is kept if it equals y, and y comes out if it does not
@@ -75,7 +75,7 @@ class Budget:
 
     draft: False: no drafter's model drafts in this step.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with buckets always set.
-    ask: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
+    selected: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
     depth: tokens that it drafts for each, at most; None: all that it can.
     threshold: least corrected survival that is admitted; 0: no bound.
     thresholds: [gamma] the same by position, in its place; None: as `threshold`.
@@ -90,7 +90,7 @@ class Budget:
 
     draft: bool
     tokens: int | None
-    ask: np.ndarray | None = None
+    selected: np.ndarray | None = None
     threshold: float = 0.0
     first: np.ndarray | None = None
     seconds: np.ndarray | None = None
@@ -99,12 +99,12 @@ class Budget:
     depth: int | None = None
     thresholds: np.ndarray | None = None
 
-    def asked(self, limits: np.ndarray) -> np.ndarray:
+    def draft_mask(self, limits: np.ndarray) -> np.ndarray:
         """[R] bool, requests with draft limits [R] for which the model drafts."""
         if not self.draft:
             return np.zeros(len(limits), dtype=bool)
         able: np.ndarray = limits > 0
-        return able if self.ask is None else able & self.ask
+        return able if self.selected is None else able & self.selected
 
     def predicted_seconds(self, admitted: int) -> float | None:
         """Seconds that the step was expected to take with `admitted` drafted tokens; None when not known."""
@@ -165,7 +165,7 @@ class Planner(ABC):
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        asked: np.ndarray,
+        draft_mask: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
         drafted: int | None = None,
@@ -175,9 +175,9 @@ class Planner(ABC):
         step: the very object that `budget` was given.
         survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read where neither is.
         verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
-        asked: [R] bool, requests for which the model could draft. looked_up: [R] bool, drafts of prompt lookup, also
-        of requests that were asked; None: there is no lookup. drafted: requests for which the model did draft; None:
-        those that were asked.
+        draft_mask: [R] bool, requests for which the model could draft. looked_up: [R] bool, drafts of prompt lookup,
+        also of requests in `draft_mask`; None: there is no lookup. drafted: requests for which the model did draft;
+        None: those in `draft_mask`.
         seconds: wall time of the step; None when it is not known or had other work in it.
         The arrays are kept: do not write to them afterwards.
         """

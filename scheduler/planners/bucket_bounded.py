@@ -37,7 +37,7 @@ class BucketBoundedPlanner(Planner):
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        asked: np.ndarray,
+        draft_mask: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
         drafted: int | None = None,

@@ -16,14 +16,14 @@ FEW = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
+class DraftSelection:
     """who: [R] bool, for whom the model drafts. depth: tokens of each; None: all that it can."""
 
     who: np.ndarray
     depth: int | None = None
 
     def cut(self, survival: np.ndarray, free: np.ndarray | None, block: int | None) -> np.ndarray:
-        """Survivals [samples, R, gamma] of a step that asks so, from those with whole drafts of all, and of prompt
+        """Survivals [samples, R, gamma] of a step that drafts so, from those with whole drafts of all, and of prompt
         lookup alone (None: there is none), which no depth cuts."""
         if self.depth is not None and self.depth != block:
             survival = survival.copy()
@@ -38,7 +38,7 @@ class Ask:
         return survival * others if free is None else np.where(others, survival, free)
 
 
-def worth_asking(
+def worth_drafting(
     survival: np.ndarray,
     taken: np.ndarray,
     drafted: np.ndarray,
@@ -46,12 +46,13 @@ def worth_asking(
     margin: float,
     costs: np.ndarray,
     block: int | None,
-) -> tuple[Ask | None, Ask]:
+) -> tuple[DraftSelection | None, DraftSelection]:
     """The requests whose drafts pay, with the best depth (None if none does), and all requests with theirs.
 
-    survival: [samples, R, gamma] of steps in which they were asked, with whole drafts. taken: [samples, R] 1 where that
-        was the model's draft, 0 where it was found by prompt lookup, which not asking finds as well.
-    drafted: [R] how likely it is that the model has to draft for each that is asked. able: [R] bool, who may be asked.
+    survival: [samples, R, gamma] of steps in which the model drafted for them, with whole drafts. taken: [samples, R] 1
+        where that was the model's draft, 0 where it was found by prompt lookup, which is found without the model as
+        well.
+    drafted: [R] how likely it is that the model has to draft for each selected. able: [R] bool, who may be selected.
     margin: tokens that a verified one costs. costs: [depths, R + 1] tokens that 0 .. R drafts cost, of 1 .. block
         tokens; without `block` of whole drafts.
     """
@@ -60,7 +61,7 @@ def worth_asking(
     gain = gain[0] if len(gain) == 1 else gain.mean(0)
     worth = gain.sum(1)[None] if block is None else gain[:, :block].cumsum(1).T
     needed = drafted * able
-    everyone = Ask(able, _depth(int((worth.sum(1) - cost_of(costs, needed.sum())).argmax()), block))
+    everyone = DraftSelection(able, _depth(int((worth.sum(1) - cost_of(costs, needed.sum())).argmax()), block))
     depths = np.arange(len(costs)) if len(able) < FEW else _about(worth, costs)
     order = np.argsort(-worth[depths], axis=1)
     net = worth[depths[:, None], order].cumsum(1)
@@ -72,7 +73,7 @@ def worth_asking(
         return None, everyone
     who = np.zeros(len(able), dtype=bool)
     who[order[best, : last + 1]] = True
-    return Ask(who & able, _depth(int(depths[best]), block)), everyone
+    return DraftSelection(who & able, _depth(int(depths[best]), block)), everyone
 
 
 def cost_of(costs: np.ndarray, drafts: float) -> np.ndarray:

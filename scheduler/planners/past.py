@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import Budget, StepView
-from .survival_history import Correction, Falling, SurvivalHistory
+from .survival_history import Correction, SurvivalDecay, SurvivalHistory
 
 PROBE_WEIGHT = 4
 """A probe counts as so many steps, because what was seen before it is old."""
-VAIN_RATE = 0.02
+DISCARD_WEIGHT = 0.02
 """Weight of a step in the running mean of model drafts that a lookup replaced."""
 
 
@@ -41,7 +41,7 @@ class Finished:
     survival: np.ndarray
     verify_lens: np.ndarray
     accept_lens: np.ndarray
-    asked: np.ndarray
+    draft_mask: np.ndarray
     looked_up: np.ndarray | None
     drafted: int
 
@@ -50,41 +50,41 @@ class Past:
     """Survivals of every request, and how acceptance compared with them.
 
     history: survivals of requests for which the model could draft. lookups: survivals of lookups alone; None before the
-    first. vain: how often the model drafts and the lookup's draft is then taken.
+    first. discard_rate: how often the model drafts and the lookup's draft is then taken.
     """
 
     def __init__(self, gamma: int):
         self.gamma = gamma
         self.history = SurvivalHistory(gamma)
         self.lookups: SurvivalHistory | None = None
-        self.falling = Falling(gamma)
+        self.decay = SurvivalDecay(gamma)
         self.correction = Correction()
-        self.vain = 1.0
+        self.discard_rate = 1.0
 
     def absorb(self, step: Finished, block: int | None) -> None:
         """Learn from a step. block: `Planner.block`."""
         issued, survival = step.issued, step.survival
         idle = issued.probe and not np.count_nonzero(step.verify_lens)
         taught = step.verify_lens if issued.view.ruled is None else np.where(issued.view.ruled, 0, step.verify_lens)
-        self.correction.observe(survival, taught, step.accept_lens, step.asked, fade=idle)
+        self.correction.observe(survival, taught, step.accept_lens, step.draft_mask, fade=idle)
         rows, generations = issued.view.rows, issued.view.generations
         weight = PROBE_WEIGHT if issued.probe else 1
         if step.looked_up is not None:
             self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
-            found = self.correction.apply(survival * step.looked_up[:, None], asked=False)
+            found = self.correction.apply(survival * step.looked_up[:, None], by_model=False)
             for _ in range(weight):
                 self.lookups.write(rows, generations, found, issued.number)
-        asked = step.asked
-        if not np.count_nonzero(asked):
+        draft_mask = step.draft_mask
+        if not np.count_nonzero(draft_mask):
             return
-        if np.count_nonzero(asked) < len(asked):
-            rows, generations, survival = rows[asked], generations[asked], survival[asked]
-        survival = self.correction.apply(survival, asked=True)
-        taken = np.ones(len(survival), dtype=bool) if step.looked_up is None else ~step.looked_up[asked]
+        if np.count_nonzero(draft_mask) < len(draft_mask):
+            rows, generations, survival = rows[draft_mask], generations[draft_mask], survival[draft_mask]
+        survival = self.correction.apply(survival, by_model=True)
+        taken = np.ones(len(survival), dtype=bool) if step.looked_up is None else ~step.looked_up[draft_mask]
         if (depth := issued.depth) is not None and block is not None and depth < block:
-            survival[taken] = self.falling.prolonged(survival[taken], depth, block)
-        self.falling.write(survival[taken])
+            survival[taken] = self.decay.extrapolate(survival[taken], depth, block)
+        self.decay.write(survival[taken])
         if others := len(taken) - (count := int(np.count_nonzero(taken))):
-            self.vain += VAIN_RATE * (min(max(step.drafted - count, 0) / others, 1.0) - self.vain)
+            self.discard_rate += DISCARD_WEIGHT * (min(max(step.drafted - count, 0) / others, 1.0) - self.discard_rate)
         for _ in range(weight):
             self.history.write(rows, generations, survival, issued.number, taken)

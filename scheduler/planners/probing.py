@@ -14,12 +14,13 @@ LOOK_SHARE = 0.005
 """Largest share of the time of steps without lookups that goes to probing lookups."""
 LEAST = 0.5
 """Smallest part of the share, after probes that changed nothing."""
-PURSE = 2.0
+MAX_SAVED_PROBES = 2.0
 """Most probes that may be saved up."""
 
 
 class Probing:
-    """Bounded by construction: nothing is spent that was not saved, and no more than PURSE probes are saved up."""
+    """Bounded by construction: nothing is spent that was not saved, and no more than MAX_SAVED_PROBES probes are saved
+    up."""
 
     def __init__(self, share: float = SHARE) -> None:
         self.share = share
@@ -39,7 +40,7 @@ class Probing:
         joined: requests have come since the last probe.
         """
         loss = max(loss, 0.0)
-        self._most = PURSE * loss
+        self._most = MAX_SAVED_PROBES * loss
         if self._saved >= (loss if joined else self._most):
             self._saved -= loss
             self._part = max(self._part / 2, LEAST)
@@ -51,6 +52,6 @@ class Probing:
         """Save a share of a step of `seconds` that did not draft."""
         self._saved = min(self._saved + self._part * self.share * seconds, self._most)
 
-    def paid(self) -> None:
+    def reset_backoff(self) -> None:
         """Restore the share: drafting wins again."""
         self._part = 1.0

@@ -27,7 +27,7 @@ class Resting:
     def end(self) -> None:
         self._last = None
 
-    def go_on(self, step: StepView) -> None:
+    def extend(self, step: StepView) -> None:
         """Rest in `step` as well, for which `holds` was true."""
         self._last = step
 

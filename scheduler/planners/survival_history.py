@@ -144,7 +144,7 @@ class SurvivalHistory:
         )
 
 
-class Falling:
+class SurvivalDecay:
     """Running mean of the survival of the model's drafts, by draft position."""
 
     def __init__(self, gamma: int):
@@ -155,7 +155,7 @@ class Falling:
         if len(survival):
             self._profile.take(survival[:ENOUGH])
 
-    def prolonged(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
+    def extrapolate(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
         """survival [n, gamma] of drafts of `depth` tokens, with what the mean makes of it up to `block` tokens."""
         found = survival.copy()
         profile = self._profile.value
@@ -196,17 +196,17 @@ class Correction:
         self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self._waiting_requests = 0
 
-    def apply(self, survival: np.ndarray, asked: bool) -> np.ndarray:
+    def apply(self, survival: np.ndarray, by_model: bool) -> np.ndarray:
         """survival [..., gamma] of one kind of drafts, corrected; float32."""
         line = (survival * np.float32(2 * self.BINS)).astype(np.int32)
-        result: np.ndarray = self._slopes[int(asked)].take(line)
+        result: np.ndarray = self._slopes[int(by_model)].take(line)
         result *= survival
-        result += self._heights[int(asked)].take(line)
+        result += self._heights[int(by_model)].take(line)
         return result
 
-    def least(self, worth: float | np.ndarray, asked: bool) -> np.ndarray:
+    def least(self, worth: float | np.ndarray, by_model: bool) -> np.ndarray:
         """The least survivals that are corrected to at least `worth` > 0; inf: none is."""
-        values = self._values[int(asked)]
+        values = self._values[int(by_model)]
         # values[after - 1] < worth <= values[after]
         after = np.minimum(np.searchsorted(values, worth), len(values) - 1)
         low, high = values[after - 1], values[after]
@@ -219,11 +219,12 @@ class Correction:
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        asked: np.ndarray,
+        draft_mask: np.ndarray,
         *,
         fade: bool = False,
     ) -> None:
-        """Take in survival [R, gamma], verify_lens [R], accept_lens [R] in 1..gamma+1 and asked [R] bool of one step.
+        """Take in survival [R, gamma], verify_lens [R], accept_lens [R] in 1..gamma+1 and draft_mask [R] bool of one
+        step.
 
         Small steps are gathered, of large ones some are left out: numbers this small cost by the call.
         """
@@ -233,7 +234,7 @@ class Correction:
         if self._turn * ENOUGH < len(verify_lens):
             return
         self._turn = 0
-        self._waiting.append((survival, verify_lens, accept_lens, asked))
+        self._waiting.append((survival, verify_lens, accept_lens, draft_mask))
         self._waiting_requests += len(verify_lens)
         if self._waiting_requests >= ENOUGH:
             gathered = [np.concatenate(part) for part in zip(*self._waiting, strict=True)]
@@ -241,11 +242,11 @@ class Correction:
             self._update(*gathered)
 
     def _update(
-        self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, asked: np.ndarray
+        self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, draft_mask: np.ndarray
     ) -> None:
         requests, positions = np.nonzero(verify_lens[:, None] > np.arange(survival.shape[1]))
         predicted = survival[requests, positions]
-        bins = np.minimum((predicted * self.BINS).astype(np.int64), self.BINS - 1) + self.BINS * asked[requests]
+        bins = np.minimum((predicted * self.BINS).astype(np.int64), self.BINS - 1) + self.BINS * draft_mask[requests]
         accepted = accept_lens[requests] - 1 > positions
         step = [np.bincount(bins, weights, 2 * self.BINS) for weights in (predicted, accepted, None)]
         self._sums *= np.maximum(1.0 - step[2] / self.WINDOW, 0.0)

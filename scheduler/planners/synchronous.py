@@ -51,16 +51,16 @@ class Synchronous(BucketBoundedPlanner):
         survival: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
-        asked: np.ndarray,
+        draft_mask: np.ndarray,
         seconds: float | None,
         looked_up: np.ndarray | None = None,
         drafted: int | None = None,
     ) -> None:
-        super().observe(step, survival, verify_lens, accept_lens, asked, seconds, looked_up)
+        super().observe(step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up)
         if seconds is not None:
             requests = len(step.rows)
             context = float(np.add.reduce(step.contexts))
-            tokens, drafting = requests + int(np.add.reduce(verify_lens)), int(np.count_nonzero(asked))
+            tokens, drafting = requests + int(np.add.reduce(verify_lens)), int(np.count_nonzero(draft_mask))
             self.cost.observe(requests, tokens, context, drafting, seconds)
 
 

@@ -181,13 +181,13 @@ class Simulation:
         verify_lens = np.zeros(len(active), dtype=np.int64)
         survival = np.zeros((len(active), gamma), dtype=np.float32)
         runs = verify_lens
-        asked = budget.asked(view.limits)
-        drafting = int(np.count_nonzero(asked))
+        draft_mask = budget.draft_mask(view.limits)
+        drafting = int(np.count_nonzero(draft_mask))
         if drafting:
             confidence, chances = self.acceptance.draft(slots.difficulty[active], slots.drift[active], self._rng)
             shown = torch.from_numpy(confidence.astype(np.float32))
             began = time.process_time()
-            draft_lens = torch.from_numpy(gamma * asked)
+            draft_lens = torch.from_numpy(gamma * draft_mask)
             verify_lens = self.planner.admit(shown, draft_lens, budget).numpy()
             planning += time.process_time() - began
             survival = survival_of(shown, draft_lens).numpy()
@@ -198,7 +198,7 @@ class Simulation:
         seconds = self._step_seconds(view, int(verify_lens.sum()), drafting)
         self.now += seconds
         began = time.process_time()
-        self.planner.observe(view, survival, verify_lens, accept_lens, asked, seconds)
+        self.planner.observe(view, survival, verify_lens, accept_lens, draft_mask, seconds)
         planning += time.process_time() - began
 
         received = np.minimum(accept_lens, slots.output[active] - slots.generated[active])

@@ -89,7 +89,7 @@ def measure(planner: Planner, requests: int, gamma: int, steps: int, *, levels: 
         accept_lens = np.minimum(verified, outcome) + 1
         seconds = budget.predicted_seconds(int(verified.sum()))
         before = time.perf_counter()
-        planner.observe(step, survival, verified, accept_lens, budget.asked(step.limits), seconds)
+        planner.observe(step, survival, verified, accept_lens, budget.draft_mask(step.limits), seconds)
         times.append((planned - start, admitted - planned, time.perf_counter() - before))
     return np.array(times[WARM_STEPS:]) * 1e6
 

@@ -42,8 +42,8 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
 
 
 def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, hidden_states: bool) -> dict[str, Any]:
-    """SGLang's arguments of CUDA graphs: of verification where its steps have buckets, of prefills where no drafter wants
-    what SGLang's graphs of prefills leave out.
+    """SGLang's arguments of CUDA graphs: of verification where its steps have buckets, of prefills where no drafter
+    wants what SGLang's graphs of prefills leave out.
 
     backend: None where nothing is verified. given: as for `choose`. ranks: of tensor parallelism. hidden_states: the
     drafter reads them.

@@ -10,7 +10,7 @@ from statistics import median
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
 from outrider.profiles.store import Profile
-from outrider.scheduler.calibration.classes import CASES
+from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.table import CalibrationTable
 
 from .commands import PROMPTS, Commands
@@ -31,7 +31,7 @@ def tuned(commands: Commands) -> Iterator[Measured]:
     yield from step_times(found)
     if found.calibration is not None:
         table = CalibrationTable.load(found.calibration)
-        for case, fitted in zip(CASES, table.by_case, strict=True):
+        for case, fitted in zip(CLASSES, table.by_class, strict=True):
             if any(fitted.samples):
                 before, after = (100 * errors[0] for errors in (fitted.ece_before, fitted.ece_after))
                 yield Measured(f"calibration error, first token, {case}", before, f"% before, {after:.3g} after")

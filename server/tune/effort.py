@@ -80,8 +80,8 @@ class Effort:
     def shapes(self, gamma: int, longest: int, room: Room, buckets: Sequence[int] | None = None) -> list[Shape]:
         """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
 
-        gamma: draft tokens of a model. longest: of a draft, whoever made it. buckets: sizes of which a step has one, on a
-        GPU; without `tokens` each of them is measured. None: any size.
+        gamma: draft tokens of a model. longest: of a draft, whoever made it. buckets: sizes of which a step has one, on
+        a GPU; without `tokens` each of them is measured. None: any size.
         """
         each = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
         behind = (longest + 1) * 2 + self.steps + MARGIN_STEPS

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "cases": []}
+NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "classes": []}
 CONCURRENCY = 8
 """Answers written at a time for the calibration."""
 DRAFT_STEPS = 3
@@ -120,7 +120,7 @@ def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
         confidence=np.asarray(rows, dtype=np.float64).reshape(-1, gamma),
         verify_lens=np.minimum(np.asarray(lists["verify_lens"], dtype=np.int64), gamma),
         accepted=np.minimum(np.asarray(lists["accepted"], dtype=np.int64), gamma),
-        cases=np.asarray(lists["cases"], dtype=np.int64),
+        classes=np.asarray(lists["classes"], dtype=np.int64),
     )
 
 

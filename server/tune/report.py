@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.profiles.plots import plot_steps_per_second
 from outrider.profiles.store import Profile
-from outrider.scheduler.calibration.classes import CASES
+from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.calibration.table import CalibrationTable
@@ -29,11 +29,11 @@ class Tuned:
     @property
     def summary(self) -> str:
         """One line for people."""
-        times, weights = len(self.profile.points), [sum(found.samples) for found in self.calibration.by_case]
+        times, weights = len(self.profile.points), [sum(found.samples) for found in self.calibration.by_class]
         if not any(weights):
             return f"{times} step times; nothing was drafted for the prompts held out, confidences are kept as they are"
         before, after, by_chance = (
-            np.average([statistics.mean(getattr(found, key)) for found in self.calibration.by_case], weights=weights)
+            np.average([statistics.mean(getattr(found, key)) for found in self.calibration.by_class], weights=weights)
             for key in ("ece_before", "ece_after", "ece_by_chance")
         )
         return (
@@ -52,7 +52,7 @@ class Tuned:
                 f"{requests:>8} {tokens:>7} {context:>8.0f} {point.median * 1e3:8.1f} {point.spread:7.0%} {draft}"
             )
         lines += ["", "Calibration error (ECE) of prefix survival on prompts held out, by position"]
-        for case, found in zip(CASES, self.calibration.by_case, strict=True):
+        for case, found in zip(CLASSES, self.calibration.by_class, strict=True):
             kept = "raw confidences are kept" if found.is_identity else "calibrated"
             lines.append(f"{case}: {max(found.samples)} drafts, {kept}")
             for title, errors in (

@@ -179,8 +179,8 @@ def test_a_draft_of_fewer_tokens_is_that_of_a_smaller_block(config: BlockConfig,
     (drafter, table), (smaller, _) = prepared(config), prepared(config)
     smaller.gamma = 2
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
-    draft = drafter.propose(dataclasses.replace(asking, depth=2, ask=torch.tensor([True, True, False])))
-    wanted = smaller.propose(dataclasses.replace(asking, ask=torch.tensor([True, True, False])))
+    draft = drafter.propose(dataclasses.replace(asking, depth=2, draft_mask=torch.tensor([True, True, False])))
+    wanted = smaller.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, True, False])))
     assert draft.tokens.shape == draft.confidence.shape == (3, config.gamma)
     assert draft.lens.tolist() == [2, 2, 0]
     assert torch.equal(draft.tokens[:2, :2], wanted.tokens[:2])
@@ -197,8 +197,8 @@ def test_those_that_are_not_asked_get_no_draft(config: BlockConfig, temperature:
     drafter, table = prepared(config)
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
     everyone = drafter.propose(asking)
-    some = drafter.propose(dataclasses.replace(asking, ask=torch.tensor([True, False, True])))
-    assert (everyone.asked, some.asked) == (3, 2)
+    some = drafter.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, False, True])))
+    assert (everyone.drafting, some.drafting) == (3, 2)
     assert some.lens.tolist() == [config.gamma, 0, config.gamma]
     asked = torch.tensor([0, 2])
     assert torch.equal(some.tokens[asked], everyone.tokens[asked])
@@ -206,5 +206,5 @@ def test_those_that_are_not_asked_get_no_draft(config: BlockConfig, temperature:
     assert not some.confidence[1].any()
     if temperature:
         torch.testing.assert_close(some.probs[asked], everyone.probs[asked])
-    nobody = drafter.propose(dataclasses.replace(asking, ask=torch.zeros(3, dtype=torch.bool)))
-    assert (nobody.asked, nobody.lens.tolist()) == (0, [0, 0, 0])
+    nobody = drafter.propose(dataclasses.replace(asking, draft_mask=torch.zeros(3, dtype=torch.bool)))
+    assert (nobody.drafting, nobody.lens.tolist()) == (0, [0, 0, 0])

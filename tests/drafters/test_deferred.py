@@ -7,7 +7,7 @@ import torch
 from tiny_drafters import WIDE, make_drafter
 
 from outrider.drafters.base import DraftBatch, Drafter, Features
-from outrider.drafters.deferred import ROWS, Deferred
+from outrider.drafters.deferred import ROWS, DeferredObserve
 
 SLOTS = 512
 
@@ -48,7 +48,7 @@ class Spy(Drafter):
 
 def test_drafts_are_those_of_a_drafter_that_takes_everything_in_at_once() -> None:
     """Tokens come one and many at a time, and slots are given to other tokens before anybody drafts."""
-    at_once, deferred = make_drafter(WIDE, slots=SLOTS), Deferred(make_drafter(WIDE, slots=SLOTS))
+    at_once, deferred = make_drafter(WIDE, slots=SLOTS), DeferredObserve(make_drafter(WIDE, slots=SLOTS))
     torch.manual_seed(1)
     for _ in range(6):
         for count in (300, 1, 3, 8, 60, 60, 1, 8):
@@ -65,7 +65,7 @@ def test_drafts_are_those_of_a_drafter_that_takes_everything_in_at_once() -> Non
 
 def test_the_model_is_left_alone_until_somebody_drafts_or_much_waits() -> None:
     spy = Spy(make_drafter(WIDE, slots=SLOTS))
-    deferred = Deferred(spy)
+    deferred = DeferredObserve(spy)
     for slot in range(ROWS):
         deferred.observe(features(torch.tensor([slot])))
     assert spy.seen == []
@@ -79,7 +79,7 @@ def test_the_model_is_left_alone_until_somebody_drafts_or_much_waits() -> None:
 
 def test_what_is_shown_may_be_overwritten_afterwards() -> None:
     """An engine uses the same memory for every step."""
-    at_once, deferred = make_drafter(WIDE, slots=SLOTS), Deferred(make_drafter(WIDE, slots=SLOTS))
+    at_once, deferred = make_drafter(WIDE, slots=SLOTS), DeferredObserve(make_drafter(WIDE, slots=SLOTS))
     shown = features(torch.arange(4))
     at_once.observe(shown)
     deferred.observe(shown)
@@ -92,4 +92,4 @@ def test_what_is_shown_may_be_overwritten_afterwards() -> None:
 def test_a_drafter_model_wants_hidden_states() -> None:
     slots = torch.arange(2)
     with pytest.raises(ValueError, match="needs the outputs of target layers"):
-        Deferred(make_drafter(WIDE)).observe(Features(None, slots, slots, slots))
+        DeferredObserve(make_drafter(WIDE)).observe(Features(None, slots, slots, slots))

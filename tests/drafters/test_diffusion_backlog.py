@@ -49,7 +49,7 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     assert max(rows) <= bound + GAMMA * requests
     assert len(rows) == len(drafts)  # no second pass to catch up
     assert not drafts[0].lens.any()
-    assert drafts[0].asked == requests  # it took its time
+    assert drafts[0].drafting == requests  # it took its time
     assert drafts[-1].lens.tolist() == [GAMMA] * requests
     whole = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     for row in range(requests):
@@ -89,7 +89,7 @@ def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
     drafts = [made.propose(asking) for _ in range(at_most + 1)]
     assert rows == [room + GAMMA * requests] * len(drafts)
     assert not drafts[0].lens.any()
-    assert drafts[0].asked == requests  # it took its time
+    assert drafts[0].drafting == requests  # it took its time
     ready = torch.stack([draft.lens for draft in drafts])
     assert ready[-1].tolist() == [GAMMA] * requests
     assert (ready.diff(dim=0) >= 0).all()

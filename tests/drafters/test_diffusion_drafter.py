@@ -220,16 +220,19 @@ def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str, monk
 def test_those_that_are_not_asked_get_no_draft(shape: BlockConfig, temperature: float, place: str) -> None:
     made, table = observed(shape, 2)
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
-    some = made.propose(dataclasses.replace(asking, ask=torch.tensor([True, False, True])))
+    some = made.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, False, True])))
     everyone = made.propose(asking)
-    assert (everyone.asked, some.asked) == (3, 2 if place == "host" else 3)  # a device drafts for all, and hides it
+    assert (everyone.drafting, some.drafting) == (
+        3,
+        2 if place == "host" else 3,
+    )  # a device drafts for all, and hides it
     assert some.lens.tolist() == [GAMMA, 0, GAMMA]
     asked = torch.tensor([0, 2])
     assert torch.equal(some.tokens[asked], everyone.tokens[asked])
     torch.testing.assert_close(some.confidence[asked], everyone.confidence[asked])
     assert not some.confidence[1].any()
-    nobody = made.propose(dataclasses.replace(asking, ask=torch.zeros(3, dtype=torch.bool)))
-    assert (nobody.asked, nobody.lens.tolist()) == (0 if place == "host" else 3, [0, 0, 0])
+    nobody = made.propose(dataclasses.replace(asking, draft_mask=torch.zeros(3, dtype=torch.bool)))
+    assert (nobody.drafting, nobody.lens.tolist()) == (0 if place == "host" else 3, [0, 0, 0])
 
 
 def test_folders_round_trip_and_refuse_what_does_not_fit(tmp_path: Path, shape: BlockConfig) -> None:

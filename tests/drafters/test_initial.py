@@ -53,15 +53,15 @@ def batch(drafter: Drafter, *, temperature: float = 1.0) -> DraftBatch:
 def test_answers_that_are_long_enough_get_the_models_drafts(tmp_path: Path) -> None:
     plain, made = diffusion(tmp_path), diffusion(tmp_path, initial_tokens=16)
     everyone, draft = plain.propose(batch(plain)), made.propose(batch(made))
-    assert (draft.asked, draft.lens.tolist()) == (1, [0, 4, 0])
+    assert (draft.drafting, draft.lens.tolist()) == (1, [0, 4, 0])
     assert torch.equal(draft.tokens[1], everyone.tokens[1])
     torch.testing.assert_close(draft.confidence[1], everyone.confidence[1])
     assert draft.probs is not None
     assert everyone.probs is not None
     torch.testing.assert_close(draft.probs[1], everyone.probs[1])
     asking = batch(made)
-    assert made.propose(dataclasses.replace(asking, ask=torch.tensor([True, False, True]))).asked == 0
-    assert made.propose(dataclasses.replace(asking, look_up=False)).asked == 3  # to be measured
+    assert made.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, False, True]))).drafting == 0
+    assert made.propose(dataclasses.replace(asking, look_up=False)).drafting == 3  # to be measured
     with pytest.raises(ValueError, match="how long the answers are"):
         made.propose(dataclasses.replace(asking, answered=None))
 
@@ -70,7 +70,7 @@ def test_shorter_ones_are_left_to_prompt_lookup(tmp_path: Path) -> None:
     made = diffusion(tmp_path, initial_tokens=17, lookup_gamma=6)
     assert isinstance(made, LookupFirst)
     draft = made.propose(batch(made))
-    assert (draft.asked, draft.lens.tolist()) == (0, [0, 6, 0])
+    assert (draft.drafting, draft.lens.tolist()) == (0, [0, 6, 0])
     assert draft.tokens[1].tolist() == [7, 9, 5, 7, 9, 5]
     begun = diffusion(tmp_path, initial_tokens=15, lookup_gamma=6)
     assert begun.propose(batch(begun)).lens.tolist()[0] == 4

@@ -36,7 +36,7 @@ class Model(Drafter):
             probs[:, :, 3] = 0.5
         tokens = torch.full((count, GAMMA), 7)
         return Draft(
-            tokens, torch.full((count,), GAMMA), torch.full((count, GAMMA), self.sure), probs, VOCAB, asked=count
+            tokens, torch.full((count,), GAMMA), torch.full((count, GAMMA), self.sure), probs, VOCAB, drafting=count
         )
 
 
@@ -47,11 +47,11 @@ def propose(
     length: int = GAMMA,
     *,
     look_up: bool = True,
-    run: float = 2.0,
-    ask: list[bool] | None = None,
+    expected_run_length: float = 2.0,
+    draft_mask: list[bool] | None = None,
 ) -> tuple[Draft, Model]:
     model = Model(sure)
-    drafter = LookupFirst(NgramDrafter(length), model, run=run)
+    drafter = LookupFirst(NgramDrafter(length), model, expected_run_length=expected_run_length)
     drafter.allocate(CONTEXT * len(texts))
     table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
     for row, text in enumerate(texts):
@@ -66,7 +66,7 @@ def propose(
             temperatures=torch.tensor(temperatures),
             look_up=look_up,
             keys=torch.zeros(len(texts), length, dtype=torch.int64),
-            ask=None if ask is None else torch.tensor(ask),
+            draft_mask=None if draft_mask is None else torch.tensor(draft_mask),
         )
     )
     return draft, model
@@ -92,7 +92,9 @@ def test_an_unsure_lookup_gives_way_to_a_surer_model():
     once = [5, 7, 9, 1, 2, 3, 4, 5, 7]  # seen once, two tokens long
     assert propose([once], [1.0], sure=0.05)[0].tokens[0, 0] == 9
     assert propose([once], [1.0], sure=0.99)[0].tokens[0, 0] == 7
-    assert propose([once], [1.0], sure=0.99, run=0.1)[0].tokens[0, 0] == 9  # nothing follows its first token
+    assert (
+        propose([once], [1.0], sure=0.99, expected_run_length=0.1)[0].tokens[0, 0] == 9
+    )  # nothing follows its first token
 
 
 def test_q_is_a_point_mass_where_the_lookup_drafted():
@@ -125,7 +127,7 @@ def test_the_choice_depends_on_the_first_confidence_alone():
     for later in (0.0, 1.0):
         model = Hopeful(0.3)
         model.later = later
-        drafter = LookupFirst(NgramDrafter(GAMMA), model, run=2.0)
+        drafter = LookupFirst(NgramDrafter(GAMMA), model, expected_run_length=2.0)
         drafter.allocate(CONTEXT)
         cached = torch.tensor(once[:-1])
         drafter.observe(Features(None, cached, torch.arange(len(cached)), torch.arange(len(cached))))
@@ -175,22 +177,22 @@ def test_q_may_be_shorter_than_the_models_drafts():
 
 def test_lookups_shorter_than_the_models_drafts_are_refused():
     with pytest.raises(ValueError, match="at least as long as the model's drafts, 4, not 3"):
-        LookupFirst(NgramDrafter(3), Model(0.5), run=2.0)
+        LookupFirst(NgramDrafter(3), Model(0.5), expected_run_length=2.0)
 
 
 def test_the_model_drafts_only_for_those_that_are_asked() -> None:
     """Lookups are there all the same; the others' drafts are what they would be among all."""
     texts, heat = [FRESH, LOOPING, FRESH, LOOPING], [0.0] * 4
     everyone, _ = propose(texts, heat)
-    some, model = propose(texts, heat, ask=[True, True, False, False])
+    some, model = propose(texts, heat, draft_mask=[True, True, False, False])
     assert model.asked == [1]
-    assert (some.asked, everyone.asked) == (1, 2)
+    assert (some.drafting, everyone.drafting) == (1, 2)
     assert some.looked_up.tolist() == [False, True, True, True]
     assert some.lens.tolist() == [GAMMA, GAMMA, 0, GAMMA]
     for row in (0, 1, 3):
         assert torch.equal(some.tokens[row], everyone.tokens[row])
         assert torch.equal(some.confidence[row], everyone.confidence[row])
-    nobody, model = propose(texts, heat, ask=[False] * 4)
+    nobody, model = propose(texts, heat, draft_mask=[False] * 4)
     assert model.asked == []
     assert nobody.lens.tolist() == [0, GAMMA, 0, GAMMA]
 
@@ -211,7 +213,7 @@ def test_on_a_device_the_choice_is_the_same(with_probs):
         torch.rand(count, GAMMA, generator=generator),
         torch.rand(count, GAMMA, len(VOCAB), generator=generator) if with_probs else None,
         VOCAB,
-        asked=count,
+        drafting=count,
     )
     better = torch.rand(count, generator=generator) < 0.5
     temperatures = torch.rand(count, generator=generator).round()
@@ -222,6 +224,6 @@ def test_on_a_device_the_choice_is_the_same(with_probs):
     assert torch.equal(got.tokens[drafts], expected.tokens[drafts])
     assert torch.equal(got.confidence, expected.confidence)
     assert torch.equal(got.looked_up, expected.looked_up)
-    assert got.asked == count
+    assert got.drafting == count
     if with_probs:
         assert torch.equal(got.probs, expected.probs)

@@ -99,7 +99,12 @@ def seasoned(planner: Planner, requests: int) -> Planner:
         confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
         verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
         planner.observe(
-            step, survival_of(confidence).numpy(), verify_lens, verify_lens // 2 + 1, budget.asked(step.limits), None
+            step,
+            survival_of(confidence).numpy(),
+            verify_lens,
+            verify_lens // 2 + 1,
+            budget.draft_mask(step.limits),
+            None,
         )
     return planner
 

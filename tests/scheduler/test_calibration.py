@@ -1,4 +1,4 @@
-"""Calibration: fits against brute force and known truth, cases, censoring, and what SGLang reads of it."""
+"""Calibration: fits against brute force and known truth, classes, censoring, and what SGLang reads of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.stats import mannwhitneyu
 from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
 
 from outrider.kernels.drafts import weigh_drafts
-from outrider.scheduler.calibration.classes import CASES, cases_of
+from outrider.scheduler.calibration.classes import CLASSES, classes_of
 from outrider.scheduler.calibration.fit import fit_joint, fit_sts, fit_table
 from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, roc_auc, sigmoid
 from outrider.scheduler.calibration.plot import plot_reliability
@@ -72,10 +72,10 @@ def test_censored_positions_are_no_rejections():
     records = synthetic(5000, 3, censor="random")
     hidden = records.confidence.copy()
     hidden[~records.verified] = 0.999
-    changed = Records(hidden, records.verify_lens, records.accepted, records.cases)
+    changed = Records(hidden, records.verify_lens, records.accepted, records.classes)
     for fit in (fit_sts, fit_joint):
         assert fit(changed) == fit(records)
-    as_rejections = Records(records.confidence, np.full(len(records), records.gamma), records.accepted, records.cases)
+    as_rejections = Records(records.confidence, np.full(len(records), records.gamma), records.accepted, records.classes)
     assert np.abs(np.array(fit_joint(as_rejections).shifts) - fit_joint(records).shifts).max() > 0.5
 
 
@@ -123,16 +123,16 @@ def test_ece_and_auc_of_small_cases():
     assert roc_auc(score, np.zeros(200, dtype=bool)) is None
 
 
-def calibrated(table: CalibrationTable, confidence: torch.Tensor, cases: torch.Tensor) -> torch.Tensor:
+def calibrated(table: CalibrationTable, confidence: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
     """As a server does it."""
     nothing = torch.zeros(confidence.shape, dtype=torch.int64)
     parameters = table.parameters(confidence.shape[1], confidence.device)
-    return weigh_drafts(nothing, confidence, cases, cases, torch.full((len(CASES), 1), -1), parameters)[0]
+    return weigh_drafts(nothing, confidence, classes, classes, torch.full((len(CLASSES), 1), -1), parameters)[0]
 
 
 def test_each_request_is_calibrated_as_its_case_wants():
     first, second = Calibration((0.5, 2.0, 1.0), (0.0, 0.3, -1.0)), Calibration((1.0, 3.0, 0.7))
-    table = CalibrationTable.of({CASES[1]: first, CASES[2]: second}, 3)
+    table = CalibrationTable.of({CLASSES[1]: first, CLASSES[2]: second}, 3)
     one = torch.tensor([0.2, 0.9, 0.5])
     applied = calibrated(table, one.repeat(4, 1), torch.tensor([0, 1, 2, 3]))
     assert applied[[0, 3]].flatten().tolist() == pytest.approx(one.tolist() * 2, rel=1e-6)
@@ -143,24 +143,24 @@ def test_each_request_is_calibrated_as_its_case_wants():
 
 
 def test_positions_behind_the_last_fitted_one_are_calibrated_like_it():
-    table = CalibrationTable.of({CASES[1]: Calibration((0.5, 2.0, 0.7), (0.0, 0.3, -1.0))}, 3)
-    long, cases = torch.rand(4, 6), torch.tensor([1, 0, 1, 3])
-    applied = calibrated(table, long, cases)
-    assert torch.equal(applied[:, :3], calibrated(table, long[:, :3], cases))
+    table = CalibrationTable.of({CLASSES[1]: Calibration((0.5, 2.0, 0.7), (0.0, 0.3, -1.0))}, 3)
+    long, classes = torch.rand(4, 6), torch.tensor([1, 0, 1, 3])
+    applied = calibrated(table, long, classes)
+    assert torch.equal(applied[:, :3], calibrated(table, long[:, :3], classes))
     for position in range(3, 6):
-        assert torch.equal(applied[:, position], calibrated(table, long[:, [0, 1, position]], cases)[:, 2])
+        assert torch.equal(applied[:, position], calibrated(table, long[:, [0, 1, position]], classes)[:, 2])
     assert not torch.equal(applied[0, 3:], long[0, 3:])
 
 
 def test_the_case_is_what_is_known_before_the_draw():
     temperatures, seeded = torch.tensor([0.0, 0.0, 0.7, 1.0, 1.0]), torch.tensor([False, True, False, False, True])
     looked_up = torch.tensor([False, True, True, False, False])
-    named = [CASES[place] for place in cases_of(temperatures, seeded) + looked_up]
+    named = [CLASSES[place] for place in classes_of(temperatures, seeded) + looked_up]
     assert named == ["greedy, model", "greedy, lookup", "sampled, lookup", "sampled, model", "seeded, model"]
-    assert CASES[cases_of(temperatures, seeded)[2]] == "sampled, model"
+    assert CLASSES[classes_of(temperatures, seeded)[2]] == "sampled, model"
 
 
-def of_all_cases(count: int, seed: int, shifts: Sequence[float]) -> Records:
+def of_all_classes(count: int, seed: int, shifts: Sequence[float]) -> Records:
     """Records of every case, each wrong by a shift of its own."""
     return Records.concatenate(
         [synthetic(count, seed + 10 * case, np.ones(5), shift, case=case) for case, shift in enumerate(shifts)]
@@ -170,12 +170,15 @@ def of_all_cases(count: int, seed: int, shifts: Sequence[float]) -> Records:
 def test_cases_that_are_wrong_in_opposite_ways_are_put_right_apart():
     """What one calibration for all of them leaves as it is: its errors cancel out."""
     shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9)
-    fitted, held_out = of_all_cases(20_000, 0, shifts), of_all_cases(20_000, 1, shifts)
-    for found in fit_table(fitted, held_out, dataset="synthetic").by_case:
+    fitted, held_out = of_all_classes(20_000, 0, shifts), of_all_classes(20_000, 1, shifts)
+    for found in fit_table(fitted, held_out, dataset="synthetic").by_class:
         assert max(found.ece_before) > 0.05
         assert max(found.ece_after) < 0.02
     together = fit_joint(fitted)
-    assert max(max(quality(held_out.select(held_out.cases == case), together).ece) for case in range(len(CASES))) > 0.05
+    assert (
+        max(max(quality(held_out.select(held_out.classes == case), together).ece) for case in range(len(CLASSES)))
+        > 0.05
+    )
 
 
 @pytest.mark.parametrize("count", [30, 300, 3000])
@@ -184,10 +187,10 @@ def test_a_calibration_is_never_worse_than_none_where_it_is_judged(count):
     kept = 0
     for seed in range(8):
         fitted, held_out = (
-            of_all_cases(count, seed, (0.0,) * len(CASES)),
-            of_all_cases(count, 100 + seed, (0.0,) * len(CASES)),
+            of_all_classes(count, seed, (0.0,) * len(CLASSES)),
+            of_all_classes(count, 100 + seed, (0.0,) * len(CLASSES)),
         )
-        for found in fit_table(fitted, held_out, dataset="synthetic").by_case:
+        for found in fit_table(fitted, held_out, dataset="synthetic").by_class:
             assert sum(found.ece_after) <= sum(found.ece_before)
             assert found.is_identity or sum(found.ece_after) < sum(found.ece_before)
             kept += found.is_identity
@@ -203,7 +206,7 @@ def test_right_confidences_have_the_error_of_chance():
 
 def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
     shifts = (0.5, -0.5, 0.5, -0.5, 0.0, 0.0)
-    found = fit_table(of_all_cases(3000, 7, shifts), of_all_cases(3000, 8, shifts), dataset="synthetic")
+    found = fit_table(of_all_classes(3000, 7, shifts), of_all_classes(3000, 8, shifts), dataset="synthetic")
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(found.to_json()))
     assert CalibrationTable.load(path).to_json() == found.to_json()
@@ -217,7 +220,7 @@ def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
 
 
 def test_sglang_refuses_what_no_model_drafted(tmp_path):
-    lookups = synthetic(3000, 7, case=CASES.index("greedy, lookup"))
+    lookups = synthetic(3000, 7, case=CLASSES.index("greedy, lookup"))
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(fit_table(lookups, lookups, dataset="synthetic").to_json()))
     assert CalibrationTable.load(path).sglang is None
@@ -227,9 +230,9 @@ def test_sglang_refuses_what_no_model_drafted(tmp_path):
 
 def test_positions_without_records_can_be_saved(tmp_path):
     records = synthetic(500, 8)
-    short = Records(records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.cases)
+    short = Records(records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.classes)
     found = fit_table(short, short, dataset="")
-    assert found.by_case[0].samples == (500, 0, 0, 0, 0)
+    assert found.by_class[0].samples == (500, 0, 0, 0, 0)
     path = tmp_path / "short.json"
     path.write_text(json.dumps(found.to_json()))
     assert CalibrationTable.load(path).to_json() == found.to_json()
@@ -242,7 +245,7 @@ def test_positions_without_records_can_be_saved(tmp_path):
         ("{", "Expecting"),
         ("{}", "not a calibration"),
         ('{"temperatures": [1.0]}', "lacks 'cases'"),
-        (json.dumps({"dataset": "", "cases": {case: {"temperatures": [1, 0]} for case in CASES}}), "above 0"),
+        (json.dumps({"dataset": "", "cases": {case: {"temperatures": [1, 0]} for case in CLASSES}}), "above 0"),
         ("[]", "not a cal"),
     ],
 )
@@ -268,14 +271,14 @@ def test_recorder_keeps_the_last_blocks_in_order():
     recorder = Recorder(16, 5)
     for start in range(0, 100, 7):
         part = records.select(np.arange(start, min(start + 7, 100)))
-        recorder.record(part.confidence, part.verify_lens, part.accepted, part.cases)
+        recorder.record(part.confidence, part.verify_lens, part.accepted, part.classes)
         kept, expected = recorder.records(), records.select(np.arange(max(start + 7 - 16, 0), start + 7).clip(max=99))
         if start + 7 <= 100:
-            for name in ("confidence", "verify_lens", "accepted", "cases"):
+            for name in ("confidence", "verify_lens", "accepted", "classes"):
                 assert np.array_equal(getattr(kept, name), getattr(expected, name))
     assert recorder.total == 100
     assert len(recorder) == 16
-    recorder.record(records.confidence, records.verify_lens, records.accepted, records.cases)
+    recorder.record(records.confidence, records.verify_lens, records.accepted, records.classes)
     assert np.array_equal(recorder.records().confidence, records.confidence[-16:])
     snapshot = recorder.records()
     recorder.clear()

@@ -32,7 +32,7 @@ def test_without_gain_steps_run_without_drafting_and_probes_cost_a_hundredth():
             assert budget.probe
             spent += budget.predicted_seconds(0) - 1.0
         verify_lens = np.zeros(2, dtype=np.int64)
-        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.asked(step.limits), None)
+        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.draft_mask(step.limits), None)
     assert drafted > 10
     assert spent <= 0.0101 * steps
 
@@ -56,13 +56,13 @@ def test_a_request_that_joins_brings_the_probe_forward():
             step = view(2, GAMMA)
             budget = planner.budget(step)
             planner.observe(
-                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
+                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft_mask(step.limits), None
             )
         while not budget.probe:
             step = view(2, GAMMA)
             budget = planner.budget(step)
             planner.observe(
-                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.asked(step.limits), None
+                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft_mask(step.limits), None
             )
         for count in range(1, 500):
             step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
@@ -103,7 +103,7 @@ def test_nobody_else_had_better_be_asked(seed):
         tokens = requests + np.append(0.0, survival.cumsum())
         return float((tokens / (1.0 + token * np.arange(len(tokens)) + each * ask.sum())).max())
 
-    asked = budget.asked(np.full(requests, GAMMA)) & (not budget.probe)
+    asked = budget.draft_mask(np.full(requests, GAMMA)) & (not budget.probe)
     best = max(throughput(np.array(ask)) for ask in itertools.product((False, True), repeat=requests))
     assert throughput(asked) >= 0.995 * best
 
@@ -125,7 +125,7 @@ def test_nobody_had_better_be_asked_for_more_or_fewer_tokens(seed):
         drafting = max(each, each * ask.sum() * depth / GAMMA) if ask.any() else 0.0
         return float((tokens / (1.0 + token * np.arange(len(tokens)) + drafting)).max())
 
-    asked = budget.asked(np.full(requests, GAMMA)) & (not budget.probe)
+    asked = budget.draft_mask(np.full(requests, GAMMA)) & (not budget.probe)
     sets = itertools.product((False, True), repeat=requests)
     best = max(throughput(np.array(ask), depth) for ask in sets for depth in range(1, GAMMA + 1))
     assert throughput(asked, budget.depth or GAMMA) >= 0.995 * best
@@ -141,9 +141,9 @@ def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
     whole, _, _ = planner.past.history.read(rows, generations, 1)
     shallow = whole[0].copy()
     shallow[:, 1:] = 0.0
-    assert planner.past.falling.prolonged(shallow, 1, GAMMA) == pytest.approx(whole[0], rel=0.01)
+    assert planner.past.decay.extrapolate(shallow, 1, GAMMA) == pytest.approx(whole[0], rel=0.01)
     deeper = np.array([[0.9, 0.0, 0.0], [0.9, 0.8, 0.7]], dtype=np.float32)
-    assert planner.past.falling.prolonged(deeper, 1, GAMMA)[1].tolist() == deeper[1].tolist()
+    assert planner.past.decay.extrapolate(deeper, 1, GAMMA)[1].tolist() == deeper[1].tolist()
 
 
 def test_a_request_that_was_not_asked_for_long_is_asked_again():
@@ -154,7 +154,7 @@ def test_a_request_that_was_not_asked_for_long_is_asked_again():
     for _ in range(3 * STALE):
         step = view(2, GAMMA)
         budget = planner.budget(step)
-        asks.append(budget.asked(step.limits))
+        asks.append(budget.draft_mask(step.limits))
         survival = mixed.cumprod(1) * asks[-1][:, None]
         planner.observe(step, survival, np.zeros(2, int), np.ones(2, int), asks[-1], None)
     first, second = np.array(asks).T
@@ -261,7 +261,7 @@ class Looking:
             lens = torch.full((self.requests,), GAMMA if budget.look_up else 0)
             verify_lens = self.planner.admit(torch.from_numpy(found), lens, budget).numpy()
             looked_up = np.ones(self.requests, dtype=bool) if budget.look_up else None
-            asked = budget.asked(step.limits)
+            asked = budget.draft_mask(step.limits)
             self.planner.observe(step, found.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
         return looked
 

@@ -68,7 +68,9 @@ def steps_of(planner: Planner) -> Plan:
         if budget.draft:
             verify_lens = planner.admit(confidence, torch.tensor([2]), budget)
         survival = survival_of(confidence).numpy()
-        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, budget.asked(step.limits), None)
+        planner.observe(
+            step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, budget.draft_mask(step.limits), None
+        )
         return verify_lens
 
     return plan
@@ -176,7 +178,7 @@ def asks_of(planner: Planner) -> Asks:
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         step = view(2, 2)
         budget = planner.budget(step)
-        asked = torch.from_numpy(budget.asked(step.limits))
+        asked = torch.from_numpy(budget.draft_mask(step.limits))
         confidence = torch.where(asked[:, None], sure, LOOKUP)
         verify_lens = planner.admit(confidence, torch.tensor([2, 2]), budget)
         survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy()
@@ -242,7 +244,7 @@ def test_how_much_is_drafted_is_decided_without_a_look_at_what_is_drawn():
         budget = planner.budget(step)
         assert budget.draft
         depth = budget.depth
-        asked = budget.asked(step.limits)
+        asked = budget.draft_mask(step.limits)
         confidence = sure[depth - 1].expand(2, 2).contiguous()
         lens = torch.from_numpy(depth * asked)
         verify_lens = planner.admit(confidence, lens, budget)
@@ -277,7 +279,7 @@ def test_when_it_rests_is_decided_without_a_look_at_what_is_drawn(deciding):
         step = view(2, 2)
         budget = planner.budget(step)
         looked.append(budget.look_up)
-        asked = torch.from_numpy(budget.asked(step.limits))
+        asked = torch.from_numpy(budget.draft_mask(step.limits))
         confidence = torch.where(asked[:, None], sure, LOOKUP if budget.look_up else torch.zeros(2))
         verify_lens = planner.admit(confidence, torch.full((2,), 2 if budget.look_up else 0), budget)
         survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy() if budget.look_up else None

@@ -131,7 +131,7 @@ def test_late_observation_plans_the_same():
             survival,
             np.zeros(2, dtype=np.int64),
             np.ones(2, dtype=np.int64),
-            budget.asked(step.limits),
+            budget.draft_mask(step.limits),
             None,
         )
     assert len({expected for expected, _ in budgets}) > 2
@@ -278,7 +278,7 @@ def test_requests_with_rules_of_their_own_teach_the_others_nothing():
             accepted = np.array([0, rng.random() < 0.75])
             issued = Issued(number, view(2, 1, ruled=ruled), 2)
             past.absorb(Finished(issued, survival, one, accepted + 1, asked, None, 2), None)
-        return float(past.correction.apply(np.array([0.75]), asked=True)[0])
+        return float(past.correction.apply(np.array([0.75]), by_model=True)[0])
 
     assert corrected([True, False]) == pytest.approx(0.75, abs=0.03)
     assert corrected([True, True]) == 0.75
@@ -295,9 +295,9 @@ def test_what_is_looked_up_is_corrected_by_its_size_and_the_model_is_left_alone(
         accepted = (rng.random(64) < chance).astype(np.int64)
         correction.observe(survival, np.ones(64, dtype=np.int64), accepted + 1, asked)
     sizes = np.array([0.25, 0.45, 0.65, 0.95])
-    assert correction.apply(sizes, asked=True) == pytest.approx(sizes, abs=0.05)
-    assert correction.apply(sizes, asked=False) == pytest.approx([0.125, 0.225, 0.325, 0.95], abs=0.05)
-    assert correction.least(0.325, asked=False) == pytest.approx(0.65, abs=0.05)
+    assert correction.apply(sizes, by_model=True) == pytest.approx(sizes, abs=0.05)
+    assert correction.apply(sizes, by_model=False) == pytest.approx([0.125, 0.225, 0.325, 0.95], abs=0.05)
+    assert correction.least(0.325, by_model=False) == pytest.approx(0.65, abs=0.05)
 
 
 @given(

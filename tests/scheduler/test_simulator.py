@@ -118,12 +118,14 @@ class Spy(Planner):
         self.steps[-1].confidence = confidence.numpy().copy()
         return self.planner.admit(confidence, draft_lens, budget)
 
-    def observe(self, step, survival, verify_lens, accept_lens, asked, seconds, looked_up=None, drafted=None) -> None:
+    def observe(
+        self, step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up=None, drafted=None
+    ) -> None:
         self.calls.append("observe")
         seen = self.steps[-1]
         assert seen.view is step
         seen.verify_lens, seen.accept_lens, seen.seconds = verify_lens, accept_lens, seconds
-        self.planner.observe(step, survival, verify_lens, accept_lens, asked, seconds, looked_up, drafted)
+        self.planner.observe(step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up, drafted)
 
 
 def test_a_planner_is_shown_the_past_and_this_draft_in_that_order() -> None:

@@ -48,7 +48,7 @@ def seasoned(planner: Planner, requests: int, steps: int = 4) -> Planner:
         budget = planner.budget(step)
         confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
         verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
-        asked, found = budget.asked(step.limits), survival_of(confidence).numpy()
+        asked, found = budget.draft_mask(step.limits), survival_of(confidence).numpy()
         planner.observe(step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
     return planner
 

@@ -25,7 +25,7 @@ def run(
 ) -> int | None:
     """One whole step; tokens of its budget, None without drafting. `draft` overrules the planner."""
     budget = planner.budget(step)
-    asked = budget.asked(step.limits) if draft is None else (step.limits > 0) & draft
+    asked = budget.draft_mask(step.limits) if draft is None else (step.limits > 0) & draft
     lens = torch.from_numpy(step.limits * asked)
     verify_lens = planner.admit(torch.from_numpy(confidence), lens, budget).numpy()
     survival = survival_of(torch.from_numpy(confidence), lens).numpy()
@@ -35,6 +35,6 @@ def run(
 
 def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
     """A planner that takes survivals as they are, anew in every step."""
-    planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, asking=1.0)
+    planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, required_return=1.0)
     planner.past.correction.observe = lambda *args, **kwargs: None
     return planner

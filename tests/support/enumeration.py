@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from table_models import TableModel
 
 from outrider.drafters.base import Draft, Drafter, Features
-from outrider.scheduler.calibration.classes import cases_of
+from outrider.scheduler.calibration.classes import classes_of
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner
@@ -187,7 +187,7 @@ class Enumeration:
     def _begin(self, planning: Planning, rows: np.ndarray, texts: Sequence[Text]) -> Step:
         sampling = self.acceptance.sampling([Verified(texts[row], (), kind=row) for row in rows.tolist()])
         contexts = np.array([len(texts[row]) - 1 for row in rows])
-        return planning.begin(rows, contexts, cases_of(sampling.rules.temperatures, sampling.seeded))
+        return planning.begin(rows, contexts, classes_of(sampling.rules.temperatures, sampling.seeded))
 
     def _drafts(self, planning: Planning, step: Step, rows: np.ndarray, texts: Sequence[Text]) -> Iterator[Drawn]:
         """Every outcome of the drafts' draws, as the worker drafts and the planner admits."""
@@ -281,7 +281,7 @@ def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
     step = drawn[0].admission.step
     if step.drafts:
         found.depths[step.depth] += chance
-    found.plans[tuple(step.view.rows), tuple(step.asks), step.budget.tokens] += chance
+    found.plans[tuple(step.view.rows), tuple(step.draft_mask), step.budget.tokens] += chance
     found.rested += chance * (not step.drafts and not step.looks_up)
     for each in drawn:
         admission, p = each.admission, chance * each.chance

@@ -12,7 +12,7 @@ import torch
 from planning import request
 
 from outrider.drafters.base import Draft
-from outrider.scheduler.calibration.classes import CASES
+from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.plugin.options import RequestOptions
@@ -22,7 +22,7 @@ ROWS = 8
 PAYS = [1.0] * (2 * GAMMA + 1)
 """Seconds of a step by admitted tokens: verifying is free."""
 
-HALVED = CalibrationTable.of(dict.fromkeys(CASES, Calibration((2.0,) * GAMMA)), GAMMA)
+HALVED = CalibrationTable.of(dict.fromkeys(CLASSES, Calibration((2.0,) * GAMMA)), GAMMA)
 """Halves the log odds of every confidence."""
 
 on_every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -42,9 +42,9 @@ def begin(planning, *rows, contexts=10):
 
 def admit(planning, step, confidence=0.9, lens=GAMMA):
     """As a drafter without lookup drafts: for those that are asked."""
-    asks = torch.from_numpy(step.asks)
+    asks = torch.from_numpy(step.draft_mask)
     tokens = torch.zeros(len(asks), GAMMA, dtype=torch.int64)
-    draft = Draft(tokens, lens * asks, confidence * asks[:, None].repeat(1, GAMMA), asked=int(asks.sum()))
+    draft = Draft(tokens, lens * asks, confidence * asks[:, None].repeat(1, GAMMA), drafting=int(asks.sum()))
     return planning.admit(step, draft, 0.125)
 
 

@@ -72,9 +72,9 @@ def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
     return Step(
         view=(seen := view(requests, gamma)),
         budget=budget,
-        asks=budget.asked(seen.limits),
+        draft_mask=budget.draft_mask(seen.limits),
         entries=entries,
-        cases=torch.zeros(requests, dtype=torch.int64),
+        classes=torch.zeros(requests, dtype=torch.int64),
         began=0.0,
         planner_seconds=0.0,
     )

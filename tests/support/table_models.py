@@ -34,12 +34,12 @@ class TableModel(Drafter):
         pass
 
     def propose(self, batch: DraftBatch) -> Draft:
-        if batch.ask is not None and not bool(batch.ask.all()):
-            asked = batch.ask.nonzero()[:, 0]
-            if len(asked):
-                return self.propose(batch.select(asked)).spread(asked, batch.anchors)
+        if batch.draft_mask is not None and not bool(batch.draft_mask.all()):
+            selected = batch.draft_mask.nonzero()[:, 0]
+            if len(selected):
+                return self.propose(batch.select(selected)).spread(selected, batch.anchors)
             nothing = torch.zeros(0, self.gamma)
-            return Draft(nothing.long(), asked, nothing).spread(asked, batch.anchors)
+            return Draft(nothing.long(), selected, nothing).spread(selected, batch.anchors)
         depth = self.gamma if batch.depth is None or not self.shortens else min(batch.depth, self.gamma)
         greedy = batch.temperatures <= 0
         previous, tokens, probs, sure, chances = batch.anchors, [], [], [], []
@@ -56,7 +56,7 @@ class TableModel(Drafter):
             torch.full_like(batch.anchors, depth),
             torch.stack(sure, 1),
             torch.stack(probs, 1) if batch.wants_probs and not bool(greedy.all()) else None,
-            asked=len(batch.anchors),
+            drafting=len(batch.anchors),
         )
         return made.widened(self.gamma)
 
@@ -71,7 +71,7 @@ class DenoisingModel(TableModel):
         self.vocabulary, self.schedule, self.seed = vocabulary, schedule, seed
 
     def propose(self, batch: DraftBatch) -> Draft:
-        if batch.ask is not None and not bool(batch.ask.all()):
+        if batch.draft_mask is not None and not bool(batch.draft_mask.all()):
             return super().propose(batch)
         chances = torch.ones(len(batch.anchors), self.gamma, dtype=torch.float64)
         drawn_from: list[torch.Tensor] = []
@@ -98,7 +98,7 @@ class DenoisingModel(TableModel):
             )
         self.drawn |= dict(zip(batch.rows.tolist(), chances.tolist(), strict=True))
         lens = torch.full_like(batch.anchors, self.gamma)
-        return Draft(tokens, lens, confidence, probs, asked=len(batch.anchors))
+        return Draft(tokens, lens, confidence, probs, drafting=len(batch.anchors))
 
     def _predict(
         self, anchors: torch.Tensor, tokens: torch.Tensor, revealed: torch.Tensor, columns: slice

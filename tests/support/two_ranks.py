@@ -54,7 +54,8 @@ class World:
 
 
 WORLDS = {
-    "told": World(), "alone": World(alone=True), "buckets": World(buckets=True), "greedy": World(buckets=True, greedy=True),
+    "told": World(), "alone": World(alone=True), "buckets": World(buckets=True),
+    "greedy": World(buckets=True, greedy=True),
 }  # fmt: skip
 
 
@@ -96,13 +97,13 @@ class Guessing(Drafter):
             tokens=(batch.anchors[:, None] + torch.arange(1, GAMMA + 1) + wrong) % VOCAB,
             lens=torch.full_like(batch.anchors, GAMMA),
             confidence=torch.rand(shape, generator=self.draw),
-            asked=len(batch.anchors),
+            drafting=len(batch.anchors),
         )
 
 
 class Target:
-    """The token one above the last is the likeliest; a little noise is this rank's own. With buckets a verification is a
-    graph, which ends with what the worker has had captured there."""
+    """The token one above the last is the likeliest; a little noise is this rank's own. With buckets a verification is
+    a graph, which ends with what the worker has had captured there."""
 
     def __init__(self, rank: int, group: Group, buckets: TokenBuckets | None) -> None:
         self.draw = torch.Generator().manual_seed(100 + rank)

@@ -182,8 +182,8 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return wrapper
 
     def _workspace_bytes(self, slots: int, tokens: int, device: torch.device) -> int:
-        """For partial results of the largest bucket; FlashInfer reserves them for packed rows, too many by the factor of
-        grouped heads (its pull request 5177)."""
+        """For partial results of the largest bucket; FlashInfer reserves them for packed rows, too many by the factor
+        of grouped heads (its pull request 5177)."""
         heads = self.indices_updater_prefill
         return int(
             self._full_cg_prefill_workspace_bytes(

@@ -1,8 +1,8 @@
 """A graph of the target's verification for every bucket, by SGLang's runner of decode graphs.
 
 SGLang captures ragged verification for numbers of tokens that are multiples of gamma + 1, and gives a graph as many
-slots as there may be requests. Here the numbers are the planners' buckets, and a graph has one slot more: padding is then
-no request's, see `TokenBuckets.slots`.
+slots as there may be requests. Here the numbers are the planners' buckets, and a graph has one slot more: padding is
+then no request's, see `TokenBuckets.slots`.
 """
 
 from __future__ import annotations

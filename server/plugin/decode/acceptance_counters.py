@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from outrider.scheduler.calibration.classes import CASES, SAMPLING, SOURCES
+from outrider.scheduler.calibration.classes import CLASSES, SAMPLING, SOURCES
 
 from .collapse import AcceptanceWatch
 from .gathered import GatheredTable
@@ -27,14 +27,14 @@ class AcceptanceCounters:
         self.watch = AcceptanceWatch(drafter, registry)
         self.positions = np.arange(1, gamma + 1)
         self._waiting: list[tuple[np.ndarray, ...]] = []
-        cases = {"sampling": SAMPLING, "source": SOURCES}
+        classes = {"sampling": SAMPLING, "source": SOURCES}
         self.by_position = GatheredTable(
             {
                 "outrider_verified_position": "Drafts observed by the target, by position.",
                 "outrider_accepted_position": "Drafts accepted, by position.",
                 "outrider_expected_position": "Sum of the confidences of the drafts observed, by position.",
             },
-            cases | {"position": [str(k) for k in self.positions]},
+            classes | {"position": [str(k) for k in self.positions]},
             registry,
         )
         # ECE over a time range: sum over bins of |increase(expected) - increase(accepted)| / sum of increase(observed).
@@ -44,23 +44,23 @@ class AcceptanceCounters:
                 "outrider_calibration_accepted": "Drafts accepted, by confidence bin.",
                 "outrider_calibration_expected": "Sum of confidences, by confidence bin.",
             },
-            cases | {"confidence": [f"{(b + 0.5) / CALIBRATION_BINS:.2f}" for b in range(CALIBRATION_BINS)]},
+            classes | {"confidence": [f"{(b + 0.5) / CALIBRATION_BINS:.2f}" for b in range(CALIBRATION_BINS)]},
             registry,
         )
 
     def observe(
-        self, confidence: np.ndarray, cases: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray
+        self, confidence: np.ndarray, classes: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray
     ) -> None:
         """confidence [R, gamma], calibrated; the others [R]; accept_lens include the target's own token.
 
         Steps are gathered until `flush`, or `MOST` of them: numbers this small cost by the call.
         """
-        self._waiting.append((confidence, cases, verify_lens, accept_lens))
+        self._waiting.append((confidence, classes, verify_lens, accept_lens))
         if len(self._waiting) >= MOST:
             self._count()
 
     def _count(self) -> None:
-        confidence, cases, verify_lens, accept_lens = (
+        confidence, classes, verify_lens, accept_lens = (
             np.concatenate(part) for part in zip(*self._waiting, strict=True)
         )
         self._waiting = []
@@ -72,9 +72,9 @@ class AcceptanceCounters:
             (self.by_position, position, len(self.positions)),
             (self.by_bin, bins, CALIBRATION_BINS),
         ):
-            column = cases[request] * values + place
+            column = classes[request] * values + place
             for row, weights in enumerate((None, outcome, seen)):
-                table.amounts[row] += np.bincount(column, weights, minlength=len(CASES) * values)
+                table.amounts[row] += np.bincount(column, weights, minlength=len(CLASSES) * values)
         first = position == 0
         self.watch.count(int(np.count_nonzero(first)), int(np.count_nonzero(outcome[first])))
 

@@ -74,15 +74,15 @@ class SpeculationMetrics:
         self,
         step: Step,
         confidence: np.ndarray,
-        cases: np.ndarray,
+        classes: np.ndarray,
         draft_lens: np.ndarray,
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
         tokens: np.ndarray,
     ) -> None:
-        """confidence [R, gamma], calibrated; the others [R]: cases in `calibration.cases.CASES`; accept_lens, accepted
-        drafts and one; tokens that came out, which an answer's end makes fewer."""
-        requests, verified = len(cases), sum(verify_lens.tolist())  # Python's sums are faster for a few numbers
+        """confidence [R, gamma], calibrated; the others [R]: classes in `calibration.classes.CLASSES`; accept_lens,
+        accepted drafts and one; tokens that came out, which an answer's end makes fewer."""
+        requests, verified = len(classes), sum(verify_lens.tolist())  # Python's sums are faster for a few numbers
         accepted = sum(accept_lens.tolist()) - requests
         self.steps.inc()
         self.request_steps.inc(requests)
@@ -97,7 +97,7 @@ class SpeculationMetrics:
         for count in tokens.tolist():
             self.accepted_length.observe(count)
         if verified:
-            self.acceptance.observe(confidence, cases, verify_lens, accept_lens)
+            self.acceptance.observe(confidence, classes, verify_lens, accept_lens)
         if time.monotonic() - self.flushed > FLUSH_SECONDS:
             self.flush()
 

@@ -81,8 +81,8 @@ class Planning:
         planner.admit_by = None if self.on_host and not native.available() else admit
         self.planner, self.cost, self.calibration = planner, cost, calibration
 
-    def begin(self, rows: np.ndarray, contexts: np.ndarray, cases: torch.Tensor) -> Step:
-        """A decode step begins: its budget, from what earlier steps showed. cases: as in `Step`."""
+    def begin(self, rows: np.ndarray, contexts: np.ndarray, classes: torch.Tensor) -> Step:
+        """A decode step begins: its budget, from what earlier steps showed. classes: as in `Step`."""
         now = time.perf_counter()
         if self._last is not None:
             self._over.append((self._last, now - self._last.step.began))
@@ -93,19 +93,19 @@ class Planning:
         view = self.requests.view(entries, contexts)
         if self.planner.looks_back(view) or len(self._unread) > MOST_UNREAD:
             self._catch_up(self.lag)
-        asked = time.perf_counter()
+        called = time.perf_counter()
         budget = self.planner.budget(view)
-        asks = budget.asked(view.limits)
+        draft_mask = budget.draft_mask(view.limits)
         if not entries.all_planned:
-            asks = np.where(entries.planned, asks, view.limits > 0)
+            draft_mask = np.where(entries.planned, draft_mask, view.limits > 0)
         return Step(
             view=view,
             budget=budget,
-            asks=asks,
+            draft_mask=draft_mask,
             entries=entries,
-            cases=cases,
+            classes=classes,
             began=now,
-            planner_seconds=time.perf_counter() - asked,
+            planner_seconds=time.perf_counter() - called,
             bucket=None if self.buckets is None else self._bucket(self.buckets, view, entries, budget),
         )
 
@@ -122,25 +122,25 @@ class Planning:
     def admit(self, step: Step, draft: Draft, draft_seconds: float | DeviceTime) -> Admission:
         """A step's drafts are there: how many of each request's are verified."""
         began = time.perf_counter()
-        cases, ends, draft_lens, confidence = step.cases, draft.lens + 1, draft.lens, draft.confidence
+        classes, ends, draft_lens, confidence = step.classes, draft.lens + 1, draft.lens, draft.confidence
         if drafted := step.drafts or draft.looked_up is not None:
             if draft.looked_up is not None:
-                cases = cases + draft.looked_up
+                classes = classes + draft.looked_up
             rows = upload(step.view.rows, draft.lens.device)
             confidence, ends = weigh_drafts(
-                draft.tokens, draft.confidence, cases, rows, self.requests.ends, self._parameters(draft.confidence)
+                draft.tokens, draft.confidence, classes, rows, self.requests.ends, self._parameters(draft.confidence)
             )
             draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
         verify_lens = self._verify_lens(step, confidence, draft_lens) if drafted else torch.zeros_like(draft.lens)
         return Admission(
             step=step,
-            cases=cases,
+            classes=classes,
             ends=ends,
             draft_lens=draft_lens,
             raw=draft.confidence,
             confidence=confidence,
             verify_lens=verify_lens,
-            drafting=draft.asked,
+            drafting=draft.drafting,
             looked_up=draft.looked_up,
             draft_seconds=draft_seconds,
             planner_seconds=step.planner_seconds + time.perf_counter() - began,
@@ -167,16 +167,16 @@ class Planning:
     def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
         """The same with tensors of the host, which are still under way."""
         looked_up = admission.looked_up
-        ints = [admission.verify_lens, admission.draft_lens, admission.ends, admission.cases, accept_lens]
+        ints = [admission.verify_lens, admission.draft_lens, admission.ends, admission.classes, accept_lens]
         if looked_up is not None:
             ints.append(looked_up.long())
         floats = torch.stack([admission.raw.float(), admission.confidence.float()])
         arrival = self.readback.start(torch.stack(ints), floats)
-        (verify_lens, draft_lens, ends, cases, accepted, *found), (raw, confidence) = arrival.copies
+        (verify_lens, draft_lens, ends, classes, accepted, *found), (raw, confidence) = arrival.copies
         return Outcome(
             replace(
                 admission,
-                cases=cases,
+                classes=classes,
                 ends=ends,
                 draft_lens=draft_lens,
                 raw=raw,
@@ -224,17 +224,17 @@ class Planning:
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
         drafting = admission.drafting
-        self.planner.observe(step.view, survival, verify_lens, accept_lens, step.asks, None, looked_up, drafting)
+        self.planner.observe(step.view, survival, verify_lens, accept_lens, step.draft_mask, None, looked_up, drafting)
         self.requests.take(step.view, tokens)
         planner_seconds = admission.planner_seconds + time.perf_counter() - began
-        cases = admission.cases.numpy()
+        classes = admission.classes.numpy()
         tried = verify_lens > 0
         if step.entries.ruled is not None:  # what is accepted by their own rules is not the drafter's calibration
             tried &= ~step.entries.ruled
         if tried.any():
             raw = admission.raw.float().numpy()
-            self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, cases[tried])
-        counted = (confidence.numpy(), cases, draft_lens.numpy(), verify_lens, accept_lens, tokens)
+            self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried])
+        counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *([part[~padded] for part in counted] if step.entries.any_padded else counted))
         draft_seconds = float(admission.draft_seconds)
         if self.cost is not None and looked_up is not None and not admission.drafting:

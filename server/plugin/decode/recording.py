@@ -34,6 +34,6 @@ class Recording:
                 "confidence": blocks.confidence.tolist(),
                 "verify_lens": blocks.verify_lens.tolist(),
                 "accepted": blocks.accepted.tolist(),
-                "cases": blocks.cases.tolist(),
+                "classes": blocks.classes.tolist(),
             },
         }

@@ -18,18 +18,19 @@ from .requests import Entries
 class Step:
     """A step of R requests that has begun.
 
-    view, budget: what the planner was asked and said. asks: [R] bool, requests for which the drafter's model may draft.
+    view, budget: what the planner was asked and said. draft_mask: [R] bool, requests for which the drafter's model may
+        draft.
     entries: what the requests' table says of them.
-    cases: [R] int64, place in `calibration.cases.CASES` of a model's drafts. began: seconds on the host's clock.
+    classes: [R] int64, place in `calibration.classes.CLASSES` of a model's drafts. began: seconds on the host's clock.
     planner_seconds: that the planner has taken so far.
     bucket: tokens of its forward, padding included; None: as many as are verified.
     """
 
     view: StepView
     budget: Budget
-    asks: np.ndarray
+    draft_mask: np.ndarray
     entries: Entries
-    cases: torch.Tensor
+    classes: torch.Tensor
     began: float
     planner_seconds: float
     bucket: int | None = None
@@ -37,7 +38,7 @@ class Step:
     @property
     def drafts(self) -> bool:
         """Whether the model may draft for anybody."""
-        return bool(np.count_nonzero(self.asks))
+        return bool(np.count_nonzero(self.draft_mask))
 
     @property
     def depth(self) -> int | None:
@@ -54,7 +55,7 @@ class Step:
 class Admission:
     """A step whose drafts are there: how many of them are verified.
 
-    cases: [R] int64, place of each draft in `calibration.cases.CASES`.
+    classes: [R] int64, place of each draft in `calibration.classes.CLASSES`.
     ends: [R] int64, tokens that come out at most: fewer than gamma + 1 where the draft has an end of the answer in it.
     draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
     drafting: requests for which the model drafted. looked_up: [R] bool, drafts of prompt lookup; None: there is none.
@@ -63,7 +64,7 @@ class Admission:
     """
 
     step: Step
-    cases: torch.Tensor
+    classes: torch.Tensor
     ends: torch.Tensor
     draft_lens: torch.Tensor
     raw: torch.Tensor

@@ -21,7 +21,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
-from outrider.scheduler.calibration.classes import cases_of
+from outrider.scheduler.calibration.classes import classes_of
 from outrider.scheduler.upload import upload
 
 from ..attention_backends import buckets_of, captured_sizes, check_taken
@@ -225,9 +225,9 @@ class SpeculativeWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors = batch.spec_info.bonus_tokens.long()
-        sampling, cases = self._sampling_of(batch, rows)
+        sampling, classes = self._sampling_of(batch, rows)
 
-        step = self.planning.begin(*self._host_view(batch), cases)
+        step = self.planning.begin(*self._host_view(batch), classes)
         if step.bucket is not None:
             self.ranks.tell_bucket(step.bucket)
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
@@ -311,7 +311,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 seq_lens=seq_lens,
                 page_table=self.req_to_token_pool.req_to_token,
                 rows=rows,
-                ask=None if step.asks.all() else upload(step.asks, self.device),
+                draft_mask=None if step.draft_mask.all() else upload(step.draft_mask, self.device),
                 depth=step.depth,
                 look_up=not step.entries.any_padded,
                 keys=sampling.draft_keys(seq_lens, gamma),
@@ -403,12 +403,12 @@ class SpeculativeWorker(BaseSpecWorker):
         return rows, np.array(committed, dtype=np.int64) + self.width
 
     def _sampling_of(self, batch: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
-        """How the running batch is sampled, and the cases of its drafts; made once for its requests, since others come
-        with other tensors."""
+        """How the running batch is sampled, and the classes of its drafts; made once for its requests, since others
+        come with other tensors."""
         mark = batch.sampling_info.temperatures
         if self._sampling is None or self._sampling[0] is not mark:
             seeded = self.requests.seeded[rows]
             kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
             found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded, kinds)
-            self._sampling = mark, found, cases_of(found.rules.temperatures, seeded)
+            self._sampling = mark, found, classes_of(found.rules.temperatures, seeded)
         return self._sampling[1:]

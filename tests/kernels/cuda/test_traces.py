@@ -112,6 +112,6 @@ def with_lengths(lens: list[int], bucket: int | None) -> list[tuple[str, tuple[t
     return recorder.operations
 
 
-def test_lengths_of_one_tier_take_the_same_operations() -> None:
+def test_lengths_of_one_bucket_take_the_same_operations() -> None:
     assert with_lengths([0, 4, 1, 3, 0], TIER) == with_lengths([1, 1, 2, 0, 1], TIER)
     assert with_lengths([0, 4, 1, 3, 0], None) != with_lengths([1, 1, 2, 0, 1], None)

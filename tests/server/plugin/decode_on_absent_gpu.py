@@ -117,7 +117,7 @@ def make_drafter(name: str, device: torch.device) -> Any:
             drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, **how)
         else:
             drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
-    return LookupFirst(NgramDrafter(6, device=device), drafter, run=1.7)
+    return LookupFirst(NgramDrafter(6, device=device), drafter, expected_run_length=1.7)
 
 
 def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:

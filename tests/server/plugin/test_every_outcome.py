@@ -26,7 +26,7 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels import acceptance
 from outrider.kernels.cpu import native
-from outrider.scheduler.calibration.classes import CASES
+from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.cost.model import StepCost
@@ -83,7 +83,7 @@ class Scene:
         drafter: Drafter | None = table
         if self.lookup:
             lookup = NgramDrafter(self.lookup)
-            drafter = lookup if table is None else LookupFirst(lookup, table, run=1.5)
+            drafter = lookup if table is None else LookupFirst(lookup, table, expected_run_length=1.5)
         prompts = [self.prompt] * len(self.kinds)
         return Enumeration(prompts, accepting, drafter, table, self.planner(), self.length, len(TARGET), **self.also)
 
@@ -166,7 +166,7 @@ SCENES = {
         PAIR,
         model=2,
         length=4,
-        also={"calibration": CalibrationTable.of(dict.fromkeys(CASES, Calibration((2.0, 0.5), (0.3, -0.2))), 2)},
+        also={"calibration": CalibrationTable.of(dict.fromkeys(CLASSES, Calibration((2.0, 0.5), (0.3, -0.2))), 2)},
     ),
     "greedy beside": Scene(together(one_budget), (SAMPLED, GREEDY), model=2, length=4),
     "seeded beside": Scene(together(one_budget), (SAMPLED, Kind(seed=5)), model=2, length=4),

@@ -120,7 +120,7 @@ def test_outside_graphs(kernels, heads, window):
 
 @pytest.mark.parametrize("window", [-1, 7, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
-def test_every_replay_of_a_tiers_graph(kernels, heads, window):
+def test_every_replay_of_a_buckets_graph(kernels, heads, window):
     """Captured for buckets, replayed with other requests: what replay reads lies where capture said."""
     slots, width = 5, 4
     paged = paged_of([1] * slots, heads=heads, window=window)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from planning import step_of
 
-from outrider.scheduler.calibration.classes import CASES
+from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.planners.base import Budget, PlannedCurve
 from outrider.server.http.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
@@ -19,10 +19,10 @@ GAMMA = 3
 def test_totals_by_source(registry) -> None:
     metrics = SpeculationMetrics(GAMMA, "test", registry)
     confidence = np.array([[0.9, 0.8, 0.7], [0.9, 0.8, 0.7], [0.5, 0.5, 0.5]], dtype=np.float32)
-    cases = np.array([CASES.index(case) for case in ("greedy, model", "sampled, model", "seeded, lookup")])
+    classes = np.array([CLASSES.index(case) for case in ("greedy, model", "sampled, model", "seeded, lookup")])
     lens, accepted = np.array([3, 3, 2]), np.array([4, 2, 3])
     for _ in range(2):
-        metrics.observe_step(step_of(3, GAMMA, Budget(True, 9)), confidence, cases, lens, lens, accepted, accepted)
+        metrics.observe_step(step_of(3, GAMMA, Budget(True, 9)), confidence, classes, lens, lens, accepted, accepted)
         metrics.observe_time(0.5, 0.4)
         metrics.flush()
     found = snapshot(metrics, None)

@@ -12,7 +12,7 @@ from profile_samples import profile
 from tiny_drafters import DIFFUSION, TINY, make_diffusion, make_model
 
 from outrider.drafters.block import BlockDrafter, save_compact
-from outrider.drafters.deferred import Deferred
+from outrider.drafters.deferred import DeferredObserve
 from outrider.drafters.diffusion import DiffusionDrafter
 from outrider.drafters.initial import Initialised
 from outrider.drafters.lookup_first import LookupFirst
@@ -57,7 +57,7 @@ def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
     model = Llama()
     config = PluginConfig(drafter="dspark", gamma=3, drafter_path=str(tmp_path))
     deferred = load_drafter(config, runner(model))
-    assert isinstance(deferred, Deferred)
+    assert isinstance(deferred, DeferredObserve)
     drafter = deferred.model
     assert isinstance(drafter, BlockDrafter)
     assert (drafter.gamma, drafter.dtype) == (3, torch.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planning import step_of
 
-from outrider.scheduler.calibration.classes import CASES
+from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.planners.base import Budget
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 
@@ -19,12 +19,12 @@ def metrics(registry):
     return SpeculationMetrics(GAMMA, "test", registry)
 
 
-def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None, cases=None, tokens=None):
+def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None, classes=None, tokens=None):
     count = len(draft_lens)
     metrics.observe_step(
         step_of(count, GAMMA, budget),
         np.full((count, GAMMA), confidence, dtype=np.float32),
-        *map(np.array, (cases or [0] * count, draft_lens, verify_lens, accept_lens, tokens or accept_lens)),
+        *map(np.array, (classes or [0] * count, draft_lens, verify_lens, accept_lens, tokens or accept_lens)),
     )
     metrics.flush()
 
@@ -51,9 +51,9 @@ def test_positions_behind_a_rejection_are_unobserved(metrics, value):
 
 def test_each_case_is_counted_apart(metrics, value):
     names = ["greedy, lookup", "sampled, model", "sampled, model"]
-    observe(metrics, [4] * 3, [1, 2, 2], [2, 3, 1], cases=[CASES.index(name) for name in names])
+    observe(metrics, [4] * 3, [1, 2, 2], [2, 3, 1], classes=[CLASSES.index(name) for name in names])
     counted = {}
-    for case in CASES:
+    for case in CLASSES:
         labels = dict(zip(("sampling", "source"), case.split(", "), strict=True))
         counted[case] = [
             sum(value(f"outrider_{kind}_position_total", position=k, **labels) for k in (1, 2, 3, 4))

@@ -19,7 +19,7 @@ def outcome(verify_lens: list[int]) -> Outcome:
     confidence = torch.full((count, 4), 0.5)
     admission = Admission(
         step=step_of(count, 4),
-        cases=torch.zeros(count, dtype=torch.int64),
+        classes=torch.zeros(count, dtype=torch.int64),
         ends=torch.full((count,), 5),
         draft_lens=torch.full((count,), 4),
         raw=confidence,
@@ -57,7 +57,7 @@ def test_a_recording_keeps_the_latest_and_can_be_sent_as_json():
         "confidence": [[0.5, 0.25]],
         "verify_lens": [2],
         "accepted": [1],
-        "cases": [3],
+        "classes": [3],
     }
     steps = sent["steps"]
     assert set(steps) == {"requests", "tokens", "context", "drafting", "seconds", "draft_seconds"}

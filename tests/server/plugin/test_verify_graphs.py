@@ -23,7 +23,7 @@ def test_a_replay_says_what_each_request_says_alone(found):
         assert said["same operations"], drafter
 
 
-def test_what_is_captured_are_the_tiers_of_the_planner(found):
+def test_what_is_captured_are_the_buckets_of_the_planner(found):
     """Those with room for the requests that SGLang was told; larger steps run without a graph."""
     for said in found.values():
         assert said["captured"] == said["buckets"] == [t for t in said["sizes"] if t <= 20]
@@ -57,5 +57,5 @@ def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
         (None, {}, 1, False, {"disable_cuda_graph": True}),  # nothing is verified
     ],
 )
-def test_graphs_are_asked_for_where_steps_have_tiers(backend, given, ranks, hidden_states, arguments):
+def test_graphs_are_asked_for_where_steps_have_buckets(backend, given, ranks, hidden_states, arguments):
     assert gpu_attention.graphs(backend, given, ranks=ranks, hidden_states=hidden_states) == arguments

@@ -93,7 +93,7 @@ def test_the_longest_prompt_that_fits_stands_in_for_longer_ones() -> None:
     assert Room(1, 10_000, 45).prompts((128, 1024), 45) == []
 
 
-def test_on_a_gpu_the_tiers_are_what_is_measured() -> None:
+def test_on_a_gpu_the_buckets_are_what_is_measured() -> None:
     """Each of them, or those that hold so many tokens of every request; all of a shape's tokens are somebody's."""
     buckets = TokenBuckets(8, 8)
     every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), buckets.sizes)

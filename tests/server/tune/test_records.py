@@ -16,7 +16,7 @@ def test_of_drafts_longer_than_a_models_the_first_tokens_are_fitted() -> None:
         "confidence": [[0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]],
         "verify_lens": [4, 1],
         "accepted": [3, 0],
-        "cases": [1, 0],
+        "classes": [1, 0],
     }
     records = to_records(lists, 2)
     assert records.confidence.tolist() == [pytest.approx([0.9, 0.8]), pytest.approx([0.5, 0.4])]

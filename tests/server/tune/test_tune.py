@@ -15,7 +15,7 @@ from metrics_page import MetricsPage
 from running import OUTRIDER, Server, environment, free_port, wait_until
 
 from outrider.kernels.cache import cache_root
-from outrider.scheduler.calibration.classes import CASES
+from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.table import CalibrationTable
 
 QUICK = ("tune", "--quick", "--drafter", "ngram", "--max-requests", "2", "--name", "mine")
@@ -77,7 +77,7 @@ def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
     assert alone == {(r, r * n) for r in (1, 2) for n in (1, 3, 8)}
     assert all(p["tokens"] == 0 for p in points if p["drafted"])
     table = CalibrationTable.load(profile / "calibration.json")
-    drafts = {case: max(found.samples) for case, found in zip(CASES, table.by_case, strict=True)}
+    drafts = {case: max(found.samples) for case, found in zip(CLASSES, table.by_class, strict=True)}
     assert table.gamma == 7
     assert drafts["greedy, lookup"] > drafts["greedy, model"] == drafts["sampled, model"] == 0
     for picture in ("steps-per-second.png", "reliability.png"):

@@ -158,7 +158,7 @@ def test_what_is_asked_for_between_steps_includes_the_last_one(make, device):
         "confidence": [[0.75] * GAMMA],
         "verify_lens": [GAMMA],
         "accepted": [2],
-        "cases": [0],
+        "classes": [0],
     }
 
 

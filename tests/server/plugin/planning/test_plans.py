@@ -134,13 +134,13 @@ class Half(Planner):
     """The model drafts for the first request only; what prompt lookup finds is verified whole."""
 
     def budget(self, step):
-        return Budget(draft=True, tokens=None, ask=np.arange(len(step.rows)) == 0)
+        return Budget(draft=True, tokens=None, selected=np.arange(len(step.rows)) == 0)
 
     def admit(self, confidence, draft_lens, budget):
         return draft_lens
 
-    def observe(self, step, survival, verify_lens, accept_lens, asked, seconds, looked_up=None, drafted=None):
-        self.asked, self.looked_up, self.survival = asked.tolist(), looked_up.tolist(), survival
+    def observe(self, step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up=None, drafted=None):
+        self.draft_mask, self.looked_up, self.survival = draft_mask.tolist(), looked_up.tolist(), survival
         self.drafted = drafted
 
 
@@ -153,13 +153,13 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     prefill(planning, 3, enabled=False)
     prefill(planning, 6, planned=False)
     step = begin(planning, 2, 5, 3, 6)
-    assert step.asks.tolist() == [True, False, False, True]
+    assert step.draft_mask.tolist() == [True, False, False, True]
     draft = Draft(
         torch.zeros(4, GAMMA, dtype=torch.int64),
         torch.tensor([GAMMA, 3, 0, GAMMA]),
         torch.full((4, GAMMA), 0.5),
         looked_up=torch.tensor([False, True, True, False]),
-        asked=2,
+        drafting=2,
     )
     admission = planning.admit(step, draft, 0.125)
     assert admission.verify_lens.tolist() == [GAMMA, 3, 0, GAMMA]
@@ -167,7 +167,7 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     clock.now += 0.5
     begin(planning, 2)
     planning.state()
-    assert half.asked == [True, False, False, True]
+    assert half.draft_mask == [True, False, False, True]
     assert half.looked_up == [False, True, True, False]
     assert half.drafted == 2
     assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
