@@ -14,8 +14,9 @@ from small_target import SmallTarget
 
 from outrider.kernels.cpu import native
 from outrider.profiles import store
-from outrider.server.engine import checkpoints, profile_lookup, target
-from outrider.server.engine.settings import Settings
+from outrider.server.model import target
+from outrider.server.settings import checkpoints, profile_lookup
+from outrider.server.settings.settings import Settings
 
 STARTING = ("server", "served")
 """Fixtures that start a server; so do those whose name ends with "_server"."""

@@ -1,7 +1,7 @@
 """Imports point downward only, those inside functions included.
 
 server → profiles → scheduler, server → drafters → kernels; server, profiles, drafters → storage; in
-server: cli → http → bench → tune → engine → plugin.
+server: cli → http → bench → tune → processes → settings → model, machine → plugin.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ MAY_IMPORT = {
     "profiles": {"scheduler", "storage"},
     "server": {"kernels", "drafters", "scheduler", "profiles", "storage"},
 }
+ENGINE = {"processes", "settings", "machine", "model", "plugin"}
 MAY_IMPORT_IN_SERVER = {
     "plugin": set(),
-    "engine": {"plugin"},
-    "tune": {"engine", "plugin"},
-    "bench": {"tune", "engine", "plugin"},
-    "http": {"tune", "bench", "engine", "plugin"},
-    "doctor": {"http", "engine", "plugin"},
-    "gpu_check": {"tune", "bench", "engine", "plugin"},
-    "cli": {"gpu_check", "doctor", "http", "tune", "bench", "engine", "plugin"},
+    "machine": set(),
+    "model": {"plugin"},
+    "settings": {"machine", "model", "plugin"},
+    "processes": {"settings", "machine", "model", "plugin"},
+    "tune": ENGINE,
+    "bench": {"tune", *ENGINE},
+    "http": {"tune", "bench", *ENGINE},
+    "doctor": {"http", *ENGINE},
+    "gpu_check": {"tune", "bench", *ENGINE},
+    "cli": {"gpu_check", "doctor", "http", "tune", "bench", *ENGINE},
 }
-BELOW_ALL = {"errors", "pictures"}  # modules beside the parts
+BELOW_ALL = {"errors", "log_names", "pictures", "prompt_files"}  # modules beside the parts
 COMMANDS = [["tune", "cli"], ["bench", "cli"], ["gpu_check", "cli"]]  # command lines, which cli/main.py finds by name
 # library: the folder that alone may import it
 ONLY_IN = {"sglang": "server", "fastapi": "server/http", "starlette": "server/http", "uvicorn": "server/http"}
@@ -42,7 +46,7 @@ BEFORE_THE_ENGINE = (
     "outrider.server.tune.cli",
     "outrider.server.bench.cli",
     "outrider.server.http.listen",
-    "outrider.server.engine.session",
+    "outrider.server.processes.session",
 )
 
 

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
 
 from .. import pictures
-from ..engine import client, session
-from ..engine.flags import add_engine_flags, settings_of
-from ..engine.questions import read_questions
-from ..engine.resolve import resolve
-from ..plugin import control
+from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
+from ..processes import client, session
+from ..prompt_files import read_questions
+from ..settings.flags import add_engine_flags, settings_of
+from ..settings.resolve import resolve
 from . import harness
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from ..processes.engine import Engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ async def _measure(
 
 async def _counts(manager: Any, gamma: int) -> Acceptance:
     """What the worker has counted since it started."""
-    await control.read(manager)  # brings its counters up to date
+    await worker_rpc.read(manager)  # brings its counters up to date
     from prometheus_client import CollectorRegistry, multiprocess
 
     registry = CollectorRegistry()

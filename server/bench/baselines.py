@@ -18,15 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..engine import session
-from ..engine.resolve import resolve
-from ..engine.settings import Settings
 from ..errors import UserError
 from ..plugin.options import RequestOptions
+from ..processes import session
+from ..settings.resolve import resolve
+from ..settings.settings import Settings
 from . import environments, harness, isolated
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from ..processes.engine import Engine
 
 XLLAMACPP = "xllamacpp==2026.10.11549"
 
@@ -75,7 +75,7 @@ async def _serve_jobs(work: Callable[[Job], Awaitable[dict[str, float]]], replie
 
 
 def _outrider(setup: Setup, replies: TextIO) -> None:
-    from ..engine import client
+    from ..processes import client
     from ..tune.first import measure_first
 
     resolved = resolve(setup.settings)
@@ -103,7 +103,7 @@ def _sglang(setup: Setup, replies: TextIO) -> None:
 
     os.environ[PLATFORM_ONLY] = "1"
     os.environ["SGLANG_PLUGINS"] = "outrider"
-    from ..engine import target
+    from ..model import target
 
     path = target.plain_folder(setup.settings.model)
     import sglang
@@ -140,7 +140,7 @@ def _transformers(setup: Setup, replies: TextIO) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ..engine import target
+    from ..model import target
 
     torch.set_num_threads(setup.threads)
     path = target.plain_folder(setup.settings.model)
@@ -212,7 +212,7 @@ ENGINES = {"outrider": _outrider, "sglang": _sglang, "transformers": _transforme
 def command(setup: Setup) -> tuple[list[str], dict[str, str]]:
     """What starts the engine's process, and its variables; the environment of an isolated engine is made if need be."""
     if setup.engine in isolated.ENGINES:
-        from ..engine import target
+        from ..model import target
 
         known = {name: getattr(setup, name) for name in ("engine", "gguf", "requests", "context", "threads")}
         folder = target.plain_folder(setup.settings.model) if setup.engine == "vllm" else ""  # OpenVINO reads the GGUF

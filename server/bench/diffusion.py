@@ -19,18 +19,18 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from ..engine import client, process, session
-from ..engine.flags import add_engine_flags, add_unmasking_flags, settings_of
-from ..engine.questions import read_questions
-from ..engine.resolve import resolve
-from ..engine.settings import Settings
 from ..errors import UserError
-from ..plugin import control
+from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
+from ..processes import client, process, session
+from ..prompt_files import read_questions
+from ..settings.flags import add_engine_flags, add_unmasking_flags, settings_of
+from ..settings.resolve import resolve
+from ..settings.settings import Settings
 from . import harness
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from ..processes.engine import Engine
 
 ARMS = {"base": RequestOptions(enabled=False)}
 ARMS |= {f"D={states}": RequestOptions(gamma=states, planned=False) for states in (0, 1, 2, 3)}
@@ -123,7 +123,7 @@ async def _measure(manager: Any, questions: list[str], concurrencies: list[int],
 
 async def _counted(manager: Any) -> dict[str, int]:
     """Sums over the engines of what block diffusion has counted."""
-    engines = [live["diffusion"] for live in await control.read_live(manager)]
+    engines = [live["diffusion"] for live in await worker_rpc.read_live(manager)]
     return {name: sum(engine[name] for engine in engines) for name in engines[0]}
 
 

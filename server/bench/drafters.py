@@ -25,10 +25,10 @@ from outrider.drafters.training.target import TargetModel, keep_freed_memory
 from outrider.drafters.training.validate import everywhere, walk
 
 from .. import pictures
-from ..engine import hardware
-from ..engine.questions import read_questions
-from ..engine.target import plain_folder
 from ..errors import UserError
+from ..machine import hardware
+from ..model.target import plain_folder
+from ..prompt_files import read_questions
 from . import harness
 
 STEPS = {"walked": walk, "all": everywhere}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from outrider.kernels.cache import cache_root
 
-from ..engine.cached_folder import cached
 from ..errors import UserError
+from ..model.cached_folder import cached
 
 LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
 """peers-ENGINE.txt there pins the packages of an engine."""

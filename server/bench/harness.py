@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from .. import pictures
-from ..engine.flags import Flags
 from ..errors import UserError
+from ..settings.flags import Flags
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")

@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from .. import pictures
-from ..engine import bundled_model
-from ..engine.flags import add_engine_flags, settings_of
-from ..engine.questions import read_questions
-from ..engine.settings import Settings
 from ..errors import UserError
+from ..model import bundled_model
+from ..prompt_files import read_questions
+from ..settings.flags import add_engine_flags, settings_of
+from ..settings.settings import Settings
 from . import baselines, environments, harness, isolated
 from .baselines import Job, Setup
 from .peers_record import Footprint, Record, Results
@@ -149,7 +149,7 @@ def make_cases(args: argparse.Namespace, concurrencies: Sequence[int], prefills:
     """The jobs by name; whole groups of `concurrency` prompts, so that no engine ends with a smaller one."""
     from transformers import AutoTokenizer
 
-    from ..engine import target
+    from ..model import target
 
     questions = read_questions(args.prompts)
     tokenizer: Any = AutoTokenizer.from_pretrained(target.find(args.model).path)

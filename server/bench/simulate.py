@@ -188,7 +188,7 @@ def _scenario(args: argparse.Namespace, largest: int) -> Scenario:
 
     acceptance = Acceptance(_conditional(args.acceptance), overconfidence=args.overconfidence)
     if args.profile:
-        from ..engine import profile_lookup
+        from ..settings import profile_lookup
 
         return Scenario(store.locate(args.profile, profile_lookup.roots()).cost, acceptance)
     numbers = {}

@@ -14,15 +14,15 @@ import argparse
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from ..engine import client, session
-from ..engine.flags import add_engine_flags, settings_of
-from ..engine.questions import read_questions
-from ..engine.resolve import resolve
 from ..plugin.options import RequestOptions
+from ..processes import client, session
+from ..prompt_files import read_questions
+from ..settings.flags import add_engine_flags, settings_of
+from ..settings.resolve import resolve
 from . import harness
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from ..processes.engine import Engine
 
 ARMS = {"off": RequestOptions(enabled=False), "on": RequestOptions()}
 

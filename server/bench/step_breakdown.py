@@ -17,7 +17,7 @@ import psutil
 from ..plugin.hooks.step_profiler import PARTS
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from ..processes.engine import Engine
 
 Kind = tuple[int, int, bool]
 """Requests, tokens of all together, and whether it is a prefill."""

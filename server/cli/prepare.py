@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..engine import hardware
+from ..machine import hardware
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..engine import target
+    from ..model import target
 
     folder = target.plain_folder(args.model) if args.unpack else target.find(args.model).path
     if not hardware.has_gpu():

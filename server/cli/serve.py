@@ -14,24 +14,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine import traces
-from ..engine.flags import add_drafter_flags, add_target_flags, add_unmasking_flags
-from ..engine.logs import SERVER
-from ..engine.settings import (
-    LOG_FORMATS,
-    LOG_LEVELS,
-    LOGGED_REQUESTS,
-    PLANNERS,
-    SAMPLING_DEFAULTS,
-    Settings,
-)
+from ..log_names import SERVER
+from ..settings import traces
+from ..settings.flags import add_drafter_flags, add_target_flags, add_unmasking_flags
+from ..settings.settings import LOG_FORMATS, LOG_LEVELS, LOGGED_REQUESTS, PLANNERS, SAMPLING_DEFAULTS, Settings
 
 _say = logging.getLogger(SERVER).info
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
-    from ..engine.resolve import Resolved
     from ..http.listen import Listeners
+    from ..processes.engine import Engine
+    from ..settings.resolve import Resolved
     from ..tune.idle import Traffic
 
 
@@ -250,10 +243,11 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     signal.signal(signal.SIGTERM, _on_early_sigterm)
 
-    from ..engine import engine as engines
-    from ..engine import hardware, logs
-    from ..engine.resolve import resolve
     from ..http import listen
+    from ..machine import hardware
+    from ..processes import engine as engines
+    from ..processes import logs
+    from ..settings.resolve import resolve
 
     logs.configure(settings)
     # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
@@ -293,21 +287,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
     """Be a node of an engine whose first node takes the requests."""
-    from ..engine import engine as engines
+    from ..processes import engine as engines
 
     parallel, grace = resolved.settings.parallel, 0.0
-    part = engines.join(resolved)
+    processes = engines.join(resolved)
     try:
         # Imported now: it reads the environment that the ranks were started with.
-        from ..http import member
+        from ..http import worker_node
 
         _say(f"Ready: node {parallel.node_rank} of {parallel.nnodes}; requests go to node 0")
-        exit_code = member.serve(resolved, part, listeners)
-        if exit_code == 0 and part.dead_processes():  # node 0 ends those of all ranks
+        exit_code = worker_node.serve(resolved, processes, listeners)
+        if exit_code == 0 and processes.dead_processes():  # node 0 ends those of all ranks
             grace = engines.EXIT_SECONDS
         return exit_code
     finally:
-        part.stop(grace)
+        processes.stop(grace)
 
 
 async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:

@@ -22,8 +22,9 @@ from outrider.drafters.training import arguments, cli
 from outrider.drafters.training.plot import plot_losses
 
 from .. import pictures
-from ..engine import hardware, target
 from ..errors import UserError
+from ..machine import hardware
+from ..model import target
 
 add_arguments = arguments.add_arguments
 

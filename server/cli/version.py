@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from outrider.profiles.fingerprint import cpu_name
 
-from ..engine import hardware
+from ..machine import hardware
 
 PACKAGES = ("outrider", "sglang", "torch", "transformers", "flashinfer-python", "sglang-kernel", "xgrammar", "triton")
 

@@ -94,8 +94,8 @@ def kernels() -> Iterator[Finding]:
     """Compiler and compiled CPU kernels; compiles them if that was not done yet, half a minute to two."""
     from outrider.kernels.cpu import build, native
 
-    from ..engine import hardware
     from ..errors import UserError
+    from ..machine import hardware
 
     try:
         compiler = build.find_compiler()

@@ -16,8 +16,8 @@ import psutil
 
 from outrider.kernels.cache import cache_root
 
-from ..engine import hardware, threads, topology
-from ..engine.settings import Settings
+from ..machine import hardware, threads, topology
+from ..settings.settings import Settings
 from .finding import Finding, ok, problem, warning
 
 CACHE_BYTES = 1 << 30

@@ -43,7 +43,7 @@ def finding(process: subprocess.Popen[str]) -> Iterator[Finding]:
 
 
 def _load() -> int:
-    from ..engine.engine import load_plugin
+    from ..processes.engine import load_plugin
 
     warnings.simplefilter("ignore")  # of hardware that is not here
     try:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from outrider.profiles import store
 
-from ..engine import checkpoints, memory, profile_lookup, quantized, target
-from ..engine.settings import CHECKPOINT_DRAFTERS, Settings
-from ..engine.target import Model
 from ..errors import UserError
+from ..model import target
+from ..model.target import Model
+from ..settings import checkpoints, memory, profile_lookup, quantized
+from ..settings.settings import CHECKPOINT_DRAFTERS, Settings
 from .finding import Finding, ok, problem, warning
 from .machine import gib
 

@@ -21,8 +21,8 @@ from outrider.kernels.cache import cache_root
 from outrider.profiles import store
 
 from ..bench import step_breakdown
-from ..engine import target
 from ..errors import UserError
+from ..model import target
 from ..plugin.hooks import step_profiler
 from ..plugin.hooks.step_profiler import COMMIT, DRAFT, PLAN, SAMPLING
 from . import step

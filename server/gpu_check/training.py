@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engine import target
+from ..model import target
 from .commands import PROMPTS, Commands, NotReached
 from .report import Measured
 

@@ -37,7 +37,7 @@ class Budget:
     count: TokenWindow | DayCount
 
 
-class Holder:
+class KeyUsage:
     """A key and what it has used; it outlives changes of the key's limits.
 
     clock: seconds since 1970, monotonic. used_today: tokens, known from an earlier start.
@@ -137,14 +137,14 @@ class Holder:
             self._bucket.leak(now)
             latest = self._bucket.peek(0)
             reset = 0.0 if latest is None else latest.timestamp / 1000 + self.key.rate.seconds - now / 1000
-            yield from _told("requests", self.key.rate.requests, self._bucket.count(), reset)
+            yield from _limit_headers("requests", self.key.rate.requests, self._bucket.count(), reset)
         if budgets := self.budgets:
             now = self.clock()
             budget = min(budgets, key=lambda budget: budget.limit - budget.count.taken(now))
-            yield from _told("tokens", budget.limit, budget.count.taken(now), budget.count.reset(now))
+            yield from _limit_headers("tokens", budget.limit, budget.count.taken(now), budget.count.reset(now))
 
 
-def _told(what: str, limit: int, taken: int, reset: float) -> Iterator[tuple[bytes, bytes]]:
+def _limit_headers(what: str, limit: int, taken: int, reset: float) -> Iterator[tuple[bytes, bytes]]:
     said = {"limit": limit, "remaining": max(0, limit - taken), "reset": _duration(reset)}
     return ((f"x-ratelimit-{name}-{what}".encode(), str(value).encode()) for name, value in said.items())
 
@@ -183,23 +183,23 @@ class Access:
         self._used = dict(used or {})
         self._alone = None
         if api_key is not None:
-            self._alone = self._holder(Key(name=ALONE, digest=keys.digest(api_key.encode()), admin=True))
+            self._alone = self._key_usage(Key(name=ALONE, digest=keys.digest(api_key.encode()), admin=True))
         self._seen = _signature(path)
-        self._holders: tuple[Holder, ...] = ()
+        self._key_usages: tuple[KeyUsage, ...] = ()
         self._take(keys.read(path) if path is not None else ())
 
     @property
     def open(self) -> bool:
         """Whether no key is asked for."""
-        return not self._holders
+        return not self._key_usages
 
-    def holder(self, authorization: bytes) -> Holder | None:
+    def key_usage(self, authorization: bytes) -> KeyUsage | None:
         """Whose key the header carries. Every key is compared, so that the time tells nothing."""
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             return None
         digest = keys.digest(key.strip())
-        matching = [holder for holder in self._holders if holder.key.is_key(digest)]
+        matching = [key_usage for key_usage in self._key_usages if key_usage.key.is_key(digest)]
         return matching[0] if matching else None
 
     async def look(self) -> None:
@@ -215,7 +215,7 @@ class Access:
         except Exception as error:  # whatever was written there, the server goes on, and looks again
             logger.exception("the API keys stay as they were: %s cannot be used: %r", self.path, error)
         else:
-            logger.warning("API keys read again: %d in %s", len(self._holders) - bool(self._alone), self.path)
+            logger.warning("API keys read again: %d in %s", len(self._key_usages) - bool(self._alone), self.path)
 
     async def watch(self) -> None:
         """Look at the file every second, whatever it has become."""
@@ -223,22 +223,24 @@ class Access:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
 
-    def _holder(self, key: Key) -> Holder:
-        return Holder(key, self.clock, self._used.pop(key.name, 0))
+    def _key_usage(self, key: Key) -> KeyUsage:
+        return KeyUsage(key, self.clock, self._used.pop(key.name, 0))
 
     def used_today(self) -> tuple[int, dict[str, int]]:
         """The day, see `token_limits.day_of`, and the tokens that each key has taken of it, by its name."""
         now = self.clock()
-        return day_of(now), {holder.key.name: taken for holder in self._holders if (taken := holder.day.taken(now))}
+        return day_of(now), {
+            key_usage.key.name: taken for key_usage in self._key_usages if (taken := key_usage.day.taken(now))
+        }
 
     def _take(self, found: Iterable[Key]) -> None:
-        former = {holder.key.name: holder for holder in self._holders}
-        holders = [self._alone] if self._alone is not None else []
+        former = {key_usage.key.name: key_usage for key_usage in self._key_usages}
+        key_usages = [self._alone] if self._alone is not None else []
         for key in found:
-            holder = former.get(key.name) or self._holder(key)
-            holder.change(key)
-            holders.append(holder)
-        self._holders = tuple(holders)
+            key_usage = former.get(key.name) or self._key_usage(key)
+            key_usage.change(key)
+            key_usages.append(key_usage)
+        self._key_usages = tuple(key_usages)
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from .access import Holder
+from .access import KeyUsage
 from .errors import ApiError
 from .token_limits import Grant
 
@@ -35,12 +35,12 @@ class Tokens:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """holder: None where no key is asked for. at_last: called when the engine has nothing of it any more.
+    """key_usage: None where no key is asked for. at_last: called when the engine has nothing of it any more.
 
     refusal: why the engine was not asked; SGLang's handlers only pass its text on. forget: has SGLang forget a choice.
     """
 
-    holder: Holder | None
+    key_usage: KeyUsage | None
     refusal: ApiError | None = None
     forget: Callable[[str], None] = field(default=lambda request_id: None)
     at_last: list[Callable[[Admission], None]] = field(default_factory=list)
@@ -59,8 +59,8 @@ class Admission:
 
     def weigh(self, n: int, prompts: int) -> None:
         """The request turned out to have n choices for each prompt; raises ApiError where its key may not."""
-        if self.holder is not None and n * prompts > 1:
-            self.holder.widen(n * prompts - 1)
+        if self.key_usage is not None and n * prompts > 1:
+            self.key_usage.widen(n * prompts - 1)
         self.choices, self.prompts = n * prompts, prompts
 
     def reserve(self, prompt: int, samples: int, answer: int | None, room: int, most: int | None) -> int | None:
@@ -87,8 +87,8 @@ class Admission:
                     param="max_tokens",
                     code="request_too_many_tokens",
                 )
-            if self.holder is not None:
-                self._grants.append(self.holder.take(tokens))
+            if self.key_usage is not None:
+                self._grants.append(self.key_usage.take(tokens))
             self._reserved += tokens
         self._reserved_choices += samples
         self._prompt_tokens += prompt
@@ -97,9 +97,9 @@ class Admission:
     def _limits(self, most: int | None) -> list[tuple[int, str]]:
         """Tokens that a request can have at all, with who says so."""
         found = [(most, "a request to this server")] if most is not None else []
-        if self.holder is not None:
-            name = f"one of key {self.holder.key.name}"
-            limits = [self.holder.key.max_tokens_per_request, *(budget.limit for budget in self.holder.budgets)]
+        if self.key_usage is not None:
+            name = f"one of key {self.key_usage.key.name}"
+            limits = [self.key_usage.key.max_tokens_per_request, *(budget.limit for budget in self.key_usage.budgets)]
             found += [(limit, name) for limit in limits if limit is not None]
         return found
 
@@ -149,16 +149,16 @@ class Admission:
             if not state.dispatched:  # SGLang leaves those that it made for `n` and did not need
                 self.forget(request_id)
         self._ended = True
-        if self.holder is not None:
-            self.holder.end(self.choices)
+        if self.key_usage is not None:
+            self.key_usage.end(self.choices)
         self._settle_at_last()
 
     def _settle_at_last(self) -> None:
         if not self._ended or self._open:
             return
         used = self.tokens
-        if self.holder is not None:
-            self.holder.settle(self._grants, used.prompt + used.completion)
+        if self.key_usage is not None:
+            self.key_usage.settle(self._grants, used.prompt + used.completion)
             self._grants.clear()
         while self.at_last:
             self.at_last.pop()(self)
@@ -173,11 +173,11 @@ def current() -> Admission | None:
 
 
 @contextlib.contextmanager
-def admitted(holder: Holder | None) -> Iterator[Admission]:
+def admitted(key_usage: KeyUsage | None) -> Iterator[Admission]:
     """Hold a key's place until the answer ends, however it does; a stream ends with its last byte or its client."""
-    if holder is not None:
-        holder.begin()
-    admission = Admission(holder)
+    if key_usage is not None:
+        key_usage.begin()
+    admission = Admission(key_usage)
     token = _current.set(admission)
     try:
         yield admission

@@ -8,15 +8,15 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from ..engine.engine import Engine
-from ..engine.part import Part
-from ..engine.resolve import Resolved
-from ..engine.run_folder import GRAMMARS
-from ..engine.settings import Settings
+from ..processes.engine import Engine
+from ..processes.engine_processes import EngineProcesses
+from ..processes.run_folder import GRAMMARS
+from ..settings.resolve import Resolved
+from ..settings.settings import Settings
 from . import errors, logprobs, metering, openapi, tokenizing
 from .access import Access
-from .answer_watch import AnswerWatch
-from .gate import Gate
+from .answer_log import AnswerLogger
+from .auth import AuthMiddleware
 from .grammar_process import GrammarProcess
 from .hosts import HostGuard, Hosts
 from .key_metrics import KeyMetrics
@@ -25,10 +25,10 @@ from .live import Live
 from .metrics import HttpMetrics
 from .prompt_length import PromptLength
 from .queue_limit import QueueLimit
+from .request_middleware import RequestMiddleware, name_requests_in_logs
 from .routes import health, openai, page, tune
 from .sampling_defaults import SamplingDefaults
 from .validation import Limits
-from .watch import Watch, name_requests_in_logs
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -40,7 +40,7 @@ def build(
     access: Access,
     hosts: Hosts,
     lifespan: Lifespan,
-) -> Watch:
+) -> RequestMiddleware:
     """hosts: those that are answered for.
 
     lifespan is entered before the first request is taken, and left after the last.
@@ -68,15 +68,15 @@ def build(
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)
-    answers = AnswerWatch(manager.request_logger, manager.tokenizer, content=settings.log_requests == "content")
+    answers = AnswerLogger(manager.request_logger, manager.tokenizer, content=settings.log_requests == "content")
     manager.request_logger = answers
     page.install(app, settings, engine, Live(engine, lifecycle, answers))
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, sampling, has_key=not access.open)
-    app.add_middleware(Gate, access=access, lifecycle=lifecycle, usage=KeyMetrics())
+    app.add_middleware(AuthMiddleware, access=access, lifecycle=lifecycle, usage=KeyMetrics())
     app.add_middleware(HostGuard, hosts=hosts)
     name_requests_in_logs()
-    return Watch(app, HttpMetrics(about(settings, limits.model)), log=settings.log_requests != "none")
+    return RequestMiddleware(app, HttpMetrics(about(settings, limits.model)), log=settings.log_requests != "none")
 
 
 def bare(lifespan: Lifespan | None = None) -> FastAPI:
@@ -98,7 +98,7 @@ def about(settings: Settings, model: str) -> dict[str, str]:
     }
 
 
-def build_for_metrics(engine: Part, lifecycle: Lifecycle, hosts: Hosts) -> FastAPI:
+def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: Hosts) -> FastAPI:
     """What a port of its own for metrics answers: they, and probes. It asks for no key."""
     app = bare()
     health.install(app, engine, lifecycle)

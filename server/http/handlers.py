@@ -23,13 +23,13 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from outrider.kernels.noise import choice_seed
 
 from ..plugin.options import RequestOptions
-from . import admission, errors, grammars, logprobs, preparation, watch
+from . import admission, errors, grammars, logprobs, preparation, request_middleware
 from .errors import ApiError
 from .grammar_process import GrammarProcess
 from .json_body import SMALL_BYTES
 from .protocol import ChatRequest, SpeculationOptions, TextRequest
 from .sampling_defaults import SamplingDefaults
-from .speculation import Overheard, Told, add_to_answer
+from .speculation import CollectingTokenizerManager, SpeculationCollector, add_to_answer
 from .tool_stream import TokenwiseChat
 
 TRACE_HEADERS = ("traceparent", "tracestate")
@@ -92,8 +92,8 @@ class _Handler:
 
     def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:
         error = errors.of_engine(message, status_code)
-        if (watched := watch.current()) is not None:
-            watched.error = error.status
+        if (context := request_middleware.current()) is not None:
+            context.error = error.status
         return json.dumps(error.body())
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
@@ -107,9 +107,9 @@ class _Handler:
             internal = _with_a_seed_each(internal, request.seed, request.n)
         return internal, request
 
-    def _told(self, request: Any) -> Told:
+    def _collector(self, request: Any) -> SpeculationCollector:
         manager = self.tokenizer_manager  # type: ignore[attr-defined]
-        return Told(
+        return SpeculationCollector(
             manager.tokenizer,
             (manager.config_value("speculative_num_draft_tokens") or 1) - 1,
             trace=request.speculation is not None and request.speculation.trace,
@@ -119,12 +119,12 @@ class _Handler:
 
     def _telling(self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         """SGLang's stream, with what there is to say of its speculation: make_stream(handler, ...) makes it."""
-        told = self._told(request)
-        if not (told.trace or (request.stream_options and request.stream_options.include_usage)):
+        collector = self._collector(request)
+        if not (collector.trace or (request.stream_options and request.stream_options.include_usage)):
             return make_stream(self, internal, request, raw)
         handler = copy.copy(self)
-        handler.tokenizer_manager = Overheard(self.tokenizer_manager, told)  # type: ignore[attr-defined]
-        return told.stamped(make_stream(handler, internal, request, raw))
+        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, collector)  # type: ignore[attr-defined]
+        return collector.annotate(make_stream(handler, internal, request, raw))
 
     def _unmade(
         self,
@@ -142,15 +142,15 @@ class _Handler:
             if isinstance(answer, Response) or not hasattr(answer, "usage"):
                 return answer
             body = answer.model_dump()
-            add_to_answer(body, contents, told)
+            add_to_answer(body, contents, collector)
             if logprobs_of is not None:
                 for choice, content in zip(body["choices"], contents, strict=True):
                     choice["logprobs"] = logprobs_of(content["meta_info"])
             return Response(orjson.dumps(body), media_type="application/json")
 
-        told = self._told(request)
+        collector = self._collector(request)
         entries = sum(logprobs.entries_of(content["meta_info"]) for content in contents)
-        if told.trace:
+        if collector.trace:
             entries += sum(len(content["output_ids"]) for content in contents)
         size = sum(len(content["text"]) for content in contents) + entries * logprobs.ENTRY_BYTES
         return Unmade(size, made)
@@ -256,7 +256,7 @@ class TextHandler(_Handler, OpenAIServingCompletion):
         if not self._with_prompt(request):
             return self._telling(make, internal, request, raw)
         echoed, handler = logprobs.EchoedPrompt(self.spellings), copy.copy(self)
-        handler.tokenizer_manager = Overheard(self.tokenizer_manager, echoed)  # type: ignore[assignment]
+        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, echoed)  # type: ignore[assignment]
         return echoed.added(handler._telling(make, internal, request, raw))
 
     def _build_completion_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..engine.host_names import address_of, canonical, host_of
-from ..engine.settings import Settings
+from ..machine.host_names import address_of, canonical, host_of
+from ..settings.settings import Settings
 from .errors import ApiError
 
 ANY = "*"

@@ -37,8 +37,8 @@ class KeyMetrics:
 
     def used(self, request: Admission) -> None:
         """The engine has nothing of the request any more."""
-        if request.holder is None:
+        if request.key_usage is None:
             return
-        label, tokens = self._label(request.holder.key.name), request.tokens
+        label, tokens = self._label(request.key_usage.key.name), request.tokens
         for kind, count in (("prompt", tokens.prompt), ("cached", tokens.cached), ("completion", tokens.completion)):
             self._tokens.labels(label, kind).inc(count)

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from ..engine.part import Part
+from ..processes.engine_processes import EngineProcesses
 from .progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,11 @@ class Lifecycle:
     """
 
     def __init__(
-        self, engine: Part, drain_seconds: float, lame_duck_seconds: float = 0.0, progress: Progress | None = None
+        self,
+        engine: EngineProcesses,
+        drain_seconds: float,
+        lame_duck_seconds: float = 0.0,
+        progress: Progress | None = None,
     ) -> None:
         self.engine = engine
         self.drain_seconds = drain_seconds

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from ..engine import client
-from ..engine.engine import Engine
-from ..engine.resolve import Resolved
-from ..engine.settings import Settings
 from ..errors import UserError
+from ..processes import client
+from ..processes.engine import Engine
+from ..settings.resolve import Resolved
+from ..settings.settings import Settings
 from . import keys, usage_file
 from .accepting import (
     METRICS_CONNECTIONS,

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine.engine import Engine
-from ..plugin import control
-from .answer_watch import AnswerWatch
+from ..plugin import worker_rpc
+from ..processes.engine import Engine
+from .answer_log import AnswerLogger
 from .errors import ApiError
 from .lifecycle import Lifecycle
 
@@ -20,7 +20,7 @@ FRESH_SECONDS = 0.5
 class Live:
     """Asks the engines on behalf of all who look on."""
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle, answers: AnswerWatch) -> None:
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, answers: AnswerLogger) -> None:
         self._engine, self._lifecycle, self._answers = engine, lifecycle, answers
         self._asked = 0.0
         self._answer: asyncio.Task[dict[str, Any]] | None = None
@@ -37,7 +37,7 @@ class Live:
         return await asyncio.shield(self._answer)
 
     async def _read(self) -> dict[str, Any]:
-        states = await control.read_live(self._engine.tokenizer_manager)
+        states = await worker_rpc.read_live(self._engine.tokenizer_manager)
         return merged(states) | {"levels": self._answers.levels, "time": time.monotonic(), "engines": len(states)}
 
 

@@ -156,7 +156,7 @@ class EchoedPrompt:
         self._waiting: dict[int, dict[str, Any]] = {}
         """By choice, `meta_info` with the logprobs of its first chunk."""
 
-    def see(self, content: dict[str, Any]) -> None:
+    def add(self, content: dict[str, Any]) -> None:
         """Take the prompt's logprobs out of what SGLang's tokenizer manager yields."""
         index, meta = content.get("index", 0), content["meta_info"]
         if index not in self._begun and meta.get("input_token_logprobs"):

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..plugin import control
+from ..plugin import worker_rpc
 
 if TYPE_CHECKING:
     from sglang.srt.managers.load_snapshot import LoadSnapshot
@@ -82,7 +82,7 @@ class Progress:
         """Schedulers that had nothing to do may stand still before what was sent to them; their answer is a sign."""
         if self._probe is None or self._probe.done():
             # Never cancelled: its answer would be taken for that of the next question.
-            self._probe = asyncio.get_running_loop().create_task(control.read_live(self._manager))
+            self._probe = asyncio.get_running_loop().create_task(worker_rpc.read_live(self._manager))
 
 
 def _busy(load: LoadSnapshot) -> bool:

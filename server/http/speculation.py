@@ -18,10 +18,10 @@ USAGE_CHUNK = '"choices":[]'
 """In the chunk of a stream that belongs to no choice; a text cannot hold it, its quotes are escaped."""
 
 
-class Told:
-    """Collects what the engine says of a request's choices while SGLang's handler makes a stream of it.
+class SpeculationCollector:
+    """Collector of a request's speculation data, filled while SGLang's handler makes a stream of the answer.
 
-    trace: also who made each token; otherwise only what stands at the end is read. width: of the longest draft.
+    trace: also who made each token; otherwise only the totals at the end. width: of the longest draft.
     keep_special: special tokens are in the text. incremental: SGLang yields only what is new
     (`--incremental-streaming-output`).
     """
@@ -34,9 +34,9 @@ class Told:
         self._until_now: dict[int, tuple[str, list[int], list[Any]]] = {}
         self._latest: dict[int, dict[str, Any]] = {}
         self._traces: dict[int, TokenTrace] = {}
-        self._untold: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        self._pending: dict[int, list[dict[str, Any]]] = defaultdict(list)
 
-    def see(self, content: dict[str, Any]) -> None:
+    def add(self, content: dict[str, Any]) -> None:
         """content: what SGLang's tokenizer manager yields of one choice."""
         index, meta = content.get("index", 0), content["meta_info"]
         self._latest[index] = meta
@@ -44,7 +44,7 @@ class Told:
             if index not in self._traces:
                 self._traces[index] = TokenTrace(self.tokenizer, keep_special=self.keep_special)
             whole = self._whole(index, content) if self.incremental else content
-            self._untold[index] += self._traces[index].follow(whole)
+            self._pending[index] += self._traces[index].follow(whole)
 
     def _whole(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
         meta = content["meta_info"]
@@ -53,13 +53,13 @@ class Told:
         self._until_now[index] = text, ids, makers
         return {"text": text, "output_ids": ids, "meta_info": meta | {KEY: makers}}
 
-    async def stamped(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """The chunks of the stream, each with what there is to say at its place."""
+    async def annotate(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """Yield the chunks of the stream, with trace entries and usage totals added where they belong."""
         async with aclosing(stream):
             async for chunk in stream:
-                yield self._stamp(chunk)
+                yield self._annotated(chunk)
 
-    def _stamp(self, chunk: str) -> str:
+    def _annotated(self, chunk: str) -> str:
         if not (self.trace or USAGE_CHUNK in chunk) or not chunk.startswith("data: {"):
             return chunk
         body = json.loads(chunk.removeprefix("data: "))
@@ -68,7 +68,7 @@ class Told:
         for choice in body.get("choices") or ():
             if choice.get("delta", {}).get("role"):
                 continue  # which opens a stream; the text that was seen by now comes in the next
-            if entries := self._untold.pop(choice["index"], None):
+            if entries := self._pending.pop(choice["index"], None):
                 choice["speculation"] = {"trace": entries}
         return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
@@ -85,7 +85,9 @@ class TokenTrace:
         self._stream = DecodeStream(skip_special_tokens=not keep_special)
         self._seen = 0
         self._decoded = 0  # end of the last token's text
-        self._told = 0  # of the text; it may be further: the engine shows a word before a character that is not whole
+        self._sent = (
+            0  # characters given out; may be ahead: the engine shows a word before a character that is not whole
+        )
 
     def follow(self, content: dict[str, Any]) -> list[dict[str, Any]]:
         """What is new in `content`, which has everything up to now. The last token gets what is left of the text."""
@@ -94,18 +96,18 @@ class TokenTrace:
         entries = []
         for token, (maker, confidence) in zip(ids[self._seen : upto], makers[self._seen : upto], strict=True):
             self._decoded = self._after(token, text)
-            begin, self._told = self._told, max(self._told, self._decoded)
+            begin, self._sent = self._sent, max(self._sent, self._decoded)
             entries.append(
                 {
-                    "token": text[begin : self._told],
+                    "token": text[begin : self._sent],
                     "source": MAKERS[maker],
                     "confidence": None if math.isnan(confidence) else round(confidence, 4),
                 }
             )
         self._seen = upto
         if entries:
-            entries[-1]["token"] += text[self._told :]
-            self._told = len(text)
+            entries[-1]["token"] += text[self._sent :]
+            self._sent = len(text)
         return entries
 
     def _after(self, token: int, text: str) -> int:
@@ -118,17 +120,17 @@ class TokenTrace:
         return min(begin + len(piece), len(text))
 
 
-class Sees(Protocol):
-    """The values that a stream is told of."""
+class Collector(Protocol):
+    """A receiver of the values that the tokenizer manager yields for a request."""
 
-    def see(self, content: dict[str, Any]) -> None: ...
+    def add(self, content: dict[str, Any]) -> None: ...
 
 
-class Overheard:
-    """SGLang's tokenizer manager, as a handler sees it whose stream is being told of."""
+class CollectingTokenizerManager:
+    """SGLang's tokenizer manager, which also gives a collector every value that it yields."""
 
-    def __init__(self, manager: Any, told: Sees):
-        self._manager, self._told = manager, told
+    def __init__(self, manager: Any, collector: Collector):
+        self._manager, self._collector = manager, collector
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
@@ -136,16 +138,16 @@ class Overheard:
     async def generate_request(self, *args: Any) -> AsyncIterator[dict[str, Any]]:
         async with aclosing(self._manager.generate_request(*args)) as contents:
             async for content in contents:
-                self._told.see(content)
+                self._collector.add(content)
                 yield content
 
 
-def add_to_answer(body: dict[str, Any], contents: Sequence[dict[str, Any]], told: Told) -> None:
+def add_to_answer(body: dict[str, Any], contents: Sequence[dict[str, Any]], collector: SpeculationCollector) -> None:
     """To a whole answer, from what the tokenizer manager gave of each choice."""
-    add_totals(body, [content["meta_info"] for content in contents], told.width)
-    if told.trace:
+    add_totals(body, [content["meta_info"] for content in contents], collector.width)
+    if collector.trace:
         for choice, content in zip(body["choices"], contents, strict=True):
-            trace = TokenTrace(told.tokenizer, keep_special=told.keep_special)
+            trace = TokenTrace(collector.tokenizer, keep_special=collector.keep_special)
             choice["speculation"] = {"trace": trace.follow(content)}
 
 

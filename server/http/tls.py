@@ -8,8 +8,8 @@ import os
 import ssl
 from dataclasses import dataclass
 
-from ..engine.settings import Settings
 from ..errors import UserError
+from ..settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 

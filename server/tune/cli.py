@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from .. import pictures
-from ..engine import session
-from ..engine.flags import add_engine_flags, add_unmasking_flags, settings_of
-from ..engine.questions import read_mixed_questions
-from ..engine.resolve import Resolved, resolve_to_measure
 from ..errors import UserError
+from ..processes import session
+from ..prompt_files import read_mixed_questions
+from ..settings.flags import add_engine_flags, add_unmasking_flags, settings_of
+from ..settings.resolve import Resolved, resolve_to_measure
 from .effort import THOROUGH, Effort
 from .events import Event, Failed, Finished, Progress, from_line
 from .request import BadOption, TuneRequest
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from ..processes.engine import Engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

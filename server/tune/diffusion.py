@@ -21,12 +21,12 @@ from outrider.scheduler.draft_graphs.calibration import NODES, Counts, choose
 from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
 from outrider.scheduler.draft_graphs.untuned import untuned_graph
 
-from ..engine import client
-from ..engine.diffusion import REQUESTS
-from ..engine.profile_lookup import graph_fingerprint
-from ..engine.settings import Settings
-from ..plugin import control
+from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
+from ..processes import client
+from ..settings.diffusion import REQUESTS
+from ..settings.profile_lookup import graph_fingerprint
+from ..settings.settings import Settings
 from . import result
 from .effort import MARGIN_STEPS, Effort, Room, Shape
 from .events import Progress
@@ -36,8 +36,8 @@ from .idle import Budget
 from .prompts import built_in_questions, with_temperatures
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
-    from ..engine.resolve import Resolved
+    from ..processes.engine import Engine
+    from ..settings.resolve import Resolved
 
 PROMPTS = 50
 """Replayed, at most."""
@@ -87,14 +87,14 @@ async def tune(
     ]
     saved = result.write(resolved, points, effort, how, graphs=written)
     partial.discard()
-    await control.command(manager, control.RELOAD)
+    await worker_rpc.command(manager, worker_rpc.RELOAD)
     return TunedGraphs(saved, rounds.block, graphs, untuned, counts)
 
 
 async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int) -> Mapping[str, Counts]:
     """Answer every question by base decoding, at temperature 0 and at its own; what was counted, by class."""
     manager = engine.tokenizer_manager
-    await control.command(manager, control.FORGET)
+    await worker_rpc.command(manager, worker_rpc.FORGET)
     options = RequestOptions(gamma=0, planned=False, replayed=True).to_custom_params()
 
     async def ask(question: str, temperature: float) -> None:
@@ -105,7 +105,7 @@ async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tok
 
     await asyncio.gather(*(ask(question, 0.0) for question, _ in questions))
     await asyncio.gather(*(ask(question, temperature) for question, temperature in questions))
-    counts = (await control.read(manager))["counts"]
+    counts = (await worker_rpc.read(manager))["counts"]
     return {name: Counts.from_json(counts[name]) for name in TEMPERATURES}
 
 
@@ -152,7 +152,7 @@ class Rounds:
 
         One state each is the least: rounds that have the blocks before as well stand in where all do.
         """
-        await control.command(manager, control.FORGET)
+        await worker_rpc.command(manager, worker_rpc.FORGET)
         states = shape.tokens // (shape.requests * self.block)
         options = RequestOptions(gamma=states - 1, planned=False, padded=True).to_custom_params()
         await asyncio.gather(
@@ -169,7 +169,7 @@ class Rounds:
                 for index in range(shape.requests)
             )
         )
-        log = (await control.read(manager))["rounds"]
+        log = (await worker_rpc.read(manager))["rounds"]
         times: dict[int, list[float]] = {}
         for requests, rows, seconds in log:
             if requests == shape.requests:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
-    from ..engine.resolve import Resolved
+    from ..processes.engine import Engine
+    from ..settings.resolve import Resolved
 
 
 async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from .events import Progress
 from .idle import Budget
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from ..processes.engine import Engine
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from outrider.scheduler.calibration.fit import fit_table
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.cost.step_times import Point
 
-from ..engine import client
-from ..plugin import control
+from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
+from ..processes import client
 from . import diffusion, result
 from .effort import MARGIN_STEPS, Effort, Shape
 from .events import Progress
@@ -34,8 +34,8 @@ from .prompts import built_in_questions, with_temperatures
 from .report import Tuned
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
-    from ..engine.resolve import Resolved
+    from ..processes.engine import Engine
+    from ..settings.resolve import Resolved
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
     Answers are streamed, as they mostly are when served: the processes that bring tokens to the client share the cores.
     Nothing comes back where no step ran in exactly that shape, because others were using the engine.
     """
-    await control.command(manager, control.FORGET)
+    await worker_rpc.command(manager, worker_rpc.FORGET)
     drafted = [shape.drafted(index) for index in range(shape.requests)]
     options = [RequestOptions(enabled=count > 0, gamma=count, planned=False, padded=True) for count in drafted]
     await asyncio.gather(
@@ -69,7 +69,7 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
             for index, option in enumerate(options)
         )
     )
-    return _points((await control.read(manager))["steps"], shape, shape.total_context(steps))
+    return _points((await worker_rpc.read(manager))["steps"], shape, shape.total_context(steps))
 
 
 def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Point]:
@@ -96,7 +96,7 @@ async def record_answers(
     """Answer every question at temperature 0, at its own, and so with a seed, with all drafts verified; what the worker
     recorded."""
     manager = engine.tokenizer_manager
-    await control.command(manager, control.FORGET)
+    await worker_rpc.command(manager, worker_rpc.FORGET)
     gate = asyncio.Semaphore(CONCURRENCY)
     options = RequestOptions(planned=False).to_custom_params()
 
@@ -110,11 +110,11 @@ async def record_answers(
     sampled = [ask(question, temperature) for question, temperature in questions]
     seeded = [ask(question, temperature, crc32(question.encode())) for question, temperature in questions]
     await asyncio.gather(*greedy, *sampled, *seeded)
-    return to_records((await control.read(manager))["records"], gamma)
+    return to_records((await worker_rpc.read(manager))["records"], gamma)
 
 
 def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
-    """What `control.read` brought, as arrays; of longer drafts the first `gamma` tokens."""
+    """What `worker_rpc.read` brought, as arrays; of longer drafts the first `gamma` tokens."""
     rows = [row[:gamma] for row in lists["confidence"]]
     return Records(
         confidence=np.asarray(rows, dtype=np.float64).reshape(-1, gamma),
@@ -162,7 +162,7 @@ async def tune(
     asked = list(questions or built_in_questions())[: effort.prompts]
     partial = result.begin(resolved)
     room = room_of(engine, settings.max_running_requests, refined)
-    buckets = (await control.read(manager))["buckets"]
+    buckets = (await worker_rpc.read(manager))["buckets"]
     shapes = effort.shapes(settings.gamma, settings.plugin_config.longest, room, buckets)
     points = await measure_grid(manager, shapes, measure_shape, effort, partial, progress, run)
     if refined is not None:
@@ -174,7 +174,7 @@ async def tune(
     calibration = fit_table(*parts, dataset=f"{len(asked)} prompts, greedy and sampled")
     saved = result.write(resolved, points, effort, how, calibration=calibration.to_json())
     partial.discard()
-    await control.command(manager, control.RELOAD)
+    await worker_rpc.command(manager, worker_rpc.RELOAD)
     return Tuned(saved, calibration, parts[1])
 
 

@@ -12,11 +12,11 @@ from outrider.profiles.measurement_log import PartialMeasurement
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point, merge
 
-from ..engine import profile_lookup
+from ..settings import profile_lookup
 from .effort import Effort
 
 if TYPE_CHECKING:
-    from ..engine.resolve import Resolved
+    from ..settings.resolve import Resolved
 
 
 def begin(resolved: Resolved) -> PartialMeasurement:

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from outrider.server.cli import serve
-from outrider.server.engine.settings import Settings
-from outrider.server.http.gate import OPEN_PATHS
+from outrider.server.http.auth import OPEN_PATHS
+from outrider.server.settings.settings import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))

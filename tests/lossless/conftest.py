@@ -14,8 +14,9 @@ from small_target import SmallTarget
 from outrider.profiles import store
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
-from outrider.server.engine import checkpoints, profile_lookup, target
-from outrider.server.engine.settings import Settings
+from outrider.server.model import target
+from outrider.server.settings import checkpoints, profile_lookup
+from outrider.server.settings.settings import Settings
 
 EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--context-length", "1024")
 EXACT += ("--chunked-prefill-size", "32")

@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from outrider.drafters.block import BlockConfig, save_compact, target_identity
 from outrider.drafters.diffusion import DiffusionModel
-from outrider.server.engine import target
+from outrider.server.model import target
 
 GAMMA = 7
 LOUD = range(300, 308)

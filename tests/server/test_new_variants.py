@@ -47,7 +47,7 @@ planners.PLANNERS["halves"] = planners.Entry("halves:Halves", ("gamma",), "half 
 """,
 }
 SETTINGS = """
-from outrider.server.engine.settings import Settings
+from outrider.server.settings.settings import Settings
 from outrider.server.errors import UserError
 
 chosen = Settings(drafter="sevens", planner="halves", device="cpu").plugin_config

@@ -12,7 +12,7 @@ from tiny_drafters import TINY
 
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.training.loop import Recipe, Run
-from outrider.server.engine import cached_folder
+from outrider.server.model import cached_folder
 from outrider.storage import replacing
 from outrider.storage.replacing import replace
 

@@ -10,11 +10,11 @@ import json
 import sys
 from typing import Any
 
-from outrider.server.engine import client, session
-from outrider.server.engine.engine import Engine
-from outrider.server.engine.resolve import resolve
-from outrider.server.engine.settings import Settings
 from outrider.server.plugin.options import KEY
+from outrider.server.processes import client, session
+from outrider.server.processes.engine import Engine
+from outrider.server.settings.resolve import resolve
+from outrider.server.settings.settings import Settings
 
 POISONS: dict[str, dict[str, Any]] = {
     "top_k": {"sampling": {"top_k": 2**31, "temperature": 1.0}},

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
-from outrider.server.engine import target
+from outrider.server.model import target
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD = 768, 64, 2, 4, 2, 32
 GAMMA = 7

@@ -26,11 +26,12 @@ def scheduler(
 
 
 def main(run_dir: Path) -> dict[str, Any]:
-    from outrider.server.engine import engine, sglang_args, target
-    from outrider.server.engine.memory import MemoryPlan
-    from outrider.server.engine.prestart import WaitingScheduler
-    from outrider.server.engine.process import StartupReport
-    from outrider.server.engine.settings import Settings
+    from outrider.server.model import target
+    from outrider.server.processes import engine, sglang_args
+    from outrider.server.processes.prefork import WaitingScheduler
+    from outrider.server.processes.process import StartupReport
+    from outrider.server.settings.memory import MemoryPlan
+    from outrider.server.settings.settings import Settings
 
     settings = Settings(device="cpu")
     engine._set_environment(settings, run_dir)
@@ -42,7 +43,7 @@ def main(run_dir: Path) -> dict[str, Any]:
     from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs
 
-    from outrider.server.engine.launcher import Launcher
+    from outrider.server.processes.launcher import Launcher
 
     arguments = sglang_args.build(settings, target.find(None), MemoryPlan(max_total_tokens=1024), engines=1)
     arguments.resolve_once()

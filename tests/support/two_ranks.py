@@ -189,7 +189,7 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
     target = Target(rank, Group(rank, world.alone), buckets)
     leads = world.alone or rank == 0
-    worker = (decode.SpeculativeWorker if leads else following.Follower)(None, target)
+    worker = (decode.SpeculativeWorker if leads else following.FollowerWorker)(None, target)
     worker.alloc_memory_pool()
     worker._direct_sought = True  # the target is no model of SGLang's
     if leads:

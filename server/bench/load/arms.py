@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import pictures
-from ...engine import client, session
-from ...engine.flags import Flags, settings_of
-from ...engine.questions import read_mixed_questions
-from ...engine.resolve import resolve
 from ...errors import UserError
 from ...plugin.options import RequestOptions
+from ...processes import client, session
+from ...prompt_files import read_mixed_questions
+from ...settings.flags import Flags, settings_of
+from ...settings.resolve import resolve
 from .. import harness
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ...engine.engine import Engine
+    from ...processes.engine import Engine
 
 ARMS = {
     "off": RequestOptions(enabled=False),

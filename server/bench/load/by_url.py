@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import pictures
-from ...engine.flags import Flags
 from ...errors import UserError
+from ...settings.flags import Flags
 from .. import harness, remote
 from . import arrivals, generate, report, scenario, workload
 from .generate import Record

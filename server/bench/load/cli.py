@@ -29,8 +29,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ...engine.flags import Flags, add_engine_flags
 from ...errors import UserError
+from ...settings.flags import Flags, add_engine_flags
 from .. import harness
 from . import arms, by_url
 

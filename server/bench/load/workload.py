@@ -12,8 +12,8 @@ import numpy as np
 
 import outrider.profiles
 
-from ...engine.questions import read_mixed_questions
 from ...errors import UserError
+from ...prompt_files import read_mixed_questions
 from ..remote import CHAT, Remote
 from .arrivals import BLOCK_TOKENS, Traced
 from .scenario import Length, Requests, Scenario

@@ -35,8 +35,8 @@ from pathlib import Path
 import outrider.profiles
 
 from ... import pictures
-from ...engine.questions import read_mixed_questions
 from ...errors import UserError
+from ...prompt_files import read_mixed_questions
 from .. import harness, remote
 from ..remote import Remote
 from . import processes, report, traffic

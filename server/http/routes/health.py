@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from ...engine.part import Part
+from ...processes.engine_processes import EngineProcesses
 from .. import metrics, openapi
 from ..lifecycle import Lifecycle
 
@@ -16,7 +16,7 @@ RENDERING = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 """Not the loop's own threads: those check what clients sent, and a scrape must not wait for them."""
 
 
-def install(app: FastAPI, engine: Part, lifecycle: Lifecycle) -> None:
+def install(app: FastAPI, engine: EngineProcesses, lifecycle: Lifecycle) -> None:
     """Add the routes. None of them asks the engine for anything that takes its time."""
 
     @app.get("/health", responses={503: {"description": "a process of the engine has died, or its steps do not end"}})

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from ...engine.engine import Engine
+from ...processes.engine import Engine
 from .. import admission, handlers, openapi, requests, validation
 from ..answers import ChatAnswer, TextAnswer
 from ..errors import ApiError

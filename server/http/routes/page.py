@@ -12,8 +12,8 @@ import fastapi_swagger.resources
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from ...engine.engine import Engine
-from ...engine.settings import Settings
+from ...processes.engine import Engine
+from ...settings.settings import Settings
 from ..errors import ApiError
 from ..live import Live
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from ...engine.engine import Engine
-from ...engine.resolve import Resolved
+from ...processes.engine import Engine
+from ...settings.resolve import Resolved
 from ...tune import measure
 from ...tune.events import Event, Failed, Finished, to_line
 from ...tune.request import TuneRequest

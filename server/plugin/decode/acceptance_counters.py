@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from outrider.scheduler.calibration.classes import CLASSES, SAMPLING, SOURCES
 
-from .collapse import AcceptanceWatch
-from .gathered import GatheredTable
+from .acceptance_alarm import AcceptanceAlarm
+from .buffered import BufferedTable
 
 CALIBRATION_BINS = 10
 MOST = 64
@@ -24,11 +24,11 @@ class AcceptanceCounters:
     """
 
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry):
-        self.watch = AcceptanceWatch(drafter, registry)
+        self.watch = AcceptanceAlarm(drafter, registry)
         self.positions = np.arange(1, gamma + 1)
         self._waiting: list[tuple[np.ndarray, ...]] = []
         classes = {"sampling": SAMPLING, "source": SOURCES}
-        self.by_position = GatheredTable(
+        self.by_position = BufferedTable(
             {
                 "outrider_verified_position": "Drafts observed by the target, by position.",
                 "outrider_accepted_position": "Drafts accepted, by position.",
@@ -38,7 +38,7 @@ class AcceptanceCounters:
             registry,
         )
         # ECE over a time range: sum over bins of |increase(expected) - increase(accepted)| / sum of increase(observed).
-        self.by_bin = GatheredTable(
+        self.by_bin = BufferedTable(
             {
                 "outrider_calibration_observed": "Drafts observed, by confidence bin.",
                 "outrider_calibration_accepted": "Drafts accepted, by confidence bin.",

@@ -15,7 +15,7 @@ from .spec_inputs import flatten
 from .worker import SpeculativeWorker
 
 
-class Follower(SpeculativeWorker):
+class FollowerWorker(SpeculativeWorker):
     """Puts what the first rank says through its part of the target, and gives its scheduler the tokens that the first
     rank has drawn. It has no drafter, planner, seeds or metrics; of the logprobs that SGLang wants to see, those that
     are sent are the first rank's.
@@ -32,7 +32,7 @@ class Follower(SpeculativeWorker):
         if batch.is_prefill_only:
             tokens = torch.zeros(count, dtype=torch.int64, device=self.device)
         else:
-            (tokens,) = self.ranks.hear((count,))
+            (tokens,) = self.ranks.receive((count,))
             if batch.return_logprob:
                 logits, everyone = result.logits_output.next_token_logits, torch.arange(count, device=self.device)
                 write_logprobs(result.logits_output, batch, logits, everyone, tokens)
@@ -46,11 +46,11 @@ class Follower(SpeculativeWorker):
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors, count = batch.spec_info.bonus_tokens.long(), len(rows)
-        bucket = self.ranks.hear_bucket() if self.has_buckets else None
-        draft_tokens, verify_lens = self.ranks.hear((count, self.width - 1), (count,))
+        bucket = self.ranks.receive_bucket() if self.has_buckets else None
+        draft_tokens, verify_lens = self.ranks.receive((count, self.width - 1), (count,))
         flat = flatten(anchors, draft_tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows, bucket)
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
-        tokens, accept_lens = self.ranks.hear((count, self.width), (count,))
+        tokens, accept_lens = self.ranks.receive((count, self.width), (count,))
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from ..buckets import TOKEN_SECONDS
 from .acceptance_counters import AcceptanceCounters
-from .gathered import GatheredCounter, GatheredHistogram
+from .buffered import BufferedCounter, BufferedHistogram
 from .step import Step
 
 PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
@@ -27,17 +27,17 @@ class SpeculationMetrics:
 
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry = REGISTRY):
         self.acceptance = AcceptanceCounters(gamma, drafter, registry)
-        gathered: list[GatheredCounter | GatheredHistogram] = []
+        buffered: list[BufferedCounter | BufferedHistogram] = []
 
-        def counter(name: str, text: str) -> GatheredCounter:
-            gathered.append(made := GatheredCounter(Counter(name, text, registry=registry)))
+        def counter(name: str, text: str) -> BufferedCounter:
+            buffered.append(made := BufferedCounter(Counter(name, text, registry=registry)))
             return made
 
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> GatheredHistogram:
-            gathered.append(made := GatheredHistogram(Histogram(name, text, buckets=buckets, registry=registry)))
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> BufferedHistogram:
+            buffered.append(made := BufferedHistogram(Histogram(name, text, buckets=buckets, registry=registry)))
             return made
 
-        self.gathered, self.flushed = gathered, time.monotonic()
+        self.buffered, self.flushed = buffered, time.monotonic()
         self.steps = counter("outrider_decode_steps", "Decode steps of the engine.")
         self.undrafted_steps = counter("outrider_undrafted_steps", "Decode steps that ran without drafting.")
         self.request_steps = counter("outrider_request_steps", "Decode steps summed over the requests in each.")
@@ -104,7 +104,7 @@ class SpeculationMetrics:
     def flush(self) -> None:
         """Bring all counters up to date."""
         self.acceptance.flush()
-        for metric in self.gathered:
+        for metric in self.buffered:
             metric.flush()
         self.flushed = time.monotonic()
 

@@ -1,10 +1,10 @@
-"""The first of an engine's tensor-parallel ranks decides, the others are told.
+"""Broadcasts from the first tensor-parallel rank of an engine, which decides, to the others.
 
 Each rank computes its part of the target's forward, so all must put the same tokens through it and keep the same ones.
 Clocks, random seeds and the rounding of confidences and probabilities differ between ranks; so nothing that depends on
 them is decided twice. A step has two broadcasts between devices: what is verified, before the forward, and what came of
-it, behind it. Where its size is decided before its lengths, hosts tell each other the size: every rank then replays the
-same graph, and no host waits for its device.
+it, behind it. Where the size of the token bucket is decided before the lengths, hosts exchange that size: every rank
+then replays the same graph, and no host waits for its device.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ import torch.distributed
 
 
 class Ranks:
-    """group: SGLang's GroupCoordinator of the ranks. device: where what they are told lies."""
+    """The ranks of an engine.
+
+    group: SGLang's GroupCoordinator of them. device: of the tensors that are broadcast.
+    """
 
     def __init__(self, group: Any, device: Any) -> None:
         self.group = group
         self.device = device
 
-    def tell(self, *parts: torch.Tensor) -> None:
+    def broadcast(self, *parts: torch.Tensor) -> None:
         """As the first rank: parts [...] int64. Nothing is sent where there is no other."""
         if self.group.world_size > 1:
             self.group.broadcast(torch.cat([part.reshape(-1).long() for part in parts]))
 
-    def hear(self, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """As any other rank: what `tell` was given, which had these shapes."""
+    def receive(self, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """As any other rank: what `broadcast` was given, which had these shapes."""
         sizes = [math.prod(shape) for shape in shapes]
-        told = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
-        self.group.broadcast(told)
-        return tuple(part.view(shape) for part, shape in zip(told.split(sizes), shapes, strict=True))
+        received = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
+        self.group.broadcast(received)
+        return tuple(part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True))
 
-    def tell_bucket(self, bucket: int) -> None:
+    def broadcast_bucket(self, bucket: int) -> None:
         """As the first rank: how many tokens the step's forward has."""
         if self.group.world_size > 1:
             self._between_hosts(torch.tensor(bucket))
 
-    def hear_bucket(self) -> int:
-        """As any other rank: what `tell_bucket` was given."""
+    def receive_bucket(self) -> int:
+        """As any other rank: what `broadcast_bucket` was given."""
         return int(self._between_hosts(torch.tensor(0)))
 
     def _between_hosts(self, number: torch.Tensor) -> torch.Tensor:

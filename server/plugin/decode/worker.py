@@ -166,7 +166,7 @@ class SpeculativeWorker(BaseSpecWorker):
             tokens = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
         else:
             tokens = self._first_tokens(batch, logits_output, seq_lens)
-            self.ranks.tell(tokens)
+            self.ranks.broadcast(tokens)
         if self._captures_hidden:
             logits_output.hidden_states = None
         traced = self.requests.traced[batch.req_pool_indices_cpu.numpy()]
@@ -229,11 +229,11 @@ class SpeculativeWorker(BaseSpecWorker):
 
         step = self.planning.begin(*self._host_view(batch), classes)
         if step.bucket is not None:
-            self.ranks.tell_bucket(step.bucket)
+            self.ranks.broadcast_bucket(step.bucket)
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
         admission = self.planning.admit(step, draft, draft_seconds)
         verify_lens = admission.verify_lens
-        self.ranks.tell(draft.tokens, verify_lens)
+        self.ranks.broadcast(draft.tokens, verify_lens)
         page_table = self.req_to_token_pool.req_to_token
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.bucket)
         tail = self.tail
@@ -244,7 +244,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if tail is not None and verified.can_run_cuda_graph:
             accept_lens, tokens = tail.made(len(rows), len(flat.request))
             logits_output.hidden_states = None
-            self.ranks.tell(tokens, accept_lens)
+            self.ranks.broadcast(tokens, accept_lens)
         else:
             exact = batch.return_logprob or not sampling.all_greedy  # else only the largest of each row is wanted
             logits = self.rules.verified(
@@ -253,7 +253,7 @@ class SpeculativeWorker(BaseSpecWorker):
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
                 accept_lens = accept_lens.masked_fill(upload(step.entries.padded, self.device), 1)
-            self.ranks.tell(tokens, accept_lens)
+            self.ranks.broadcast(tokens, accept_lens)
             self._commit(flat, accept_lens, tokens, seq_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:

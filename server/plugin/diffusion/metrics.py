@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from ..decode.gathered import GatheredCounter, GatheredHistogram
+from ..decode.buffered import BufferedCounter, BufferedHistogram
 
 DEPTHS = 8
 """Accepted drafts in a row that are told apart; further ones count as the last."""
@@ -27,14 +27,14 @@ class DiffusionMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY):
         self.totals = dict.fromkeys(TOTALS, 0)
         self._flushed = time.monotonic()
-        self._gathered: list[GatheredCounter | GatheredHistogram] = []
+        self._gathered: list[BufferedCounter | BufferedHistogram] = []
 
-        def gathered(counter: Counter) -> GatheredCounter:
-            self._gathered.append(made := GatheredCounter(counter))
+        def buffered(counter: Counter) -> BufferedCounter:
+            self._gathered.append(made := BufferedCounter(counter))
             return made
 
-        def counter(name: str, text: str) -> GatheredCounter:
-            return gathered(Counter(name, text, registry=registry))
+        def counter(name: str, text: str) -> BufferedCounter:
+            return buffered(Counter(name, text, registry=registry))
 
         self.forwards = counter("outrider_diffusion_forwards", "Forwards of rounds with an open block.")
         self.request_forwards = counter(
@@ -48,12 +48,12 @@ class DiffusionMetrics:
             ("depth",),
             registry=registry,
         )
-        self.accepted = [gathered(accepted.labels(str(depth))) for depth in range(1, DEPTHS + 1)]
+        self.accepted = [buffered(accepted.labels(str(depth))) for depth in range(1, DEPTHS + 1)]
         self.joined = counter(
             "outrider_joined_commits", "Blocks that were finished and followed by the next one in the same forward."
         )
         text = "D: states that the planner drafted of an open block in a forward."
-        self.planned = GatheredHistogram(Histogram("outrider_planned_states", text, buckets=PLANNED, registry=registry))
+        self.planned = BufferedHistogram(Histogram("outrider_planned_states", text, buckets=PLANNED, registry=registry))
         self._gathered.append(self.planned)
 
     def observe(

@@ -11,9 +11,9 @@ import torch
 
 from outrider.kernels.ragged import write_page_table
 
-from .. import agreement, control
+from .. import node_consistency, worker_rpc
 from ..config import PluginConfig
-from . import answer_ends, grammars, lean_step, older_sglang, request_guard, step_profiler
+from . import answer_ends, grammars, older_sglang, request_guard, sglang_overhead_patches, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -24,9 +24,9 @@ def register() -> None:
         return
     step_profiler.install_if_asked()
     _register_algorithm()
-    control.register()
+    worker_rpc.register()
     request_guard.register()
-    agreement.register(older_sglang.meeting())
+    node_consistency.register(older_sglang.meeting())
     older_sglang.bridge()
     grammars.register()
     answer_ends.register()
@@ -37,7 +37,7 @@ def register() -> None:
     _register_diffusion()
     if not torch.cuda.is_available():
         _register_cpu_attention()
-        lean_step.register()
+        sglang_overhead_patches.register()
         _replace_triton_helpers()
         _compile_no_embedding()
         _register_cpu_kernels()
@@ -56,10 +56,10 @@ def _register_algorithm() -> None:
     def worker_class(server_args: Any) -> type:
         from sglang.srt.runtime_context import get_parallel
 
-        from ..decode.follower import Follower
+        from ..decode.follower import FollowerWorker
         from ..decode.worker import SpeculativeWorker
 
-        return Follower if get_parallel().tp_rank else SpeculativeWorker
+        return FollowerWorker if get_parallel().tp_rank else SpeculativeWorker
 
 
 def _load_one_tokenizer() -> None:

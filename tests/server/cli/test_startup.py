@@ -17,8 +17,9 @@ from running import OUTRIDER, environment, free_port
 
 from outrider.kernels.cache import cache_root
 from outrider.kernels.cpu import native
-from outrider.server.engine import bundled_model, cached_folder, gguf_model, hardware
 from outrider.server.errors import UserError
+from outrider.server.machine import hardware
+from outrider.server.model import bundled_model, cached_folder, gguf_model
 from outrider.server.plugin.loading import gguf_weights
 
 

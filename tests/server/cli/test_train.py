@@ -12,7 +12,7 @@ from tiny_drafters import save_target
 
 from outrider.drafters.training import cli
 from outrider.server.cli.main import main
-from outrider.server.engine import hardware
+from outrider.server.machine import hardware
 
 
 def test_losses_are_drawn_where_matplotlib_is_installed(

@@ -23,9 +23,11 @@ from safetensors.torch import save_file
 from outrider.profiles import store
 from outrider.server.doctor import installation, machine, serving
 from outrider.server.doctor.finding import Finding, Status
-from outrider.server.engine import checkpoints, hardware, profile_lookup, target, topology
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.topology import Core, Topology
+from outrider.server.machine import hardware, topology
+from outrider.server.machine.topology import Core, Topology
+from outrider.server.model import target
+from outrider.server.settings import checkpoints, profile_lookup
+from outrider.server.settings.settings import Settings
 
 SOURCES = Path(__file__).parents[3] / ".src"
 

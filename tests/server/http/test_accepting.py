@@ -20,13 +20,13 @@ import uvloop
 from metrics_page import metric
 from running import Server
 
-from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.http import listen
 from outrider.server.http.accepting import OpenConnections
 from outrider.server.http.connection import protocol
 from outrider.server.http.listen import bind
 from outrider.server.http.tls import Tls
+from outrider.server.settings.settings import Settings
 
 LIMIT = 3
 SECONDS = 1.0

@@ -187,15 +187,15 @@ def alive(process: psutil.Process) -> bool:
 
 
 def test_any_process_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
-    from outrider.server.engine.part import Part
-    from outrider.server.engine.process import StartupReport
-    from outrider.server.engine.run_folder import RunFolder
+    from outrider.server.processes.engine_processes import EngineProcesses
+    from outrider.server.processes.process import StartupReport
+    from outrider.server.processes.run_folder import RunFolder
 
     context = multiprocessing.get_context("spawn")
     processes = {name: context.Process(target=time.sleep, args=(60,)) for name in ("scheduler_0", "detokenizer")}
     for process in processes.values():
         process.start()
-    engine = Part(processes, RunFolder.make(), StartupReport(tmp_path / "report"))
+    engine = EngineProcesses(processes, RunFolder.make(), StartupReport(tmp_path / "report"))
     try:
         assert engine.dead_processes() == []
         processes["detokenizer"].kill()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.http.hosts import HostGuard, Hosts
 from outrider.server.http.listen import Listeners, bind
+from outrider.server.settings.settings import Settings
 
 FOREIGN = (
     "evil.example",

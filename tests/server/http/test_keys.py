@@ -55,7 +55,7 @@ def test_command_makes_keys_that_are_nowhere_written(tmp_path: Path, capsys: pyt
     team, operator = keys.read(file)
     assert (team.name, str(team.rate), team.concurrency, team.admin) == ("team-a", "600/minute", 8, False)
     assert (operator.name, operator.rate, operator.concurrency, operator.admin) == ("operator", None, None, True)
-    found = Access(None, file).holder(header(first))
+    found = Access(None, file).key_usage(header(first))
     assert found is not None
     assert found.key == team
 
@@ -137,15 +137,15 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     file = tmp_path / "keys.toml"
     old = make(capsys, "old", "--api-keys", str(file), "--concurrency", "1")
     watched = Access(None, file)
-    holder = watched.holder(header(old))
-    assert holder is not None
-    holder.begin()
+    key_usage = watched.key_usage(header(old))
+    assert key_usage is not None
+    key_usage.begin()
 
     new = make(capsys, "new", "--api-keys", str(file))
-    assert watched.holder(header(new)) is None
+    assert watched.key_usage(header(new)) is None
     look(watched)
-    assert watched.holder(header(new)) is not None
-    assert watched.holder(header(old)) is holder  # what it has used stays known
+    assert watched.key_usage(header(new)) is not None
+    assert watched.key_usage(header(old)) is key_usage  # what it has used stays known
 
     with caplog.at_level(logging.ERROR):
         for bad in ("[old", ""):
@@ -157,14 +157,14 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     assert [record.getMessage().partition(": ")[0] for record in caplog.records[1:]] == [
         "the API keys stay as they were"
     ] * 3  # once for each
-    assert watched.holder(header(old)) is holder
+    assert watched.key_usage(header(old)) is key_usage
     assert not watched.open
 
     make(capsys, "third", "--api-keys", str(file))
     look(watched)
-    assert watched.holder(header(old)) is None
-    assert watched.holder(header(new)) is None
-    holder.end(1)
+    assert watched.key_usage(header(old)) is None
+    assert watched.key_usage(header(new)) is None
+    key_usage.end(1)
 
 
 def test_an_exchanged_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +178,7 @@ def test_an_exchanged_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(link)
     look(watched)
-    assert [watched.holder(header(key)) is not None for key in made] == [False, True]
+    assert [watched.key_usage(header(key)) is not None for key in made] == [False, True]
 
 
 def test_the_file_is_looked_at_again_and_again(
@@ -193,7 +193,7 @@ def test_the_file_is_looked_at_again_and_again(
     async def main() -> None:
         task = asyncio.create_task(watched.watch())
         async with asyncio.timeout(10):
-            while watched.holder(header(new)) is None:
+            while watched.key_usage(header(new)) is None:
                 await asyncio.sleep(0.01)
         task.cancel()
 
@@ -238,15 +238,15 @@ def test_a_broken_file_never_ends_the_watch(
             BROKEN[how](file)
             while "stay as they were" not in caplog.text:
                 await asyncio.sleep(0.01)
-            assert watched.holder(header(old)) is not None
+            assert watched.key_usage(header(old)) is not None
             file.rename(tmp_path / "away")
             aside.rename(file)
-            while watched.holder(header(new)) is None:
+            while watched.key_usage(header(new)) is None:
                 await asyncio.sleep(0.01)
         task.cancel()
 
     asyncio.run(main())
-    assert watched.holder(header(old)) is None
+    assert watched.key_usage(header(old)) is None
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert all("the API keys stay as they were: " in record.getMessage() for record in errors)
     assert max(len(record.getMessage()) for record in errors) < len(str(file)) + 300
@@ -264,7 +264,7 @@ def test_what_nobody_thought_of_does_not_end_the_watch_either(
     make(capsys, "new", "--api-keys", str(file))
     monkeypatch.setattr(keys, "read", lambda path: 1 / 0)
     look(watched)
-    assert watched.holder(header(old)) is not None
+    assert watched.key_usage(header(old)) is not None
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -310,7 +310,7 @@ def test_keys_are_listed_without_secrets_and_taken_back(tmp_path: Path, capsys: 
     assert [key.name for key in keys.read(file)] == ["list", "team-ab"]
     assert file.read_text() == by_hand[by_hand.index("# the list") :]
     watched = Access(None, file)
-    assert [watched.holder(header(key)) is None for key in made] == [True, False, False]
+    assert [watched.key_usage(header(key)) is None for key in made] == [True, False, False]
 
 
 def test_a_table_written_otherwise_is_left_to_its_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

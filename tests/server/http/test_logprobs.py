@@ -17,9 +17,9 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.utils import to_openai_style_logprobs
 from transformers import AutoTokenizer
 
-from outrider.server.engine import bundled_model
 from outrider.server.http import logprobs
 from outrider.server.http.logprobs import EchoedPrompt, Spellings
+from outrider.server.model import bundled_model
 
 TOP = 5
 
@@ -119,7 +119,7 @@ def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: 
 
     async def stream() -> AsyncGenerator[str, None]:
         for content in contents:
-            echoed.see(content)
+            echoed.add(content)
             assert content["meta_info"]["input_token_logprobs"] == []  # what SGLang sees
             yield f"data: {json.dumps({'choices': [{'index': content['index'], 'logprobs': None}]})}\n\n"
         yield "data: [DONE]\n\n"

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from running import Server
 
-from outrider.server.engine import logs
-from outrider.server.engine.settings import Settings
 from outrider.server.http.sampling_defaults import OPENAI, SamplingDefaults
+from outrider.server.processes import logs
+from outrider.server.settings.settings import Settings
 
 
 def defaults(*, diffusion: bool = False, **recommended: float) -> SamplingDefaults:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from outrider.server.http.answers import ChatAnswer, TextAnswer
-from outrider.server.http.speculation import KEY, TokenTrace, Told, add_totals
+from outrider.server.http.speculation import KEY, SpeculationCollector, TokenTrace, add_totals
 from outrider.server.plugin.decode.trace import LOOKUP, MAKERS, TARGET
 
 REPEATING = "Say it again and again: the fox ran, the fox ran, the fox ran, the fox"
@@ -58,10 +58,10 @@ def test_pieces_of_a_stream_together_are_the_whole() -> None:
 
 def test_an_engine_that_tells_only_what_is_new_is_followed_as_well() -> None:
     tokenizer = Bytes()
-    told = Told(tokenizer, 7, trace=True, incremental=True)
+    collector = SpeculationCollector(tokenizer, 7, trace=True, incremental=True)
     for piece in ("dé", "jà", " vu"):
-        told.see(tokenizer.content(piece, ended=piece == " vu"))
-    entries = told._untold[0]
+        collector.add(tokenizer.content(piece, ended=piece == " vu"))
+    entries = collector._pending[0]
     assert "".join(entry["token"] for entry in entries) == "déjà vu"
     assert [entry["source"] for entry in entries].count("target") == 3
 

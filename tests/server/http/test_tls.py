@@ -17,13 +17,13 @@ import pytest
 import uvicorn
 from running import wait_until
 
-from outrider.server.engine.settings import Settings
 from outrider.server.errors import UserError
 from outrider.server.http import tls
 from outrider.server.http.accepting import OpenConnections
 from outrider.server.http.connection import protocol
 from outrider.server.http.listen import Server, bind
 from outrider.server.http.tls import Tls
+from outrider.server.settings.settings import Settings
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 

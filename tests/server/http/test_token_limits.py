@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.server.http.access import Holder
+from outrider.server.http.access import KeyUsage
 from outrider.server.http.admission import Admission
 from outrider.server.http.errors import ApiError
 from outrider.server.http.keys import Key
@@ -37,8 +37,8 @@ class Choice:
     output_ids: list[int] = field(default_factory=list)
 
 
-def holder_of(time: Time, **limits: Any) -> Holder:
-    return Holder(Key(name="k", digest=b"", **limits), time)
+def key_usage_of(time: Time, **limits: Any) -> KeyUsage:
+    return KeyUsage(Key(name="k", digest=b"", **limits), time)
 
 
 def refused(call: Any, *arguments: Any) -> ApiError:
@@ -112,7 +112,7 @@ def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
     """And what was used is exactly what counts in the end: nothing is lost, or kept. No slack: it is taken before."""
     time = Time(MIDNIGHT - 600.0)
     limits = {"tokens_per_minute": per_minute, "tokens_per_day": per_day, "max_tokens_per_request": per_request}
-    holder = holder_of(time, **limits)
+    key_usage = key_usage_of(time, **limits)
     codes: set[str | None] = set()
     used: list[tuple[float, int]] = []  # when it was admitted, with all that it wrote
     running: list[tuple[float, Admission, int, bool]] = []
@@ -131,8 +131,8 @@ def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
 
     for after, prompt, choices, asked, share, seconds, leaves in requests:
         until(time.now + after)
-        holder.begin()
-        admission = Admission(holder)
+        key_usage.begin()
+        admission = Admission(key_usage)
         try:
             admission.weigh(choices, 1)
             answer = admission.reserve(prompt, choices, asked, 1000, None)
@@ -159,67 +159,67 @@ def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
     for day in (MIDNIGHT - DAY_SECONDS, MIDNIGHT):
         assert sum(tokens for at, tokens in used if day <= at < day + DAY_SECONDS) <= per_day
     today = time.now - time.now % DAY_SECONDS
-    assert holder.day.taken(time.now) == sum(tokens for at, tokens in used if at >= today)
-    assert holder.minute.taken(time.now) == holder.under_way == 0
+    assert key_usage.day.taken(time.now) == sum(tokens for at, tokens in used if at >= today)
+    assert key_usage.minute.taken(time.now) == key_usage.under_way == 0
 
 
 def test_a_request_takes_what_it_may_become_and_gives_the_rest_back() -> None:
     time = Time()
-    holder = holder_of(time, tokens_per_minute=100)
-    holder.begin()
-    one = Admission(holder)
+    key_usage = key_usage_of(time, tokens_per_minute=100)
+    key_usage.begin()
+    one = Admission(key_usage)
     assert one.reserve(10, 1, 60, 1000, None) == 60
-    holder.begin()
-    other = Admission(holder)
+    key_usage.begin()
+    other = Admission(key_usage)
     refusal = refused(other.reserve, 10, 1, 21, 1000, None)
     assert (refusal.status, refusal.code, refusal.retry_after) == (429, "token_limit_exceeded", 60)
     assert "100 tokens a minute and has 30 left; this request may take 31" in refusal.message
     assert other.reserve(10, 1, 20, 1000, None) == 20
     one.opened("a", Choice(output_ids=[1, 2, 3]))
     one.closed("a")
-    assert holder.minute.taken(time.now) == 100  # its answer has not ended
+    assert key_usage.minute.taken(time.now) == 100  # its answer has not ended
     one.end()
-    assert holder.minute.taken(time.now) == 13 + 30
-    assert holder.under_way == 1
+    assert key_usage.minute.taken(time.now) == 13 + 30
+    assert key_usage.under_way == 1
 
 
 def test_what_a_client_left_counts_when_the_engine_has_let_go() -> None:
     time = Time()
-    holder = holder_of(time, tokens_per_day=100)
-    holder.begin()
-    admission, seen = Admission(holder), []
+    key_usage = key_usage_of(time, tokens_per_day=100)
+    key_usage.begin()
+    admission, seen = Admission(key_usage), []
     admission.at_last.append(lambda one: seen.append(one.tokens))
     admission.reserve(10, 1, 60, 1000, None)
     state = Choice(output_ids=[1] * 5)
     admission.opened("a", state)
     admission.end()
-    assert (holder.day.taken(time.now), seen, holder.under_way) == (70, [], 0)
+    assert (key_usage.day.taken(time.now), seen, key_usage.under_way) == (70, [], 0)
     state.output_ids += [1] * 3
     admission.closed("a")
-    assert holder.day.taken(time.now) == 18
+    assert key_usage.day.taken(time.now) == 18
     assert [(tokens.prompt, tokens.completion) for tokens in seen] == [(10, 8)]
 
 
 def test_what_never_ran_costs_nothing() -> None:
     time = Time()
-    holder = holder_of(time, tokens_per_day=100)
+    key_usage = key_usage_of(time, tokens_per_day=100)
     for waited in (False, True):
-        holder.begin()
-        admission = Admission(holder)
+        key_usage.begin()
+        admission = Admission(key_usage)
         admission.reserve(10, 1, 60, 1000, None)
         if waited:  # in the engine's queue, for longer than it may
             admission.opened("a", Choice())
             admission.closed("a")
             admission.unread("a")
         admission.end()
-        assert holder.day.taken(time.now) == 0
+        assert key_usage.day.taken(time.now) == 0
 
 
 def test_states_that_sglang_leaves_are_forgotten() -> None:
     forgotten, time = [], Time()
-    holder = holder_of(time, tokens_per_day=100)
-    holder.begin()
-    admission = Admission(holder)
+    key_usage = key_usage_of(time, tokens_per_day=100)
+    key_usage.begin()
+    admission = Admission(key_usage)
     admission.reserve(10, 1, 60, 1000, None)
 
     def forget(request_id: str) -> None:
@@ -233,21 +233,21 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
     admission.opened("running", Choice())
     admission.end()
     assert forgotten == ["left"]
-    assert holder.day.taken(time.now) == 70
+    assert key_usage.day.taken(time.now) == 70
     assert admission.places == 1
     admission.closed("running")
     assert admission.places == 0
-    assert holder.day.taken(time.now) == 12
+    assert key_usage.day.taken(time.now) == 12
 
-    holder.begin()
-    admission = Admission(holder)
+    key_usage.begin()
+    admission = Admission(key_usage)
     admission.forget = forget
     admission.reserve(10, 1, 60, 1000, None)
     admission.opened("left", Choice(dispatched=False))
     admission.opened("done", Choice(output_ids=[1, 2]))
     admission.closed("done")
     admission.end()
-    assert holder.day.taken(time.now) == 24
+    assert key_usage.day.taken(time.now) == 24
 
 
 @pytest.mark.parametrize(
@@ -263,15 +263,15 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
 def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
     limits: dict[str, int], most: int | None, answer: int | None
 ) -> None:
-    holder = holder_of(Time(), **limits)
-    holder.begin()
-    assert Admission(holder).reserve(10, 1, None, 300, most) == answer
+    key_usage = key_usage_of(Time(), **limits)
+    key_usage.begin()
+    assert Admission(key_usage).reserve(10, 1, None, 300, most) == answer
 
 
 def test_several_prompts_share_what_a_request_may_have() -> None:
-    holder = holder_of(Time(), max_tokens_per_request=100)
-    holder.begin()
-    admission = Admission(holder)
+    key_usage = key_usage_of(Time(), max_tokens_per_request=100)
+    key_usage.begin()
+    admission = Admission(key_usage)
     admission.weigh(2, 2)
     answers = [admission.reserve(10, 2, None, 1000, None) for _ in range(2)]
     assert answers == [20, 20]
@@ -280,66 +280,66 @@ def test_several_prompts_share_what_a_request_may_have() -> None:
 def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
     """`usage` counts it once too. With a seed SGLang gets a prompt for each choice."""
     time = Time()
-    holder = holder_of(time, tokens_per_day=1000)
-    holder.begin()
-    admission = Admission(holder)
+    key_usage = key_usage_of(time, tokens_per_day=1000)
+    key_usage.begin()
+    admission = Admission(key_usage)
     admission.weigh(3, 2)
     for _ in range(6):
         admission.reserve(10, 1, 5, 1000, None)
-    assert holder.day.taken(time.now) == 2 * 10 + 6 * 5
+    assert key_usage.day.taken(time.now) == 2 * 10 + 6 * 5
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens_per_request": 50}, {"tokens_per_minute": 50}, {"tokens_per_day": 50}])
 def test_what_could_never_be_is_refused_for_good(limits: dict[str, int]) -> None:
-    holder = holder_of(Time(), **limits)
-    holder.begin()
+    key_usage = key_usage_of(Time(), **limits)
+    key_usage.begin()
     for prompt, answer in ((10, 41), (50, None), (60, 1)):
-        refusal = refused(Admission(holder).reserve, prompt, 1, answer, 1000, None)
+        refusal = refused(Admission(key_usage).reserve, prompt, 1, answer, 1000, None)
         assert (refusal.status, refusal.code) == (400, "request_too_many_tokens")
         assert "one of key k may have 50" in refusal.message
 
 
 def test_choices_weigh() -> None:
-    holder = holder_of(Time(), concurrency=4)
-    holder.begin()
-    one = Admission(holder)
+    key_usage = key_usage_of(Time(), concurrency=4)
+    key_usage.begin()
+    one = Admission(key_usage)
     one.weigh(3, 1)
-    holder.begin()
-    two = Admission(holder)
+    key_usage.begin()
+    two = Admission(key_usage)
     refusal = refused(two.weigh, 2, 1)
     assert (refusal.status, refusal.code, refusal.retry_after) == (429, "concurrency_limit_exceeded", 1)
     refusal = refused(two.weigh, 2, 3)
     assert (refusal.status, refusal.code, refusal.param) == (400, "too_many_choices", "n")
-    assert refused(holder.begin).status == 429
+    assert refused(key_usage.begin).status == 429
     two.end()
     one.end()
-    assert holder.under_way == 0
-    holder.begin()
-    Admission(holder).weigh(4, 1)
+    assert key_usage.under_way == 0
+    key_usage.begin()
+    Admission(key_usage).weigh(4, 1)
 
 
 def test_headers_say_what_is_left() -> None:
     time = Time(MIDNIGHT + DAY_SECONDS - 3723.5)
-    holder = holder_of(time, tokens_per_minute=100, tokens_per_day=120)
-    assert dict(holder.headers()) == {
+    key_usage = key_usage_of(time, tokens_per_minute=100, tokens_per_day=120)
+    assert dict(key_usage.headers()) == {
         b"x-ratelimit-limit-tokens": b"100",
         b"x-ratelimit-remaining-tokens": b"100",
         b"x-ratelimit-reset-tokens": b"0s",
     }
-    holder.take(50)
+    key_usage.take(50)
     time.now += 1.5
-    holder.take(30)
-    assert dict(holder.headers())[b"x-ratelimit-reset-tokens"] == b"1m0s"
+    key_usage.take(30)
+    assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1m0s"
     time.now += 59.25
-    assert dict(holder.headers())[b"x-ratelimit-remaining-tokens"] == b"40"  # of the day
-    assert dict(holder.headers())[b"x-ratelimit-reset-tokens"] == b"1h1m3s"
-    assert dict(holder_of(time).headers()) == {}
+    assert dict(key_usage.headers())[b"x-ratelimit-remaining-tokens"] == b"40"  # of the day
+    assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1h1m3s"
+    assert dict(key_usage_of(time).headers()) == {}
 
 
 def test_limits_change_under_what_was_used() -> None:
     time = Time()
-    holder = holder_of(time)
-    holder.take(70)
-    holder.change(Key(name="k", digest=b"", tokens_per_minute=100, tokens_per_day=80))
-    assert refused(holder.take, 31).message.startswith("key k may take 100 tokens a minute and has 30 left")
-    assert refused(holder.take, 11).message.startswith("key k may take 80 tokens a day and has 10 left")
+    key_usage = key_usage_of(time)
+    key_usage.take(70)
+    key_usage.change(Key(name="k", digest=b"", tokens_per_minute=100, tokens_per_day=80))
+    assert refused(key_usage.take, 31).message.startswith("key k may take 100 tokens a minute and has 30 left")
+    assert refused(key_usage.take, 11).message.startswith("key k may take 80 tokens a day and has 10 left")

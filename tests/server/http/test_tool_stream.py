@@ -16,11 +16,11 @@ from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 from tool_formats import FORMATS, MARKER, TOOLS, answer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from outrider.server.engine import bundled_model
 from outrider.server.http.handlers import ChatHandler
 from outrider.server.http.logprobs import spellings_of
 from outrider.server.http.protocol import ChatRequest
 from outrider.server.http.token_text import TokenTexts
+from outrider.server.model import bundled_model
 
 WEATHER = ("get_weather", {"city": "Köln am Rhein", "days": 3})
 HOTEL = ("find_hotel", {"near": "the station 🚉, or else"})

@@ -34,7 +34,6 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
-from outrider.server.plugin.decode.follower import Follower
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
@@ -83,7 +82,7 @@ class Worker(worker_module.SpeculativeWorker):
     target_worker = property(lambda self: self._target_worker)
 
 
-class OtherRank(Follower, Worker):
+class OtherRank(FollowerWorker, Worker):
     has_buckets = True
 
 
@@ -96,10 +95,10 @@ class TwoRanks(Ranks):
     def _seen(self, tensor: torch.Tensor) -> None:
         assert tensor.device == self.device
 
-    def tell_bucket(self, bucket: int) -> None:
+    def broadcast_bucket(self, bucket: int) -> None:
         assert isinstance(bucket, int)
 
-    def hear_bucket(self) -> int:
+    def receive_bucket(self) -> int:
         return 8
 
 

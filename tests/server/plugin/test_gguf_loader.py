@@ -11,7 +11,7 @@ import torch
 
 from outrider.kernels.cpu import native
 from outrider.kernels.linear import pack, packed_linear
-from outrider.server.engine import gguf_model
+from outrider.server.model import gguf_model
 from outrider.server.plugin import activate
 from outrider.server.plugin.loading.gguf_weights import GgufWeights
 

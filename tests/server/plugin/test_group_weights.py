@@ -16,10 +16,10 @@ from loads_groups import digest, rows_for
 from safetensors.torch import save_file
 
 from outrider.kernels.linear import pack, packed_linear
-from outrider.server.engine import quantized
-from outrider.server.engine.settings import Settings
-from outrider.server.engine.target import Model
 from outrider.server.errors import UserError
+from outrider.server.model.target import Model
+from outrider.server.settings import quantized
+from outrider.server.settings.settings import Settings
 
 HIDDEN, MLP, HEADS, KV_HEADS, WIDTH, VOCAB, LAYERS = 128, 256, 4, 2, 32, 96, 2
 PRODUCTS = {

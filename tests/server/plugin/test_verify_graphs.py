@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from own_process import found_by
 
-from outrider.server.engine import gpu_attention
+from outrider.server.settings import gpu_attention
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from typing import Any
 
 
 def ask_for_overlap(module: ModuleType) -> None:
-    """Change `server/engine/sglang_args.py`: overlap is asked for, as if by a flag behind `--`."""
+    """Change `server/processes/sglang_args.py`: overlap is asked for, as if by a flag behind `--`."""
     parse = module.parse_flags
 
     def overlapping(flags: Sequence[str]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def keep_the_profiles_costs(module: ModuleType) -> None:
 CHANGES = {
     "overlap": {
         "sglang.srt.managers.scheduler": say_so,
-        "outrider.server.engine.sglang_args": ask_for_overlap,
+        "outrider.server.processes.sglang_args": ask_for_overlap,
         "sglang.srt.managers.overlap_utils": stand_in_for_streams,
     },
     "profile-costs": {"outrider.scheduler.cost.model": keep_the_profiles_costs},

@@ -1,1 +1,0 @@
-"""From settings to a running engine, and the way to talk to it."""

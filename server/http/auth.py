@@ -1,0 +1,101 @@
+"""Authentication of every request: it checks the key and its limits, and answers with what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from . import admission, openapi, request_middleware
+from .access import Access, KeyUsage
+from .errors import ApiError
+from .key_metrics import KeyMetrics
+from .lifecycle import Lifecycle
+from .received import once_whole
+
+# Probes carry no key, nor do browsers that open a page.
+OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | openapi.PATHS
+OPEN_FOLDER = "/page/"
+ADMIN_PATHS = frozenset({"/outrider/tune"})
+
+
+class AuthMiddleware:
+    """Plain ASGI middleware, so that streams and disconnects pass unbuffered."""
+
+    def __init__(self, app: ASGIApp, access: Access, lifecycle: Lifecycle, usage: KeyMetrics | None = None) -> None:
+        self.app = app
+        self.usage = usage
+        self.access = access
+        self.lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            key_usage = self._key_usage(scope)
+            send = _with_limits(key_usage, send)
+            if scope["method"] == "POST":
+                # A key's concurrency counts requests that are still received: what never comes whole takes places of
+                # its own key, and nothing of others.
+                with self._admitted(key_usage), contextlib.ExitStack() as under_way:
+                    whole = once_whole(receive, lambda: under_way.enter_context(self.lifecycle.request()))
+                    await self.app(scope, whole, send)
+            else:
+                await self.app(scope, receive, send)
+        except ApiError as refusal:  # ours: those of the routes are answered there
+            await refusal.response()(scope, receive, send)
+
+    @contextlib.contextmanager
+    def _admitted(self, key_usage: KeyUsage | None) -> Iterator[None]:
+        """Hold a key's place until the answer ends; its tokens are logged, and counted when the engine lets go."""
+        if key_usage is not None and self.usage is not None:
+            self.usage.asked(key_usage.key.name)
+        with admission.admitted(key_usage) as asking:
+            if key_usage is not None and self.usage is not None:
+                asking.at_last.append(self.usage.used)
+            try:
+                yield
+            finally:
+                if (context := request_middleware.current()) is not None:
+                    context.fields |= asking.tokens.fields()
+
+    def _key_usage(self, scope: Scope) -> KeyUsage | None:
+        """Whose request it is, None where no key is asked for; raises ApiError."""
+        if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
+            return None
+        key_usage = self.access.key_usage(_header(scope, b"authorization"))
+        if key_usage is None:
+            raise ApiError(
+                "wrong or missing API key; send 'Authorization: Bearer KEY' "
+                "(only /health, /ready and the page at / need none)",
+                status=401,
+                code="invalid_api_key",
+            )
+        if scope["path"] in ADMIN_PATHS and not key_usage.key.admin:
+            raise ApiError(
+                f"{scope['path']} is for administrators; key {key_usage.key.name} is not one's",
+                status=403,
+                code="admin_key_required",
+            )
+        if (context := request_middleware.current()) is not None:
+            context.fields["key"] = key_usage.key.name
+        return key_usage
+
+
+def _with_limits(key_usage: KeyUsage | None, send: Send) -> Send:
+    """Add headers to the answer that say what the key has left of its limits."""
+    if key_usage is None:
+        return send
+
+    async def with_limits(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *key_usage.headers()]
+        await send(message)
+
+    return with_limits
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")

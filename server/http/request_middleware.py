@@ -1,0 +1,141 @@
+"""Outermost middleware: gives every request an id and, when it has ended, a count and a line in the log.
+
+Plain ASGI, so that streams and disconnects pass unbuffered. Nothing here happens once per token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+import uuid
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..log_names import REQUESTS
+from .metrics import ANSWERING_PATHS, HttpMetrics
+from .received import once_whole
+
+logger = logging.getLogger(REQUESTS)
+
+ID_HEADER = "X-Request-Id"
+CLIENTS_ID = re.compile(rb"[!-~]{1,128}")
+"""Ids that are taken from a client; any other is replaced: they go into logs and answers."""
+PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Asked for every few seconds; they have no line of their own unless they fail."""
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """What is known of a request under way.
+
+    error: status of an error that its stream ended with. fields: further fields of its log line.
+    """
+
+    request_id: str
+    error: int | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+_current: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
+
+
+def current() -> RequestContext | None:
+    """The request that the running code works for; None beside any."""
+    return _current.get()
+
+
+class RequestMiddleware:
+    """Plain ASGI middleware around the whole app, its handling of its own errors included.
+
+    log: write a line per request, to the logger `outrider.requests`.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, log: bool) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        context = RequestContext(_request_id(scope))
+        began, status, complete, left = time.monotonic(), 500, False, False
+
+        async def watching_receive() -> Message:
+            nonlocal left
+            message = await whole_receive()
+            if message["type"] == "http.disconnect" and not complete:
+                left = True
+            return message
+
+        async def watching_send(message: Message) -> None:
+            nonlocal status, complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (ID_HEADER.lower().encode(), context.request_id.encode())]
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                complete = True
+            await send(message)
+
+        token = _current.set(context)
+        try:
+            with contextlib.ExitStack() as in_flight:
+                whole_receive = once_whole(receive, lambda: in_flight.enter_context(self._in_flight(scope)))
+                await self.app(scope, watching_receive, watching_send)
+        finally:
+            outcome = "cancelled" if left else outcome_of(status if status >= 400 else context.error or status)
+            self._ended(scope, context, status, outcome, time.monotonic() - began)
+            _current.reset(token)
+
+    def _in_flight(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
+        return self.metrics.in_flight() if _answers(scope) else contextlib.nullcontext()
+
+    def _ended(self, scope: Scope, context: RequestContext, status: int, outcome: str, seconds: float) -> None:
+        path = scope["path"]
+        self.metrics.finished(path, status)
+        if _answers(scope):
+            self.metrics.ended(outcome, seconds)
+        if self.log and not (path in PROBES and status < 400):
+            said = {"method": scope["method"], "path": quote(path), "status": status, "outcome": outcome}
+            said |= {"seconds": round(seconds, 4), "request_id": context.request_id, **context.fields}
+            logger.info(" ".join(f"{name}={value}" for name, value in said.items()), extra=said)
+
+
+def outcome_of(status: int) -> str:
+    """One of `metrics.OUTCOMES`, for a client that waited for its answer."""
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "overloaded"
+    if status < 400:
+        return "completed"
+    return "failed" if status >= 500 else "refused"
+
+
+def name_requests_in_logs() -> None:
+    """Have every log record that is made for a request carry its id; lines of JSON show it."""
+
+    def name(record: logging.LogRecord) -> bool:
+        if (context := current()) is not None:
+            record.request_id = context.request_id
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(name)
+
+
+def _answers(scope: Scope) -> bool:
+    return scope["method"] == "POST" and scope["path"] in ANSWERING_PATHS
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == ID_HEADER.lower().encode() and CLIENTS_ID.fullmatch(value):
+            return str(value, "ascii")
+    return uuid.uuid4().hex

@@ -1,0 +1,113 @@
+"""What a machine answers that computes a part of a model whose requests another takes: probes and metrics.
+
+Its processes compute what the first node's say, and end when those do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from ..processes.engine_processes import EngineProcesses
+from ..settings.resolve import Resolved
+from . import app as whole
+from .access import Access
+from .auth import AuthMiddleware
+from .connection import protocol
+from .errors import ApiError
+from .hosts import HostGuard, Hosts
+from .lifecycle import Lifecycle, State
+from .listen import Listeners
+from .metrics import ConnectionMetrics, HttpMetrics
+from .request_middleware import RequestMiddleware, name_requests_in_logs
+from .routes import health
+
+logger = logging.getLogger(__name__)
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class WorkerNodeLifecycle(Lifecycle):
+    """The first node ends an engine on all of them: one that is to stop waits for that, `drain_seconds` at most."""
+
+    async def _drain(self) -> None:
+        logger.warning("stopping with node 0, in %g s at the latest", self.drain_seconds)
+        begun = time.monotonic()
+        while not self.engine.dead_processes() and time.monotonic() - begun < self.drain_seconds:
+            await asyncio.sleep(0.05)
+        self._stop_http()
+
+    async def _watch(self) -> None:
+        names = await self.engine.wait_for_death()
+        if self.state is State.UP and not self.engine.ended_well():
+            self.fail(f"{' and '.join(names)} died: another node is gone, or this one failed")
+        elif self.state is State.UP:
+            logger.warning("node 0 has ended; stopping")
+            self.state = State.DRAINING
+            self._stop_http()
+
+
+def serve(resolved: Resolved, processes: EngineProcesses, listeners: Listeners) -> int:
+    """Answer probes until a signal, until the first node ends, or until a process dies; returns the exit code."""
+    settings = resolved.settings
+    access = Access(settings.api_key, settings.api_keys)
+    life = WorkerNodeLifecycle(processes, settings.drain_seconds)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        life.begin()
+        life.up()
+        life.run(access.watch())
+        if listeners.tls is not None and context is not None:
+            life.run(listeners.tls.watch(context))
+        if listeners.metrics is not None:
+            life.run(metrics.serve([listeners.metrics]))
+        yield
+        life.end()
+        metrics.should_exit = True
+
+    plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "log_level": "error"}
+    plain["http"] = protocol(settings.max_receive_seconds)
+    hosts, metrics_hosts = listeners.hosts(settings)
+    context = listeners.tls.context() if listeners.tls is not None else None
+    server, metrics = listeners.servers(
+        uvicorn.Config(_build(resolved, processes, life, access, hosts, lifespan), **plain),
+        uvicorn.Config(whole.build_for_metrics(processes, life, metrics_hosts), **plain),
+        ConnectionMetrics(),
+        context,
+    )
+    life.server = server
+    server.run(sockets=[listeners.requests])
+    return life.exit_code
+
+
+def _build(
+    resolved: Resolved,
+    processes: EngineProcesses,
+    life: WorkerNodeLifecycle,
+    access: Access,
+    hosts: Hosts,
+    lifespan: whole.Lifespan,
+) -> RequestMiddleware:
+    settings = resolved.settings
+    app = whole.bare(lifespan)
+    health.install(app, processes, life)
+    if settings.metrics_port is None:
+        health.install_metrics(app)
+
+    @app.api_route("/{path:path}", methods=METHODS)
+    async def elsewhere(path: str) -> None:
+        parallel = settings.parallel
+        raise ApiError(f"this is node {parallel.node_rank} of {parallel.nnodes}: node 0 takes requests", status=404)
+
+    app.add_middleware(AuthMiddleware, access=access, lifecycle=life)
+    app.add_middleware(HostGuard, hosts=hosts)
+    name_requests_in_logs()
+    name = settings.served_model_name or resolved.model.name
+    return RequestMiddleware(app, HttpMetrics(whole.about(settings, name)), log=settings.log_requests != "none")

@@ -1,0 +1,1 @@
+"""What this machine is: processors, topology, threads, names it answers to."""

@@ -1,0 +1,1 @@
+"""The target model: where it comes from, its files and their formats."""

@@ -1,0 +1,124 @@
+"""Folders that are made once in the user's cache, and checked whenever they are used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outrider.storage import replacing
+
+from ..errors import UserError
+from ..log_names import SERVER
+
+MANIFEST = "outrider-manifest.json"
+
+
+def cached(target: Path, fill: Callable[[Path], None], *, what: str, needs: int) -> Path:
+    """Return the folder `target`, made or mended if need be.
+
+    Safe against two starts at once (a lock, which the system drops when its holder is killed) and against being
+    killed halfway (the folder appears by one rename, when it is complete and on the disk).
+
+    fill: writes the files into an empty folder. what: is in it, for people. needs: free bytes that it takes.
+    """
+    if is_intact(target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / f".{target.name}.lock"):
+            if not is_intact(target):  # another process may have made it while we waited for the lock
+                _make(target, fill, what, needs)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {what} to {target.parent}: {error.strerror or error}; "
+            "set OUTRIDER_CACHE to a folder that can be written"
+        ) from error
+    return target
+
+
+def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> None:
+    free = shutil.disk_usage(target.parent).free
+    if free < needs:
+        raise UserError(
+            f"{what} needs {needs // 2**20} MB in {target.parent}, {free // 2**20} MB are free; "
+            "set OUTRIDER_CACHE to a folder with more room"
+        )
+    prefix = f".{target.name}.tmp-"
+    for leftover in target.parent.glob(prefix + "*"):  # of a start that was killed; we hold the lock
+        shutil.rmtree(leftover, ignore_errors=True)
+    _say(f"Preparing {what} in {target} (once)")
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    try:
+        fill(temporary)
+        checksums = {path.name: sha256(path) for path in _files(temporary)}
+        (temporary / MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
+        temporary.chmod(0o755)
+        replacing.sync_tree(temporary)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+        replacing.sync(target.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def is_intact(target: Path) -> bool:
+    """Whether every file is there with the content it was written with, and every link leads somewhere.
+
+    Files in folders of it are not looked at.
+    """
+    try:
+        expected = json.loads((target / MANIFEST).read_text())["sha256"]
+        links = [path for path in target.iterdir() if path.is_symlink()]
+        if {path: sha256(target / path) for path in expected} == expected and all(link.exists() for link in links):
+            return True
+    except (OSError, ValueError, KeyError, TypeError):
+        if not target.exists():
+            return False
+    _say(f"{target} is damaged; it is made again")
+    return False
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _say("Another start is preparing it; waiting")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _say(message: str) -> None:
+    """In a server's log, as that is written; other commands have none."""
+    server = logging.getLogger(SERVER)
+    if server.isEnabledFor(logging.INFO) and server.hasHandlers():
+        server.info(message)
+    else:
+        print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,97 @@
+"""Check that all nodes of one engine were started alike, before they load a model.
+
+What decides how many tokens a batch has must be the same everywhere: otherwise ranks wait for each other for ever.
+What the first rank alone decides (drafts, plans, seeds) need not be: it is broadcast.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.profiles.fingerprint import folder_digest
+
+from .config import PluginConfig
+
+PACKAGES = ("outrider", "sglang", "torch")
+FLAGS = {
+    "dtype": "--dtype",
+    "context_length": "--context-length",
+    "max_total_tokens": "--max-total-tokens",
+    "max_running_requests": "--max-running-requests",
+    "chunked_prefill_size": "--chunked-prefill-size",
+    "disable_radix_cache": "--disable-radix-cache",
+}
+"""Settings of SGLang's that decide about batches, and how they are said here."""
+SGLANGS = (
+    "attention_backend",
+    "page_size",
+    "kv_cache_dtype",
+    "schedule_policy",
+    "schedule_conservativeness",
+    "mem_fraction_static",
+    "quantization",
+)
+"""Others, said to SGLang."""
+
+
+def register(meeting: str) -> None:
+    """meeting: full name of SGLang's function in which ranks meet."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(meeting, _meet, HookType.AROUND)
+
+
+def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:
+    """SGLang's ranks have just met."""
+    returned = original(server_args=server_args, **others)
+    from sglang.srt.runtime_context import get_parallel
+
+    if server_args.nnodes > 1:
+        world = get_parallel().world_group
+        nodes: list[Any] = [None] * world.world_size
+        mine = server_args.node_rank, said(server_args, PluginConfig.from_env())
+        torch.distributed.all_gather_object(nodes, mine, world.cpu_group)
+        if difference := first_difference(nodes):
+            raise ValueError(difference)
+    return returned
+
+
+def said(server_args: Any, config: PluginConfig) -> dict[str, Any]:
+    """What must be the same on every node, by what a user calls it."""
+    found: dict[str, Any] = {f"{package}'s version": version(package) for package in PACKAGES}
+    found |= {name: getattr(server_args, field) for field, name in FLAGS.items()}
+    found |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
+    found |= {
+        "the model": digest(server_args.model_path),
+        "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config),
+        "--drafter": config.drafter,
+        "--gamma": config.gamma,
+        "--lookup-gamma": config.lookup_gamma,
+        "--quantization": config.quantization,
+    }
+    return found
+
+
+def most_in_graphs(graphs: Any) -> int:
+    """Requests for which graphs are captured, at most. graphs: SGLang's CudaGraphConfig; on a CPU it may be None."""
+    return 0 if graphs is None or graphs.decode.backend == "disabled" else graphs.decode.max_bs
+
+
+def digest(model: str) -> str:
+    """Of a model's folder; of one that the hub has, its name."""
+    return folder_digest(model) if Path(model).is_dir() else model
+
+
+def first_difference(nodes: list[tuple[int, dict[str, Any]]]) -> str | None:
+    """nodes: of each rank its node's number, and what is `said` there. A line about the first thing that is not as on
+    node 0."""
+    (_, first), *others = nodes
+    for node, found in others:
+        for name, value in first.items():
+            if found[name] != value:
+                return f"node {node} has {found[name]!r} for {name}, node 0 {value!r}; start all nodes with the same"
+    return None

@@ -1,0 +1,1 @@
+"""The running engine: its processes, their start and end, and requests to them."""

@@ -1,0 +1,101 @@
+"""Several engines behind one HTTP process: SGLang's data parallelism, made fit for how we start and watch processes.
+
+SGLang's controller is a process between the tokenizer manager and one scheduler per engine, which it starts. A request
+goes to the engine that has the fewest tokens, everything else to all of them. Each engine stays on a part of the
+machine's cores of its own, a NUMA node where there are several; its memory is there too, because who touches a page
+first decides where it lies.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..machine import threads
+from ..machine.threads import Placement
+from ..machine.topology import Topology
+from .process import StartupReport, die_with, engine_of, run_scheduler
+
+BALANCE = "total_tokens"
+"""SGLang's name for: to the engine with the fewest tokens, waiting ones included."""
+RENDEZVOUS = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
+WATCHDOG_SECONDS = 1.0
+"""How often the controller shows SGLang's watchdog that it is alive while nothing comes."""
+
+
+def environment(parts: Sequence[Topology]) -> dict[str, str]:
+    """Of the schedulers on these parts of a CPU: engines, or ranks of one. SGLang refuses more than NUMA nodes without
+    it."""
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part.cpus)) for part in parts)}
+
+
+def run_controller(
+    report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, **kwargs: Any
+) -> None:
+    """Target of the controller's process, in place of SGLang's; kwargs are SGLang's."""
+    die_with(parent)
+    tempfile.tempdir = str(report.path.parent)  # where SGLang puts the sockets to the schedulers
+    from sglang.srt.managers import data_parallel_controller as sglang
+
+    sglang.mp = _Starting(placements)
+    sglang.DataParallelController.event_loop = _dispatch
+    kwargs["run_scheduler_process_func"] = functools.partial(run_scheduler, report, placements, os.getpid(), verbose)
+
+    def give_up(failure: threading.ExceptHookArgs) -> None:
+        report.write(f"{failure.exc_type.__name__}: {failure.exc_value}")
+        os._exit(1)
+
+    threading.excepthook = give_up  # SGLang starts each scheduler in a thread, and waits for it
+    sglang.run_data_parallel_controller_process(**kwargs)
+
+
+class _Starting:
+    """To SGLang's controller, the module `multiprocessing`."""
+
+    def __init__(self, placements: Sequence[Placement]) -> None:
+        self._placements = placements
+
+    def Pipe(self, duplex: bool) -> tuple[Connection, Connection]:
+        return multiprocessing.Pipe(duplex)
+
+    def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> _Scheduler:
+        engine = engine_of(args)
+        environment = {**self._placements[engine].environment, RENDEZVOUS: f"{os.environ[RENDEZVOUS]}-{engine}"}
+        return _Scheduler(environment, target, args)
+
+
+class _Scheduler(multiprocessing.Process):
+    """An engine's, started with `environment`, and watched."""
+
+    def __init__(self, environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
+        super().__init__(target=target, args=args)
+        self._environment = environment
+
+    def start(self) -> None:
+        """SGLang calls it for one at a time."""
+        with threads.for_started_processes(self._environment):
+            super().start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """The controller of a scheduler that has failed would wait for it, and send it requests, for ever."""
+        self.join()
+        if self.exitcode:
+            os._exit(1)
+
+
+def _dispatch(controller: Any) -> None:
+    """SGLang's loop, which asks for messages without a pause and takes a whole core for that, asleep in between."""
+    inbox = controller.recv_from_tokenizer
+    from sglang.srt.managers.io_struct import sock_recv
+
+    while True:
+        if inbox.poll(WATCHDOG_SECONDS * 1000):
+            controller._request_dispatcher(sock_recv(inbox))
+        controller.soft_watchdog.feed()

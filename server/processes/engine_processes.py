@@ -1,0 +1,79 @@
+"""The processes of an engine on this machine: watched, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+
+import psutil
+
+from .process import StartupReport
+from .run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcesses:
+    """The processes of an engine that run on this node; on the first node an `Engine`.
+
+    report: says why an engine could not start.
+    """
+
+    processes: dict[str, BaseProcess]
+    run_folder: RunFolder
+    report: StartupReport
+
+    def dead_processes(self) -> list[str]:
+        return [name for name, process in self.processes.items() if not process.is_alive()]
+
+    def ended_well(self) -> bool:
+        """Whether no process that has ended has failed."""
+        return not any(process.exitcode for process in self.processes.values())
+
+    async def wait_for_death(self) -> list[str]:
+        """Return as soon as a process has ended, with the names of those that have."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        # A sentinel becomes readable when its process ends: no polling.
+        sentinels = [process.sentinel for process in self.processes.values()]
+        for sentinel in sentinels:
+            loop.add_reader(sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            for sentinel in sentinels:
+                loop.remove_reader(sentinel)
+        while not (names := self.dead_processes()):
+            await asyncio.sleep(0.01)  # its files are closed a moment before its exit code is there
+        return names
+
+    def fail_requests(self, message: str) -> None:
+        """End every request that is under way with an error. The first machine has them; here is none."""
+
+    def abort_requests(self) -> None:
+        """Tell the scheduler to give up everything."""
+
+    def ask_to_exit(self) -> None:
+        """Ask the schedulers to free what they hold and leave; the first machine does."""
+
+    def stop(self, grace: float) -> None:
+        """Wait for the schedulers to leave, then end what is left; returns when all processes are gone."""
+        deadline = time.monotonic() + grace
+        for name, process in self.processes.items():
+            if name.startswith("scheduler"):
+                process.join(max(0.0, deadline - time.monotonic()))
+        kill_children()
+        self.run_folder.remove()
+
+
+def kill_children() -> None:
+    """End everything that this process has started, at once."""
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # a process of the engine may send it as its sibling dies
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=20)

@@ -1,0 +1,156 @@
+"""SGLang's processes: what runs in them beyond SGLang's own code, so that none outlives or surprises its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+from ..machine.threads import Placement
+
+PR_SET_PDEATHSIG = 1
+LOG_LEVEL = "OUTRIDER_LOG_LEVEL"
+"""Environment, of a started process: what its parts of ours log. SGLang gives all loggers its own level."""
+
+PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+"""What gloo and NCCL say of it."""
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Processes started inside leave SIGINT and SIGTERM to their parent.
+
+    Ctrl-C in a terminal, and some supervisors, signal the whole process group. A scheduler that obeyed would take
+    the requests along that we are about to drain. A blocked signal stays blocked in a started process; here it
+    is delivered as soon as the block ends.
+    """
+    # Python's resource tracker, once it is started, would lift the block: so it is started before.
+    resource_tracker.ensure_running()
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+class StartupReport:
+    """Carries the reason why a process could not start to its parent: a file that exists only during the start."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def started(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def starting(self) -> bool:
+        return self.path.exists()
+
+    def write(self, reason: str) -> None:
+        if self.starting and not self.read():
+            self.path.write_text(reason)
+
+    def read(self) -> str:
+        try:
+            return self.path.read_text().strip()
+        except OSError:
+            return ""
+
+
+def run_scheduler(
+    report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, *args: Any, **kwargs: Any
+) -> None:
+    """Target of a scheduler process; placements: one per scheduler of this machine."""
+    placements[place_of(args) % len(placements)].enter()
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    _run(run_scheduler_process, "sglang.srt.managers.scheduler", report, parent, verbose, *args, **kwargs)
+
+
+def engine_of(scheduler_args: tuple[Any, ...]) -> int:
+    """The number of the engine that SGLang starts a scheduler of, its data-parallel rank; 0 where there is but one."""
+    return scheduler_args[5] or 0
+
+
+def place_of(scheduler_args: tuple[Any, ...]) -> int:
+    """The number of a scheduler on its machine, or one that differs by a multiple of how many there are: they are
+    either engines or the ranks of one."""
+    return engine_of(scheduler_args) + int(scheduler_args[3])
+
+
+def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
+    """Target of the detokenizer process."""
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+
+    _run(run_detokenizer_process, "sglang.srt.managers.detokenizer_manager", report, parent, verbose, *args, **kwargs)
+
+
+def _run(
+    target: Callable[..., None],
+    logger: str,
+    report: StartupReport,
+    parent: int,
+    verbose: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    die_with(parent)
+    logging.getLogger("outrider").setLevel(os.environ[LOG_LEVEL])
+    logging.getLogger(logger).addFilter(FailureFilter(report, verbose))
+    try:
+        target(*args, **kwargs)
+    except Exception as error:
+        # SGLang catches what happens inside its loop; this is what happens before it.
+        report.write(last_line("".join(traceback.format_exception(error))))
+        if verbose or not report.starting:
+            raise
+        sys.exit(1)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone, also if it went while we were importing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class FailureFilter(logging.Filter):
+    """Takes the traceback SGLang logs when a process fails; during the start, or when another rank has failed, one line
+    of it is enough."""
+
+    def __init__(self, report: StartupReport, verbose: bool) -> None:
+        super().__init__()
+        self.report = report
+        self.verbose = verbose
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "hit an exception" not in message:
+            return True
+        reason = last_line(message)
+        if any(sign in reason for sign in PEER_GONE):
+            reason = f"another rank of the engine is gone ({reason})"
+            if not self.verbose:
+                record.msg, record.args = reason, ()
+        if not self.report.starting:
+            return True
+        self.report.write(reason)
+        return self.verbose
+
+
+def last_line(text: str) -> str:
+    """The line of a traceback that names the exception."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    named = [line for line in text.splitlines() if line and not line[0].isspace() and ":" in line]
+    return (named or lines or ["unknown"])[-1].strip()

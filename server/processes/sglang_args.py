@@ -1,0 +1,216 @@
+"""Our settings as SGLang's ServerArgs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outrider.drafters import registry as drafters
+
+from ..errors import UserError
+from ..machine import hardware
+from ..model import bundled_model
+from ..model.target import Model
+from ..plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
+from ..settings import diffusion, gpu_attention, traces
+from ..settings.memory import MemoryPlan
+from ..settings.settings import Settings
+from . import data_parallel, logs
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+ALGORITHM = "OUTRIDER"
+# Flags of SGLang that belong to a setting of ours.
+OURS = {
+    "model_path": "--model",
+    "host": "--host",
+    "port": "--port",
+    "api_key": "--api-key",
+    "admin_api_key": "--api-keys",
+    "max_queued_requests": "--max-queued-requests",
+    "ssl_keyfile": "--ssl-keyfile",
+    "ssl_certfile": "--ssl-certfile",
+    "ssl_ca_certs": "--ssl-ca-certs",
+    "served_model_name": "--served-model-name",
+    "device": "--device",
+    "dtype": "--dtype",
+    "max_running_requests": "--max-running-requests",
+    "context_length": "--context-length",
+    "max_total_tokens": "--max-total-tokens",
+    "chunked_prefill_size": "--chunked-prefill-size",
+    "disable_radix_cache": "--disable-radix-cache",
+    "tool_call_parser": "--tool-call-parser",
+    "reasoning_parser": "--reasoning-parser",
+    "chat_template": "--chat-template",
+    "sampling_defaults": "--sampling-defaults",
+    "log_level": "--log-level",
+    "log_requests": "--log-requests",
+    "enable_trace": "--otlp-endpoint",
+    "otlp_traces_endpoint": "--otlp-endpoint",
+    "dp_size": "--engines",
+    "load_balance_method": "--engines",
+    "speculative_algorithm": "--drafter",
+    "speculative_num_draft_tokens": "--gamma",
+    "dllm_algorithm": "--unmasking",
+    "dllm_algorithm_config": "--unmasking",
+}
+RESTORES = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
+# Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
+NOT_HERE = {
+    "tokenizer_worker_num": "one tokenizer process",
+    "enable_dp_attention": "all ranks verify the same drafts, whose lengths the first one decides; "
+    "--engines N gives engines that share nothing",
+    "pp_size": "a step is planned as one forward of all layers; --tp-size spreads every layer instead",
+    "grpc_port": "HTTP only",
+    "grpc_mode": "HTTP only",
+    "smg_grpc_mode": "HTTP only",
+    "enable_http2": "HTTP/1.1 only",
+    "is_embedding": "text generation only",
+    "skip_tokenizer_init": "requests in text",
+    "enable_lora": "one model without adapters",
+    "lora_paths": "one model without adapters",
+    "disaggregation_mode": "prefill and decode in one server",
+    "trust_remote_code": "no code from models",
+    "ssl_keyfile_password": "OUTRIDER_SSL_KEYFILE_PASSWORD, which no process list shows",
+    "enable_ssl_refresh": "renewed certificates are taken up anyway",
+    "enable_custom_logit_processor": "no code from requests",
+    "config": "flags on the command line",
+    "dllm_fdfo": "every round takes all requests",
+    "enable_hierarchical_cache": RESTORES,
+    "hicache_storage_backend": RESTORES,
+    "enable_lmcache": RESTORES,
+    "lmcache_config_file": RESTORES,
+    "enable_flexkv": RESTORES,
+    "flexkv_config_file": RESTORES,
+    "enable_unified_cache_external_linker": RESTORES,
+    "radix_cache_backend": RESTORES,
+    "enable_hisparse": RESTORES,
+}
+
+GRAMMAR_BACKENDS = ("xgrammar", "none")
+"""Grammars of others are bounded in neither time nor memory: one request's could stop all."""
+
+
+def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) -> ServerArgs:
+    """Translate. Plugins must be loaded before, since they add choices to SGLang's flags."""
+    from sglang.srt.server_args import ServerArgs
+
+    context = settings.context_length
+    if memory.max_total_tokens is not None:
+        # A request that does not fit the cache is then refused like any that is beyond the context.
+        context = min(context or model.context_length, memory.max_total_tokens)
+    arguments: dict[str, Any] = {
+        "model_path": model.path,
+        "served_model_name": settings.served_model_name or model.name,
+        "host": settings.host,
+        "port": settings.port,
+        "dtype": settings.resolved_dtype,
+        "device": settings.resolved_device,
+        "context_length": context,
+        "max_total_tokens": memory.max_total_tokens,
+        "disable_radix_cache": settings.disable_radix_cache,
+        "log_level": logs.sglang_level(settings),
+        "dp_size": engines,
+        "load_balance_method": data_parallel.BALANCE,
+        "enable_metrics": True,
+        "bucket_time_to_first_token": list(FIRST_TOKEN_SECONDS),
+        "bucket_inter_token_latency": list(TOKEN_SECONDS),
+        "bucket_e2e_request_latency": list(REQUEST_SECONDS),
+        "enable_cache_report": True,
+        "sampling_defaults": settings.sampling_defaults,
+    }
+    if settings.otlp_endpoint is not None:
+        arguments |= traces.arguments(settings.otlp_endpoint)
+    for name in (
+        "max_running_requests",
+        "chunked_prefill_size",
+        "tool_call_parser",
+        "reasoning_parser",
+        "chat_template",
+    ):
+        if getattr(settings, name) is not None:
+            arguments[name] = getattr(settings, name)
+    if model.name != bundled_model.NAME:
+        arguments.setdefault("tool_call_parser", "auto")  # by the chat template; the embedded model's has no tools
+    if settings.resolved_device == "cpu":
+        arguments |= {
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "page_size": 1,
+            "disable_overlap_schedule": True,
+            "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
+        }
+    else:
+        given = parse_flags(settings.sglang_flags)
+        arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
+        arguments |= gpu_attention.graphs(
+            None if settings.diffusion else given.get("attention_backend") or arguments["attention_backend"],
+            given,
+            ranks=settings.parallel.tp_size,
+            hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).needs_hidden_states,
+        )
+    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)
+    try:
+        return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"SGLang refuses these settings: {first_line(error)}") from None
+
+
+def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, Any]:
+    """The arguments that bring our worker, or block diffusion, in.
+
+    context: tokens of prompt and answer together. cache: tokens of the KV cache, where that is known.
+    """
+    if settings.diffusion is None:
+        # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
+        # and penalties are the same code with speculation on and off.
+        return {
+            "speculative_algorithm": ALGORITHM,
+            "speculative_num_draft_tokens": (settings.plugin_config.longest if settings.drafter != "off" else 0) + 1,
+        }
+    block = settings.diffusion.block_size
+    return {
+        "dllm_algorithm": ALGORITHM,
+        "dllm_fdfo": True,
+        "page_size": block,  # a page is a block, so that shared prefixes end where a block does
+        "max_running_requests": settings.max_running_requests or diffusion.REQUESTS,
+        # The open block ends within the context, and SGLang holds a page back from the longest request.
+        "context_length": min(context, (cache or context + block) - block) // block * block,
+    }
+
+
+def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """The flags after `--`, by the name of their field; only those that were given."""
+    if not flags:
+        return {}
+    from sglang.srt.server_args import ServerArgs
+
+    parser = _Parser(prog="SGLang", add_help=False, allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+        action.required = False
+    given = vars(parser.parse_args(list(flags)))
+    for name in given:
+        if name in OURS:
+            raise UserError(f"say {OURS[name]} before the --, instead of SGLang's --{name.replace('_', '-')} after it")
+        if name in NOT_HERE:
+            raise UserError(f"SGLang's --{name.replace('_', '-')} is not available here: {NOT_HERE[name]}")
+    if (backend := given.get("grammar_backend", "xgrammar")) not in GRAMMAR_BACKENDS:
+        raise UserError(
+            f"SGLang's --grammar-backend {backend} is not available here: only xgrammar's grammars are limited in time "
+            "and memory, and one request's could stop all others; leave the flag out, or say none"
+        )
+    return given
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"among the flags for SGLang: {message}")

@@ -1,0 +1,1 @@
+"""Settings of a server, checked against the machine and the model."""

@@ -1,0 +1,66 @@
+"""Which drafter checkpoint goes with which target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import outrider.drafters
+from outrider.drafters import registry
+from outrider.drafters.block.config import BlockConfig, CheckpointError
+
+from ..errors import UserError
+from ..model import hub
+from ..model.target import Model
+from .settings import CHECKPOINT_DRAFTERS, Settings
+
+WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
+
+
+def with_drafter_path(settings: Settings, model: Model) -> Settings:
+    """Settings that name the drafter instead of "auto", and its checkpoint where it needs one; raises UserError."""
+    if settings.drafter == "auto" and settings.drafter_path is None:
+        settings = replace(settings, drafter="dspark" if settings.model is None else "ngram")
+    if settings.drafter not in (*CHECKPOINT_DRAFTERS, "auto"):
+        if settings.drafter_path is not None:
+            raise UserError(f"--drafter-path goes with --drafter {' or '.join(CHECKPOINT_DRAFTERS)}")
+        return settings
+    if not settings.parallel.leads:  # the first node drafts
+        if settings.drafter == "auto":
+            raise UserError("on several nodes, --drafter-path goes with --drafter, the same on each")
+        return settings
+    folder = find(settings.drafter_path) if settings.drafter_path else shipped(model, settings.drafter)
+    if not (folder / "config.json").is_file():
+        if settings.drafter_path:
+            raise UserError(f"--drafter-path {settings.drafter_path} is no drafter folder: it has no config.json")
+        raise UserError(
+            f"no {settings.drafter} drafter for {model.name} comes with Outrider; train one "
+            f"(outrider train {settings.drafter} --target {model.path} …) and name its folder with --drafter-path, "
+            "or use --drafter ngram"
+        )
+    try:
+        kind = BlockConfig.read(folder).kind
+    except CheckpointError as error:
+        raise UserError(f"the drafter {folder} cannot be used: {error}") from None
+    fitting = registry.serving(kind)
+    if settings.drafter == "auto":
+        settings = replace(settings, drafter=fitting[0])
+    if settings.drafter not in fitting:
+        raise UserError(f"{folder} holds a {kind} drafter; serve it with --drafter {' or '.join(fitting)}")
+    return replace(settings, drafter_path=str(folder))
+
+
+def find(wanted: str) -> Path:
+    """A drafter's folder: itself, or what has that name on the hub, downloaded once; raises UserError."""
+    folder = Path(wanted).expanduser()
+    if folder.exists() or folder.is_absolute() or wanted.startswith((".", "~")) or not hub.NAME.fullmatch(wanted):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    with hub.asked_for(wanted, "--drafter-path"):
+        return Path(snapshot_download(wanted, allow_patterns=["config.json", "*.safetensors"]))
+
+
+def shipped(model: Model, drafter: str) -> Path:
+    """Where our own checkpoint for this target would stand."""
+    return WEIGHTS / model.name.lower() / (registry.find(drafter).kind or drafter)

@@ -1,0 +1,71 @@
+"""The attention backend of a GPU: chosen by its compute capability and the model, or refused with what to use."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..errors import UserError
+from ..model.target import Model
+from ..plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
+
+SCATTERING = ("moe_a2a_backend", "moe_dense_tp_size")
+"""Flags of SGLang with which ranks share a step's tokens out; graphs are then for multiples of the ranks alone."""
+FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+"""Of SGLang, by any of which verification may run."""
+
+
+def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:
+    """SGLang's arguments. given: those of the command line, by the names of their fields. dtype: of `--dtype`.
+
+    Raises UserError for a backend that cannot verify requests of different lengths here, naming those that can.
+    """
+    needs = needs_of(model.config, dtype, given.get("kv_cache_dtype"))
+    usable = fitting(capability, needs)
+    if not usable:
+        elsewhere = "; one of 9.0 has one" if fitting((9, 0), needs) else ""
+        raise UserError(
+            f"no attention backend verifies drafts of a model{_said(needs)} on a "
+            f"GPU of compute capability {'.'.join(map(str, capability))}{elsewhere}"
+        )
+    for flag in FLAGS:
+        name = given.get(flag)
+        if name is not None and (reason := unfit(name, capability, needs)) is not None:
+            raise UserError(
+                f"--{flag.replace('_', '-')} {name} cannot verify drafts here: {reason}; use {' or '.join(usable)}"
+            )
+    chosen: dict[str, Any] = {} if given.get("attention_backend") else {"attention_backend": usable[0]}
+    if OURS in {usable[0] if chosen else None, *(given.get(flag) for flag in FLAGS)}:
+        # It has one KV slot a token for all layers, and no metadata for SGLang's graphs of prefills.
+        chosen |= {"disable_hybrid_swa_memory": True, "disable_prefill_cuda_graph": True}
+    return chosen
+
+
+def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, hidden_states: bool) -> dict[str, Any]:
+    """SGLang's arguments of CUDA graphs: of verification where its steps have buckets, of prefills where no drafter
+    wants what SGLang's graphs of prefills leave out.
+
+    backend: None where nothing is verified. given: as for `choose`. ranks: of tensor parallelism. hidden_states: the
+    drafter reads them.
+    """
+    if backend is None or (ranks > 1 and any(given.get(flag) for flag in SCATTERING)):
+        return {"disable_cuda_graph": True}
+    return {"disable_prefill_cuda_graph": True} if hidden_states else {}
+
+
+def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = None) -> Needs:
+    """What a model asks of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
+    heads = config.get("num_attention_heads") or 0
+    return Needs(
+        latent=bool(config.get("kv_lora_rank")),
+        capped=bool(config.get("attn_logit_softcapping")),
+        head=config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0),
+        float32=dtype == "float32",
+        narrow=bool(re.match("(fp|nvfp|mxfp|int)[48]", cache or "")),
+    )
+
+
+def _said(needs: Needs) -> str:
+    special = ["multi-head latent attention"] * needs.latent + ["capped attention scores"] * needs.capped
+    special += ["float32 weights"] * needs.float32 + ["a cache in 8 bits or fewer"] * needs.narrow
+    return f" with {' and '.join(special)}" if special else ""

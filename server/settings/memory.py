@@ -1,0 +1,86 @@
+"""How much memory a server will take, told before it starts to load."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.kernels.cpu import native
+
+from ..errors import UserError
+from ..machine import hardware
+from ..model import target
+from ..model.target import Model
+from .settings import SMALLEST_KV, Settings
+
+# Python with torch and SGLang loaded, in three processes, and activations of a prefill chunk.
+PROCESS_BYTES = int(1.8 * 2**30)
+# Of each further rank of an engine.
+RANK_BYTES = int(0.7 * 2**30)
+# The KV cache a CPU server gives itself unless told: enough for many conversations, quick to allocate.
+DEFAULT_KV_BYTES = 2 * 2**30
+# Of what is free, the share that a KV cache nobody asked for may take.
+MAX_KV_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """max_total_tokens: size of each engine's KV cache in tokens; None leaves it to SGLang (on a GPU it profiles)."""
+
+    max_total_tokens: int | None
+
+
+def kv_bytes_per_token(config: dict[str, Any], float_size: int) -> int:
+    """Bytes that one token takes in the KV cache of all layers together."""
+    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
+    if rank := config.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
+        return layers * (int(rank) + int(config.get("qk_rope_head_dim") or 0)) * float_size
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
+    hidden = int(config.get("hidden_size") or config.get("n_embd") or 0)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_size = int(config.get("head_dim") or hidden // heads)
+    return 2 * layers * kv_heads * head_size * float_size
+
+
+def plan(settings: Settings, model: Model) -> MemoryPlan:
+    """Size the KV cache, or raise UserError when the model does not fit."""
+    if settings.resolved_device == "cuda":
+        return _plan_gpu(settings, model)
+    float_size = 4 if settings.resolved_dtype == "float32" else 2
+    free = hardware.available_memory() // settings.resolved_engines
+    parallel = settings.parallel  # of weights and cache, each node has its part
+    in_blocks = settings.quantization == "none" and native.available() and parallel.tp_size == 1
+    weights = target.weight_bytes(model, float_size, in_blocks) // parallel.nnodes
+    per_token = kv_bytes_per_token(model.config, float_size) // parallel.nnodes
+    processes = PROCESS_BYTES + RANK_BYTES * (parallel.ranks_here - 1)
+    room = free - weights - processes
+    if settings.max_total_tokens is not None:
+        tokens = settings.max_total_tokens
+    elif per_token == 0:
+        return MemoryPlan(None)
+    else:
+        context = settings.context_length or model.context_length
+        wanted = max(DEFAULT_KV_BYTES, context * per_token)
+        tokens = int(max(0, min(wanted, room * MAX_KV_SHARE)) // per_token)
+    if tokens < SMALLEST_KV or tokens * per_token > room:
+        tokens = max(tokens, SMALLEST_KV)
+        raise UserError(
+            f"too little memory for {model.name}: weights {_gib(weights)}, KV cache of {tokens} tokens "
+            f"{_gib(tokens * per_token)}, processes {_gib(processes)}; {_gib(free)} are free"
+            + ("; lower --max-total-tokens" if settings.max_total_tokens else "")
+        )
+    return MemoryPlan(tokens)
+
+
+def _plan_gpu(settings: Settings, model: Model) -> MemoryPlan:
+    # With flags of SGLang's own the weights may be split over GPUs or quantised: then SGLang knows better.
+    if not settings.sglang_flags:
+        weights, free = target.weight_bytes(model, None), hardware.gpu_memory()
+        if weights > free:
+            raise UserError(f"too little GPU memory for {model.name}: weights {_gib(weights)}, {_gib(free)} are free")
+    return MemoryPlan(settings.max_total_tokens)
+
+
+def _gib(size: float) -> str:
+    return f"{math.ceil(size / 2**30 * 10) / 10:.1f} GiB"

@@ -1,0 +1,123 @@
+"""Which measured profile goes with a server: its fingerprint, where profiles lie, and what is done without one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from outrider.kernels.cache import cache_root
+from outrider.profiles import store
+from outrider.profiles.fingerprint import (
+    STEP_REVISION,
+    Fingerprint,
+    core_count,
+    cpu_name,
+    folder_digest,
+    package_version,
+)
+from outrider.profiles.store import ProfileError
+from outrider.scheduler.draft_graphs.calibration import NODES
+from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES, GraphFingerprint, require
+
+from ..errors import UserError
+from ..machine import hardware
+from ..model.target import Model
+from .settings import PROFILED_PLANNERS, Settings
+
+
+def roots() -> list[Path]:
+    """Folders of profiles: the user's own, then those that come with Outrider."""
+    return [cache_root() / "profiles", store.SHIPPED]
+
+
+def fingerprint(settings: Settings, model: Model) -> Fingerprint:
+    """Of the engine that these settings start; settings.drafter_path is known (`checkpoints.with_drafter_path`)."""
+    on_cpu = settings.resolved_device == "cpu"
+    drafter, gamma = settings.drafter, settings.gamma
+    if settings.diffusion is not None:
+        drafter, gamma = f"spiffy {settings.unmasking_policy} block {settings.diffusion.block_size}", NODES
+    if settings.resolved_denoising_steps:
+        drafter += f"+{settings.resolved_denoising_steps}-{settings.denoising_order}"
+    if settings.looks_up:
+        drafter += "+lookup"
+    dtype = settings.resolved_dtype
+    if settings.quantization != "none":
+        dtype += f"+{settings.quantization}"
+    return Fingerprint(
+        device=cpu_name() if on_cpu else hardware.gpu_name(),
+        cores=core_count() if on_cpu else 0,
+        threads=settings.resolved_threads,
+        target=_digest(model),
+        drafter=drafter,
+        gamma=gamma,
+        drafter_checkpoint=folder_digest(settings.drafter_path) if settings.drafter_path else "",
+        dtype=dtype,
+        attention_backend=" ".join(["flat" if on_cpu else "default", *settings.parallel.step_flags]),
+        instruction_set=hardware.instruction_set() if on_cpu else "",
+        sglang=package_version("sglang"),
+        step_revision=STEP_REVISION,
+    )
+
+
+def _digest(model: Model) -> str:
+    return folder_digest(model.folder) if model.folder else model.path
+
+
+def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> GraphFingerprint:
+    """Of a draft graph for requests of this class, one of `TEMPERATURES`, of a block-diffusion model."""
+    assert settings.diffusion is not None
+    return GraphFingerprint(
+        model=_digest(model),
+        policy=settings.unmasking_policy,
+        block_size=settings.diffusion.block_size,
+        temperature=temperature,
+    )
+
+
+def default_name(here: Fingerprint, model: Model) -> str:
+    """Folder name of the profile that is measured for this engine unless the user names another."""
+    digest = hashlib.sha256(json.dumps(asdict(here), sort_keys=True).encode()).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{here.drafter}-{digest}".lower()).strip("-.")
+
+
+def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
+    """Settings whose profile is a folder, and whether it has still to be measured.
+
+    A profile that the user named must fit; without a name the one that fits is found. Planners that know no costs go
+    without.
+    """
+    if not settings.profiled:
+        if settings.profile is not None:
+            raise UserError("--profile goes with a drafter and one of the planners " + ", ".join(PROFILED_PLANNERS))
+        return settings, False
+    here = fingerprint(settings, model)
+    if settings.profile is not None:
+        try:
+            found = store.load(settings.profile, here, roots())
+            _require_graphs(found, settings, model)
+        except ProfileError as error:
+            raise UserError(f"--profile {settings.profile}: {error}") from None
+        return replace(settings, profile=str(found.folder)), False
+    fitting = store.find(here, roots())
+    if fitting is not None:
+        try:
+            _require_graphs(fitting, settings, model)
+        except ProfileError as error:
+            raise UserError(str(error)) from None
+        return replace(settings, profile=str(fitting.folder)), False
+    return replace(settings, profile=str(roots()[0] / default_name(here, model))), True
+
+
+def _require_graphs(profile: store.Profile, settings: Settings, model: Model) -> None:
+    """Raise ProfileError unless a block-diffusion model's profile has the draft graphs that were calibrated for it."""
+    if settings.diffusion is None:
+        return
+    if profile.graphs is None:
+        raise ProfileError(f"profile {profile.name} lacks {store.GRAPHS}; measure anew: outrider tune")
+    try:
+        require(json.loads(profile.graphs.read_text()), graph_fingerprint(settings, model, TEMPERATURES[0]))
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"{profile.graphs}: {error}") from None

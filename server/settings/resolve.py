@@ -1,0 +1,63 @@
+"""From settings to everything that an engine is started with: one way for `serve`, `tune` and `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..model import target
+from ..model.target import Model
+from . import checkpoints, diffusion, memory, profile_lookup, quantized
+from .memory import MemoryPlan
+from .settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What an engine is started with.
+
+    settings: as given, with the drafter, its checkpoint and the profile named.
+    model: the target, found. memory: what it will take, known to fit.
+    unmeasured: settings.profile is where a profile would go; none that fits is there yet.
+    """
+
+    settings: Settings
+    model: Model
+    memory: MemoryPlan
+    unmeasured: bool
+
+    def to_measure(self, name: str | None) -> Resolved:
+        """With the profile's folder set to `name`, of the form `store.NAME`; None: made of model, drafter, machine."""
+        if name is None:
+            name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)
+        folder = profile_lookup.roots()[0] / name
+        return replace(self, settings=replace(self.settings, profile=str(folder)), unmeasured=True)
+
+
+def resolve(settings: Settings, say: Callable[[str], None] = lambda message: None) -> Resolved:
+    """Find target, drafter checkpoint and profile, and check that the target fits into memory.
+
+    say: takes a line for people before the part that may take seconds. Raises UserError, with one line, for the first
+    thing that is not right.
+    """
+    settings, model, plan = _without_profile(settings)
+    how = f"unmasking by {settings.unmasking}" if settings.diffusion else f"drafter {settings.drafter}"
+    say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), {how}")
+    if not settings.parallel.leads:  # the first node plans
+        return Resolved(settings, model, plan, unmeasured=False)
+    settings, unmeasured = profile_lookup.with_profile(settings, model)
+    return Resolved(settings, model, plan, unmeasured)
+
+
+def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
+    """As `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
+    settings, model, plan = _without_profile(settings)
+    return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
+
+
+def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
+    model = target.find(settings.model)
+    quantized.check(settings, model)
+    target.check_heads(model, settings.parallel.tp_size)
+    settings = checkpoints.with_drafter_path(diffusion.with_diffusion(settings, model), model)
+    return settings, model, memory.plan(settings, model)

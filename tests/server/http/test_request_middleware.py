@@ -1,0 +1,206 @@
+"""What every request passes first: ids, outcomes, and that a stream passes piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outrider.server.http import request_middleware
+from outrider.server.http.request_middleware import RequestMiddleware
+from outrider.server.processes import logs
+from outrider.server.settings.settings import Settings
+
+ANSWERING = "/v1/completions"
+
+
+class Counted:
+    """In place of the Prometheus metrics: what was counted."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, int]] = []
+        self.outcomes: list[str] = []
+        self.under_way = 0
+
+    def finished(self, path: str, status: int) -> None:
+        self.answers.append((path, status))
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.outcomes.append(outcome)
+
+    @contextlib.contextmanager
+    def in_flight(self) -> Iterator[None]:
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+
+
+class Passed:
+    """A watch around `inner`, and what came out of it. leaves: the client goes when its request is read."""
+
+    def __init__(self, inner: Any, *, leaves: bool = False) -> None:
+        self.counted, self.sent, self.leaves = Counted(), [], leaves
+        self.watch = RequestMiddleware(inner, self.counted, log=True)
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> dict[str, Any]:
+        return {"type": "http.disconnect" if self.leaves else "http.request"}
+
+    def ask(self, path: str = ANSWERING, method: str = "POST", **headers: bytes) -> str:
+        """The id of the answer."""
+        raw = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+        scope = {"type": "http", "path": path, "method": method, "headers": raw}
+        asyncio.run(self.watch(scope, self.receive, self.send))
+        return dict(self.sent[0]["headers"])[b"x-request-id"].decode()
+
+
+def answering(status: int = 200, pieces: int = 1) -> Any:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        for left in reversed(range(pieces)):
+            await send({"type": "http.response.body", "body": b"ok", "more_body": left > 0})
+
+    return answer
+
+
+def test_a_request_gets_an_id_and_keeps_its_own() -> None:
+    first, second = Passed(answering()).ask(), Passed(answering()).ask()
+    assert len(first) == len(second) == 32
+    assert first != second
+    assert Passed(answering(401)).ask(x_request_id=b"from-a-client") == "from-a-client"
+
+
+@pytest.mark.parametrize("given", [b"", b"with space", b"new\nline", b"\xff", b"x" * 129])
+def test_an_id_that_would_hurt_a_log_is_replaced(given: bytes) -> None:
+    assert len(Passed(answering()).ask(x_request_id=given)) == 32
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(200, "completed"), (400, "refused"), (404, "refused"), (429, "overloaded"), (500, "failed"), (503, "failed")],
+)
+def test_outcomes(status: int, outcome: str) -> None:
+    passed = Passed(answering(status))
+    passed.ask()
+    assert passed.counted.outcomes == [outcome]
+    assert passed.counted.answers == [(ANSWERING, status)]
+
+
+def test_a_client_that_goes_before_its_answer_is_whole_cancels() -> None:
+    async def half(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+
+    async def whole(scope: Any, receive: Any, send: Any) -> None:
+        await answering(pieces=2)(scope, receive, send)
+        await receive()  # as a server waits for the next request of a connection
+
+    for inner, outcome in ((half, "cancelled"), (whole, "completed")):
+        passed = Passed(inner, leaves=True)
+        passed.ask()
+        assert passed.counted.outcomes == [outcome]
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(503, "failed"), (400, "refused")])
+def test_a_stream_that_ends_with_an_error_ended_so(error: int, outcome: str) -> None:
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        watched = request_middleware.current()
+        assert watched is not None
+        watched.error = error
+        await answering(pieces=3)(scope, receive, send)
+
+    passed = Passed(stream)
+    passed.ask()
+    assert passed.counted.outcomes == [outcome]
+    assert request_middleware.current() is None
+
+
+def test_a_bug_counts_and_leaves_nothing_under_way() -> None:
+    async def fail(scope: Any, receive: Any, send: Any) -> None:
+        assert passed.counted.under_way == 0  # not before it is whole
+        await receive()
+        assert passed.counted.under_way == 1
+        raise RuntimeError("a bug")
+
+    passed = Passed(fail)
+    with pytest.raises(RuntimeError):
+        passed.ask()
+    assert passed.counted.answers == [(ANSWERING, 500)]
+    assert passed.counted.outcomes == ["failed"]
+    assert passed.counted.under_way == 0
+
+
+def test_other_routes_have_no_outcome() -> None:
+    passed = Passed(answering())
+    passed.ask("/v1/models", "GET")
+    passed.ask(ANSWERING, "GET")
+    assert passed.counted.outcomes == []
+    assert passed.counted.answers == [("/v1/models", 200), (ANSWERING, 200)]
+
+
+def test_a_stream_passes_piece_by_piece_and_counts_at_its_end() -> None:
+    seen = []
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"1", b"2"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            seen.append((passed.sent[-1]["body"], list(passed.counted.answers)))
+
+    passed = Passed(stream)
+    passed.ask()
+    assert seen == [(b"1", []), (b"2", [])]
+    assert passed.counted.answers == [(ANSWERING, 200)]
+
+
+def test_a_line_per_request_but_none_for_probes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logs.REQUESTS)
+    Passed(answering()).ask(x_request_id=b"mine")
+    Passed(answering()).ask("/health", "GET")
+    Passed(answering(503)).ask("/health", "GET")
+    Passed(answering(404)).ask("/two\nlines", "GET")
+    seen = [(record.path, record.status) for record in caplog.records]
+    assert seen == [(ANSWERING, 200), ("/health", 503), ("/two%0Alines", 404)]
+    assert caplog.records[0].request_id == "mine"
+    assert "outcome=completed" in caplog.text
+
+
+def test_lines_of_json(capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        logs.configure(Settings(device="cpu", log_format="json", log_requests="summary"))
+        logging.getLogger(logs.REQUESTS).info("two\nlines", extra={"request_id": "mine"})
+        try:
+            raise ValueError("a bug")
+        except ValueError:
+            logging.getLogger("sglang.somewhere").exception("failed")
+    finally:
+        root.handlers, root.level = before, level
+    first, second = map(json.loads, capfd.readouterr().err.splitlines())
+    assert first["message"] == "two\nlines"
+    assert first["request_id"] == "mine"
+    assert first["level"] == "INFO"
+    assert first["logger"] == logs.REQUESTS
+    assert first["time"].endswith("+00:00")
+    assert "ValueError: a bug" in second["exc_info"]
+
+
+def test_what_is_not_http_passes() -> None:
+    types = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        types.append(scope["type"])
+
+    asyncio.run(Passed(inner).watch({"type": "lifespan"}, None, None))
+    assert types == ["lifespan"]

@@ -1,0 +1,196 @@
+"""Models from GGUF files: weights, config and tokenizer beside transformers' own reading, and files that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_gguf
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from outrider.kernels.block_rows import BlockRows
+from outrider.kernels.blocks import KINDS, BlockWeight
+from outrider.kernels.cpu import native
+from outrider.kernels.int8 import multiply
+from outrider.kernels.linear import PackedWeight, pack, packed_linear
+from outrider.server.errors import UserError
+from outrider.server.model import gguf_model, target
+from outrider.server.plugin.loading.gguf_weights import GgufWeights
+
+COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels")
+LAYER = "model.layers.1"
+LINEARS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def theirs(file: Path) -> dict[str, torch.Tensor]:
+    """The weights as transformers expands them, to bfloat16."""
+    # Its own config of Qwen3 takes another width of heads.
+    config = AutoConfig.from_pretrained(gguf_model.prepare(file, file.stem))
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, config=config, dtype=torch.bfloat16)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "tied"),
+    [("llama", "Q4_1", True), ("qwen2", "Q4_0", False), ("qwen3", "Q8_0", True), ("llama", "Q5_0", False)],
+)
+def test_weights_are_those_that_transformers_expands(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", architecture, kind, tied=tied, kinds={"ffn_down.weight": "F16"})
+    model = target.find(str(file))
+    assert model.folder is not None
+    ours = dict(GgufWeights(model.folder).everything())
+    expected = theirs(file)
+    assert ours.keys() == expected.keys() - ({"lm_head.weight"} if tied else set())
+    for name, tensor in ours.items():
+        assert torch.equal(tensor.bfloat16(), expected[name]), name
+    unpacked = AutoModelForCausalLM.from_pretrained(target.plain_folder(str(file))).state_dict()
+    assert unpacked.keys() == expected.keys()
+    assert all(torch.equal(unpacked[name], expected[name]) for name in expected)
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("kinds", [{}, {"attn_v.weight": "Q8_0", "ffn_up.weight": "Q5_1"}], ids=["one", "mixed"])
+def test_products_have_the_bits_of_the_expanded_weights(
+    tmp_path: Path, dtype: torch.dtype, kinds: dict[str, str]
+) -> None:
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", "Q4_1", kinds=kinds)
+    expected = theirs(file)
+    weights = GgufWeights(gguf_model.prepare(file, "tiny"))
+    for layer in (*(f"{LAYER}.{name}" for name in LINEARS), "lm_head"):
+        ours = weights.prepared(layer, dtype)
+        whole = torch.cat([expected[name] for name in weights.parts(layer)]).to(dtype)
+        several = bool(kinds) and layer.endswith(("qkv_proj", "gate_up_proj"))
+        assert isinstance(ours, PackedWeight if several else BlockWeight)
+        x = torch.randn(5, whole.shape[1], generator=torch.Generator().manual_seed(3)).to(dtype)
+        assert torch.equal(multiply(x, ours), packed_linear(x, pack(whole))), layer
+
+
+def test_rows_of_the_embedding(tmp_path: Path) -> None:
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", kind="Q8_0")
+    rows = GgufWeights(gguf_model.prepare(file, "tiny")).rows("lm_head")
+    expected = theirs(file)["model.embed_tokens.weight"]
+    assert isinstance(rows, BlockRows)
+    assert rows.shape == expected.shape
+    ids = torch.tensor([3, 0, 17, 3])
+    assert torch.equal(rows[ids], expected[ids])
+    first = rows.first(9)
+    assert first.shape == (9, rows.depth)
+    assert torch.equal(first[torch.arange(5, 9)], expected[5:9])
+
+
+@pytest.mark.parametrize("architecture", sorted(gguf_model.SUPPORTED))
+def test_config(tmp_path: Path, architecture: str) -> None:
+    model = target.find(str(tiny_gguf.write(tmp_path / "my-model.Q4_1.gguf", architecture)))
+    config = AutoConfig.from_pretrained(model.path)
+    assert (model.name, model.context_length) == ("my-model.Q4_1", 256)
+    assert config.model_type == architecture
+    assert config.head_dim == tiny_gguf.HEAD
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5000.0}
+    assert (config.eos_token_id, config.vocab_size) == (2, len(tiny_gguf.tokens()))
+
+
+def test_recommended_sampling(tmp_path: Path) -> None:
+    said = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": "much"}
+    file = tiny_gguf.write(tmp_path / "model.gguf", fields=said)
+    assert sampling(gguf_model.prepare(file, "said")) == {"temperature": 0.6, "top_k": 20}
+    known = {"temperature": 0.2, "top_p": 0.9}
+    assert sampling(gguf_model.prepare(file, "both", known)) == {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    assert sampling(gguf_model.prepare(tiny_gguf.write(tmp_path / "silent.gguf"), "silent")) == {}
+
+
+def sampling(folder: Path) -> dict[str, float]:
+    found = json.loads((folder / "generation_config.json").read_text())
+    return {name: found[name] for name in gguf_model.SAMPLING if name in found}
+
+
+def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:
+    model = target.find(str(tiny_gguf.write(tmp_path / "tiny.gguf", kind="Q4_1", tied=False)))
+    matrices = sum(t.size for t in tiny_gguf.tensors("llama", tied=False).values() if t.ndim == 2)
+    vectors = sum(t.size for t in tiny_gguf.tensors("llama", tied=False).values() if t.ndim == 1)
+    assert target.weight_bytes(model, 2, in_blocks=True) == matrices // 32 * KINDS["Q4_1"] + 2 * vectors
+    assert target.weight_bytes(model, 4) == 4 * (matrices + vectors)
+
+
+def test_llama_3_scaling_is_found_in_its_factors(tmp_path: Path) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = AutoConfig.for_model("llama", head_dim=tiny_gguf.HEAD, rope_parameters=scaled)
+    inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 5000.0 ** -(np.arange(0, tiny_gguf.HEAD, 2, dtype=np.float32) / tiny_gguf.HEAD)
+    factors = (plain / inverse.numpy()).astype(np.float32)
+    assert factors.max() > 1
+    file = tiny_gguf.write(tmp_path / "scaled.gguf", more={"rope_freqs.weight": factors})
+    found = AutoConfig.from_pretrained(target.find(str(file)).path).rope_parameters
+    assert found == pytest.approx(scaled)
+    odd = tiny_gguf.write(tmp_path / "odd.gguf", more={"rope_freqs.weight": factors[::-1].copy()})
+    with pytest.raises(UserError, match="are not Llama 3's"):
+        target.find(str(odd))
+
+
+@pytest.mark.parametrize(
+    ("split", "digits"), [("qwen2", ["1", "2", "3"]), ("llama-bpe", ["12", "3"]), ("gpt-2", ["12", "3"])]
+)
+def test_tokenizer(tmp_path: Path, split: str, digits: list[str]) -> None:
+    folder = target.find(str(tiny_gguf.write(tmp_path / "tiny.gguf", split=split))).path
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(tiny_gguf.TEXT)["input_ids"]
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    assert pieces[:2] == ["hello", "Ġw"]
+    assert [piece for piece in pieces if piece.strip("Ġ").isdigit()] == digits
+    assert pieces[-1] == "<think>"  # one token, though not a special one
+    assert tokenizer.decode(ids, skip_special_tokens=True) == tiny_gguf.TEXT
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|endoftext|>", "<|im_end|>")
+    messages = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|im_start|>hello<|im_end|>"
+
+
+def test_files_that_cannot_be_served(tmp_path: Path) -> None:
+    def fails(file: Path) -> str:
+        with pytest.raises(UserError) as error:
+            target.find(str(file))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    file = tiny_gguf.write(tmp_path / "whole.gguf")
+    content, cut = file.read_bytes(), tmp_path / "cut.gguf"
+    for length in (6, 100, len(content) // 4, len(content) - 1000):
+        cut.write_bytes(content[:length])
+        assert "is not a complete GGUF file; fetch it again" in fails(cut), length
+    cut.write_bytes(b"PK\3\4" + content[4:])
+    assert "is not a GGUF file" in fails(cut)
+    kind = content.index(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight") + 4 + 2 * 8
+    cut.write_bytes(content[:kind] + (999).to_bytes(4, "little") + content[kind + 4 :])
+    assert "a tensor of an unknown type: 999" in fails(cut)
+    cases = {
+        "only llama, qwen2, qwen3": {"architecture": "gemma3"},
+        "is of type Q5_K, only F32": None,
+        "a llama model has no blk.0.attn_sinks.weight": {"more": {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}},
+        "texts split by 'poro' are not supported": {"split": "poro"},
+        "mixtures of experts": {"fields": {"llama.expert_count": 8}},
+        "scaled by 'yarn'": {"fields": {"llama.rope.scaling.type": "yarn"}},
+        "one of 3 parts": {"fields": {"split.count": 3}},
+        "has no tensor blk.2.attn_norm.weight": {"fields": {}},
+    }
+    del cases["is of type Q5_K, only F32"], cases["has no tensor blk.2.attn_norm.weight"]
+    for message, changes in cases.items():
+        assert message in fails(tiny_gguf.write(tmp_path / "odd.gguf", **changes)), message
+    assert not list((tmp_path / "cache" / "models").glob("odd*"))
+
+
+def test_another_file_in_its_place_is_another_model(tmp_path: Path) -> None:
+    file = tiny_gguf.write(tmp_path / "tiny.gguf")
+    first = target.find(str(file)).folder
+    assert target.find(str(file)).folder == first
+    tiny_gguf.write(file, kind="Q8_0")
+    assert target.find(str(file)).folder != first

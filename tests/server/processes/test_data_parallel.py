@@ -1,0 +1,98 @@
+"""Two engines behind one address, with traces and logs of what is asked and answered."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+from asking import MODEL, complete_all, tokens
+from collector import Collector
+from metrics_page import metric
+from running import Server, wait_until
+
+from outrider.server.machine import topology
+
+pytestmark = pytest.mark.skipif(len(topology.here().cores) < 2, reason="needs two cores")
+PROMPTS = [f"Tell me about the number {number}." for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    started = Collector()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("several") / "log"
+    observing = ("--otlp-endpoint", collector.endpoint, "--log-requests", "content")
+    started = Server(log, "--engines", "2", "--max-total-tokens", "4096", *observing)
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.kill()
+
+
+def schedulers(server: Server) -> list[psutil.Process]:
+    return [process for name, process in server.children().items() if name.startswith("scheduler")]
+
+
+def test_an_answer_is_the_same_from_any_engine(server: Server) -> None:
+    body = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    together = complete_all(server, PROMPTS * 2, 16, speculate=True, **body)
+    alone = complete_all(server, PROMPTS, 1, speculate=False, **body)
+    assert [tokens(answer) for answer in together] == [tokens(answer) for answer in alone] * 2
+    requests = [metric(server.url, "sglang:queue_time_seconds_count", dp_rank=str(engine)) for engine in range(2)]
+    assert min(requests) >= len(PROMPTS) / 2
+
+
+def test_counts_of_all_engines_add_up(server: Server) -> None:
+    def counts() -> list[float]:
+        names = ("outrider_accepted_length_sum", "sglang:realtime_tokens_total", "outrider_goodput_tokens_total")
+        return [metric(server.url, names[0]), metric(server.url, names[1], mode="decode"), metric(server.url, names[2])]
+
+    before = counts()
+    complete_all(server, PROMPTS, 8, speculate=True, temperature=0, max_tokens=9, ignore_eos=True)
+    decoded = 8 * len(PROMPTS)  # the first token of each comes with its prefill
+    wait_until(lambda: counts()[0] - before[0] == decoded, 5)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [decoded, decoded, 9 * len(PROMPTS)]
+    assert metric(server.url, "outrider_acceptance_collapsed") == 0
+
+
+def test_a_request_becomes_part_of_the_trace_that_it_names(server: Server, collector: Collector) -> None:
+    trace_id = secrets.token_hex(16)
+    headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01", "X-Request-Id": "traced"}
+    body = {"model": MODEL, "prompt": "Count to ten.", "max_tokens": 8, "ignore_eos": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).json()
+    wait_until(lambda: {"prefill_forward", "decode_forward"} <= set(collector.of(trace_id)), 20)
+    wait_until(lambda: any("rid" in attributes for attributes in collector.of(trace_id).values()), 20)
+    (request,) = [found for found in collector.of(trace_id).values() if "rid" in found]
+    assert request["rid"] == answer["id"]
+    assert request["gen_ai.usage.completion_tokens"] == 8
+    (line,) = [line for line in server.output().splitlines() if "request_id=traced" in line]
+    assert answer["id"] in line
+    assert "Count to ten." in line  # asked for with --log-requests content
+
+
+def test_each_engine_stays_on_cores_of_its_own(server: Server) -> None:
+    first, second = (set(process.cpu_affinity()) for process in schedulers(server))
+    assert first
+    assert second
+    assert not first & second
+    for process, own in zip(schedulers(server), (first, second), strict=True):
+        for thread in process.threads():
+            assert set(psutil.Process(thread.id).cpu_affinity()) <= own
+
+
+def test_a_killed_engine_ends_the_server(server: Server) -> None:
+    """Last: nothing answers after it."""
+    victim, *others = schedulers(server)
+    victim.kill()
+    wait_until(lambda: server.process.poll() is not None, 30)
+    assert server.process.returncode == 1
+    assert "Traceback" not in server.output()
+    wait_until(lambda: not any(process.is_running() for process in others), 5)

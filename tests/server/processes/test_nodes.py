@@ -1,0 +1,144 @@
+"""One engine on two nodes of one rank each, which is tensor parallelism: two `outrider serve` on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from asking import accepted_tokens
+from metrics_page import metric
+from running import Server, free_port, wait_until
+from tiny_drafters import TINY, make_model, save_target
+from transformers import LlamaForCausalLM
+
+from outrider.drafters.block import save_compact
+from outrider.server.processes.run_folder import PREFIX
+
+pytestmark = pytest.mark.server
+NAME = "tiny"
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 9, 9], [40, 41, 42, 43, 40, 41], list(range(30, 60))]
+TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Nodes:
+    first: Server
+    second: Server
+
+    def complete(self, prompt: list[int], **body: Any) -> dict[str, Any]:
+        request = {"model": NAME, "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
+        answer = httpx.post(f"{self.first.url}/v1/completions", json=request | body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]
+
+    def all_tokens(self, *, speculate: bool, **body: Any) -> list[list[int]]:
+        body |= {"speculation": {"enabled": speculate}}
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            return list(pool.map(lambda prompt: self.complete(prompt, **body)["token_ids"], PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[Nodes]:
+    """The first one drafts, with a model and by lookup; the second knows the drafter's name only."""
+    folder = tmp_path_factory.mktemp("nodes")
+    save_compact(make_model(TINY), folder / "drafter")
+    meeting = f"127.0.0.1:{free_port()}"
+
+    def start(rank: int) -> Server:
+        flags = ("--model", str(target), "--served-model-name", NAME, "--dtype", "float32", "--threads", "1")
+        drafter = ("--drafter", "dspark", "--gamma", "4")
+        if rank == 0:
+            drafter += ("--drafter-path", str(folder / "drafter"))
+        spread = ("--tp-size", "2", "--nnodes", "2", "--node-rank", str(rank), "--dist-init-addr", meeting)
+        return Server(folder / f"log{rank}", *flags, *drafter, "--max-total-tokens", "2048", "--", *spread)
+
+    started = Nodes(start(0), start(1))
+    try:
+        started.second.wait_until_ready()
+        started.first.wait_until_ready()
+        yield started
+    finally:
+        started.first.kill()
+        started.second.kill()
+
+
+@pytest.fixture(scope="module")
+def exact(target: Path) -> list[list[int]]:
+    """The likeliest tokens by the model itself, whole, in float32."""
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    answers = []
+    for prompt in PROMPTS:
+        context = torch.tensor([prompt])
+        for _ in range(TOKENS):
+            context = torch.cat([context, model(context).logits[:, -1:].argmax(-1)], 1)
+        answers.append(context[0, len(prompt) :].tolist())
+    return answers
+
+
+def test_greedy_answers_are_the_models_with_speculation_and_without(nodes: Nodes, exact: list[list[int]]) -> None:
+    for speculate in (False, True):
+        assert nodes.all_tokens(speculate=speculate, temperature=0) == exact
+    position = {"source": "model", "sampling": "greedy"}
+    assert metric(nodes.first.url, "outrider_verified_position_total", **position) > 20
+
+
+def test_so_are_those_of_which_many_drafts_are_accepted(nodes: Nodes) -> None:
+    body = {"temperature": 0, "logit_bias": {"10": 100, "11": 100}}  # two words say the same thing again and again
+    plain, before = nodes.all_tokens(speculate=False, **body), accepted_tokens(nodes.first)
+    assert nodes.all_tokens(speculate=True, **body) == plain
+    assert accepted_tokens(nodes.first) - before > 40
+    assert {token for answer in plain for token in answer} == {10, 11}
+
+
+def test_a_seed_decides_and_logprobs_and_rules_hold(nodes: Nodes) -> None:
+    body = {"temperature": 0.8, "seed": 3, "frequency_penalty": 0.4, "logprobs": 2}
+    assert nodes.all_tokens(speculate=True, **body) == nodes.all_tokens(speculate=False, **body)
+    nodes.all_tokens(speculate=True, temperature=1.0)  # with random numbers of the first rank's own
+
+
+def test_what_the_first_rank_counts_is_counted_once(nodes: Nodes) -> None:
+    before = metric(nodes.first.url, "outrider_accepted_length_sum")
+    nodes.all_tokens(speculate=True, temperature=0)
+    decoded = len(PROMPTS) * (TOKENS - 1)  # the first token of each comes with its prefill
+    wait_until(lambda: metric(nodes.first.url, "outrider_accepted_length_sum") - before >= decoded, 5)
+    assert metric(nodes.first.url, "outrider_accepted_length_sum") - before == decoded
+
+
+def test_the_other_node_answers_probes(nodes: Nodes) -> None:
+    second = nodes.second
+    assert second.status("/health") == second.status("/ready") == 200
+    assert metric(second.url, "outrider_info", model=NAME) == 1
+    refused = httpx.post(f"{second.url}/v1/completions", json={"prompt": "x"}, timeout=10)
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"] == "this is node 1 of 2: node 0 takes requests"
+
+
+def test_the_first_node_ends_all_and_the_other_waits_for_it(nodes: Nodes) -> None:
+    folders = [_run_folder(server) for server in (nodes.first, nodes.second)]
+    nodes.second.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: nodes.second.status("/ready") == 503, 10)
+    assert nodes.complete(PROMPTS[0], temperature=0)["token_ids"]
+    assert nodes.first.stop() == 0
+    assert nodes.second.process.wait(30) == 0
+    assert not any(folder.exists() for folder in folders)
+    assert "Traceback" not in nodes.first.output() + nodes.second.output()
+
+
+def _run_folder(server: Server) -> Path:
+    """It is open while the server lives."""
+    opened = (os.readlink(file) for file in Path(f"/proc/{server.process.pid}/fd").iterdir())
+    (found,) = {Path(name) for name in opened if Path(name).name.startswith(PREFIX)}
+    return found

@@ -1,0 +1,87 @@
+"""What comes with the embedded model belongs together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_drafters import DFLASH, DIFFUSION
+
+from outrider.drafters import registry
+from outrider.drafters.block import BlockConfig
+from outrider.profiles import store
+from outrider.profiles.fingerprint import Fingerprint
+from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.server.errors import UserError
+from outrider.server.model import bundled_dllm, target
+from outrider.server.settings import checkpoints, diffusion, profile_lookup
+from outrider.server.settings.settings import CHECKPOINT_DRAFTERS, Settings
+
+OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
+
+
+def engine_of(profile: store.Profile) -> Fingerprint:
+    """The default engine, or that of the embedded block-diffusion model."""
+    name = None if profile.graphs is None else bundled_dllm.NAME
+    model, settings = target.find(name), Settings(model=name, unmasking="threshold" if name is None else "static")
+    settings = checkpoints.with_drafter_path(diffusion.with_diffusion(settings, model), model)
+    return profile_lookup.fingerprint(settings, model)
+
+
+def test_shipped_profiles_fit_the_embedded_models() -> None:
+    """Weights that were replaced need a new profile: the old one would no longer be found."""
+    folders = [path for path in store.SHIPPED.iterdir() if path.is_dir()]
+    assert folders
+    for folder in folders:
+        profile = store.read(folder)
+        assert {text.split(":")[0] for text in profile.fingerprint.differences(engine_of(profile))} <= OF_THE_MACHINE
+        if profile.graphs is not None:
+            continue
+        assert profile.cost().draft_seconds(1) > 0
+        assert profile.calibration is not None
+        assert CalibrationTable.load(profile.calibration).gamma == profile.fingerprint.gamma
+
+
+def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> None:
+    dspark = checkpoints.WEIGHTS / "smollm2-135m-instruct" / "dspark"
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    for folder, message in (
+        (dspark, "holds a dspark drafter; serve it with --drafter dspark"),
+        (tmp_path, "is unknown"),
+        (tmp_path / "none", "has no config.json"),
+    ):
+        with pytest.raises(UserError, match=message):
+            checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))
+
+
+def test_every_drafter_model_comes_with_the_embedded_model() -> None:
+    for drafter in CHECKPOINT_DRAFTERS:
+        found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
+        assert drafter in registry.serving(BlockConfig.read(str(found)).kind)
+
+
+@pytest.mark.parametrize("drafter", ["deer", "specdiff"])
+def test_diffusion_drafters_take_each_others_checkpoints(tmp_path: Path, drafter: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DIFFUSION.to_json()))
+    found = checkpoints.with_drafter_path(Settings(drafter=drafter, drafter_path=str(tmp_path)), target.find(None))
+    assert found.drafter_path == str(tmp_path)
+    with pytest.raises(UserError, match="holds a diffusion drafter; serve it with --drafter deer or specdiff"):
+        checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=str(tmp_path)), target.find(None))
+
+
+def test_a_drafter_has_a_name_on_the_hub_and_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DFLASH.to_json()))
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(tmp_path))
+    found = checkpoints.with_drafter_path(Settings(drafter_path="z-lab/Some-DFlash"), target.find(None))
+    assert (found.drafter, found.drafter_path) == ("dflash", str(tmp_path))
+    assert checkpoints.with_drafter_path(Settings(drafter_path=str(tmp_path)), target.find(None)) == found
+    assert asked == ["z-lab/Some-DFlash"]
+
+
+def test_a_drafter_that_the_hub_cannot_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"not in the local cache.*give --drafter-path a folder") as refused:
+        checkpoints.with_drafter_path(Settings(drafter_path="no-such/drafter"), target.find(None))
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,77 @@
+"""What goes with a block-diffusion model, and what is said of what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.server.errors import UserError
+from outrider.server.model.target import Model
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.diffusion.target import DiffusionTarget
+from outrider.server.processes import sglang_args
+from outrider.server.settings.diffusion import with_diffusion
+from outrider.server.settings.settings import Settings
+
+SDAR = {"architectures": ["SDARForCausalLM"], "vocab_size": 151936, "block_size": 8}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100}
+
+
+def found(config: dict[str, Any], **given: Any) -> Settings:
+    return with_diffusion(Settings(device="cpu", **given), Model("/models/it", "it", config, None))
+
+
+def test_it_is_known_and_told_to_the_plugin() -> None:
+    settings = found(SDAR, unmasking="static", unmasking_tokens=2)
+    assert settings.diffusion == DiffusionTarget(block_size=8, mask_token_id=151669)
+    assert settings.drafter == "off"
+    told: dict[str, str] = {}
+    settings.plugin_config.to_env(told)
+    assert PluginConfig.from_env(told) == settings.plugin_config
+    assert PluginConfig.from_env(told).diffusion == settings.diffusion
+
+
+def test_other_models_are_left_alone() -> None:
+    assert found(LLAMA) == Settings(device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "says"),
+    [
+        (SDAR, {"drafter": "ngram"}, "--drafter ngram is for models that write from left to right; it is a block-diff"),
+        (SDAR, {"gamma": 5}, "--gamma is for drafters, and it is a block-diffusion model"),
+        (SDAR, {"drafter_path": "x"}, "--drafter-path is for drafters"),
+        (SDAR, {"planner": "threshold"}, "--planner threshold is for drafters, and it is a block-diffusion model"),
+        (SDAR, {"unmasking": "static", "unmasking_tokens": 9}, "at most the block's 8 tokens, not 9"),
+        (SDAR | {"mask_token_id": -1}, {}, "in its config.json, mask_token_id is a token below"),
+        (LLAMA, {"unmasking": "static"}, "--unmasking is for block-diffusion models, and it is none"),
+        (LLAMA, {"block_size": 4}, "--block-size is for block-diffusion models"),
+        (SDAR, {"sglang_flags": ("--tp-size", "2")}, "--tp-size does not spread"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(config: dict[str, Any], given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        found(config, **given)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--dllm-algorithm", "LowConfidence"), "say --unmasking before the --"),
+        (("--dllm-algorithm-config", "x.yaml"), "say --unmasking before the --"),
+        (("--no-dllm-fdfo",), "--dllm-fdfo is not available here"),
+    ],
+)
+def test_sglangs_own_flags_for_it_are_refused(flags: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        sglang_args.parse_flags(flags)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"unmasking": "best"}, {"unmasking_threshold": 1.5}, {"unmasking_tokens": 0}])
+def test_values_out_of_range_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="--unmasking"):
+        Settings(**given)

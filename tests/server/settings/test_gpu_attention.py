@@ -1,0 +1,126 @@
+"""Which attention backend a GPU gets, without one: its compute capability is handed in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.server.errors import UserError
+from outrider.server.model.target import Model
+from outrider.server.plugin.attention_backends import check_taken
+from outrider.server.settings.gpu_attention import choose
+
+PLAIN = {"num_hidden_layers": 2}
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}
+LATENT = {"kv_lora_rank": 512}
+CAPPED = {"attn_logit_softcapping": 50.0, "head_dim": 128}
+WIDE = {"hidden_size": 2048, "num_attention_heads": 8}
+
+
+def arguments(capability, config=PLAIN, dtype="auto", **given):
+    return choose(capability, Model("here", "here", config, None), given, dtype)
+
+
+def chosen(capability, config=PLAIN, dtype="auto", **given):
+    return arguments(capability, config, dtype, **given).get("attention_backend")
+
+
+@pytest.mark.parametrize(
+    ("capability", "config", "backend"),
+    [
+        ((8, 0), PLAIN, "flashinfer"),
+        ((8, 9), PLAIN, "flashinfer"),
+        ((8, 0), WINDOWED, "flashinfer"),
+        ((8, 0), CAPPED, "fa3"),
+        ((9, 0), PLAIN, "fa3"),
+        ((9, 0), WINDOWED, "fa3"),
+        ((9, 0), LATENT, "fa3"),
+        ((10, 0), PLAIN, "trtllm_mha"),
+        ((10, 3), WINDOWED, "trtllm_mha"),
+        ((10, 0), CAPPED, "outrider"),
+        ((12, 0), PLAIN, "flashinfer"),
+        ((12, 0), WINDOWED, "flashinfer"),
+        ((12, 0), CAPPED, "outrider"),
+    ],
+)
+def test_every_gpu_gets_one_that_verifies_as_it_should(capability, config, backend):
+    assert chosen(capability, config) == backend
+
+
+@pytest.mark.parametrize(
+    ("capability", "config", "backend", "says"),
+    [
+        ((9, 0), PLAIN, "triton", "use fa3 or flashinfer or outrider"),
+        ((9, 0), PLAIN, "trtllm_mha", "compute capability 9.0; use fa3 or flashinfer or outrider"),
+        ((9, 0), PLAIN, "torch_native", "use fa3 or flashinfer or outrider"),
+        ((9, 0), CAPPED, "flashinfer", "caps its attention scores, which it leaves out; use fa3 or outrider"),
+        ((9, 0), WIDE, "outrider", "heads of 64 or 128 numbers, the model's have 256; use fa3 or flashinfer"),
+        ((10, 0), PLAIN, "fa3", "compute capability 10.0; use trtllm_mha or flashinfer or outrider"),
+        ((12, 0), PLAIN, "trtllm_mha", "compute capability 12.0; use flashinfer or outrider"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["attention_backend", "prefill_attention_backend", "decode_attention_backend"])
+def test_others_are_refused_by_name_with_what_to_use(capability, config, backend, says, flag):
+    with pytest.raises(UserError, match=f"--{flag.replace('_', '-')} {backend} cannot verify drafts here: .*{says}$"):
+        chosen(capability, config, **{flag: backend})
+
+
+@pytest.mark.parametrize("major", [8, 9, 10, 12])
+def test_float32_is_for_our_own(major):
+    assert arguments((major, 0), dtype="float32") == {
+        "attention_backend": "outrider", "disable_hybrid_swa_memory": True, "disable_prefill_cuda_graph": True
+    }  # fmt: skip
+    with pytest.raises(UserError, match="it computes in 16 bits, not in float32; use outrider"):
+        chosen((major, 0), dtype="float32", attention_backend="flashinfer")
+
+
+@pytest.mark.parametrize("cache", ["fp8_e4m3", "fp8_e5m2", "nvfp4"])
+def test_our_own_reads_caches_of_the_models_type_alone(cache):
+    assert chosen((9, 0), kv_cache_dtype=cache) == "fa3"
+    assert chosen((9, 0), attention_backend="outrider", kv_cache_dtype="bf16") is None
+    with pytest.raises(UserError, match="not as --kv-cache-dtype says; use fa3 or flashinfer"):
+        chosen((9, 0), attention_backend="outrider", kv_cache_dtype=cache)
+    with pytest.raises(UserError, match="with float32 weights and a cache in 8 bits or fewer on"):
+        chosen((9, 0), dtype="float32", kv_cache_dtype=cache)
+
+
+def test_one_that_sglang_takes_instead_is_refused():
+    def runner(device, prefill, decode):
+        names = {"prefill_attention_backend_str": prefill, "decode_attention_backend_str": decode}
+        return SimpleNamespace(device=device, **names)
+
+    check_taken(runner("cuda", "fa3", "flashinfer"))
+    check_taken(runner("cpu", "torch_native", "torch_native"))
+    for taken in (("triton", "fa3"), ("fa3", "triton")):
+        with pytest.raises(
+            ValueError, match=r"SGLang takes the attention backend triton, which .*; fa3 and trtllm_mha"
+        ):
+            check_taken(runner("cuda", *taken))
+
+
+def test_one_that_was_asked_for_and_fits_stays():
+    assert chosen((9, 0), attention_backend="flashinfer") is None
+    assert chosen((8, 0), attention_backend="fa3") is None
+    assert chosen((9, 0), decode_attention_backend="flashinfer") == "fa3"
+    assert arguments((9, 0), attention_backend="outrider").keys() == {
+        "disable_hybrid_swa_memory", "disable_prefill_cuda_graph"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("capability", "config", "says"),
+    [
+        ((7, 5), PLAIN, "of a model on a GPU of compute capability 7.5; one of 9.0 has one$"),
+        ((12, 0), CAPPED | WIDE | {"head_dim": 256}, "with capped attention scores on a GPU .* 12.0; one of 9.0 has"),
+        ((8, 0), LATENT, "of a model with multi-head latent attention on"),
+    ],
+)
+def test_where_none_fits_that_is_said(capability, config, says):
+    with pytest.raises(UserError, match=says):
+        chosen(capability, config)
+
+
+def test_what_none_can_anywhere_is_not_sent_elsewhere():
+    with pytest.raises(UserError, match=r"with multi-head latent attention and float32 weights on a GPU .* 9\.0$"):
+        chosen((9, 0), LATENT, dtype="float32")

@@ -1,0 +1,138 @@
+"""A block-diffusion model's profile: found where it fits, refused with what differs, of its draft graphs as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_samples import POINTS
+
+from outrider.profiles import store
+from outrider.profiles.store import Profile
+from outrider.scheduler.draft_graphs import fingerprint
+from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
+from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.draft_graphs.untuned import untuned_graph
+from outrider.server.errors import UserError
+from outrider.server.model.target import Model
+from outrider.server.plugin.loading.draft_graphs import load_graphs
+from outrider.server.plugin.loading.planner import load_round_cost
+from outrider.server.settings import profile_lookup
+from outrider.server.settings.diffusion import with_diffusion
+from outrider.server.settings.settings import Settings
+
+CONFIG = {"architectures": ["SDARForCausalLM"], "vocab_size": 151936, "block_size": 8}
+STATIC: dict[str, Any] = {"unmasking": "static"}
+GRAPHS = {"greedy": untuned_graph(8, 1, 4), "sampled": untuned_graph(8, 1, 6)}
+
+
+def found(model: Model, **given: Any) -> Settings:
+    return with_diffusion(Settings(device="cpu", dtype="bfloat16", **given), model)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    monkeypatch.setattr(profile_lookup, "roots", lambda: [tmp_path / "profiles"])
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    return Model(str(folder), "it", CONFIG, folder)
+
+
+def save(
+    model: Model, settings: Settings, change: Callable[[list[dict[str, Any]]], Any] = lambda graphs: None
+) -> Profile:
+    graphs = [
+        fingerprint.to_json(GRAPHS[name], profile_lookup.graph_fingerprint(settings, model, name))
+        for name in TEMPERATURES
+    ]
+    change(graphs)
+    here = profile_lookup.fingerprint(settings, model)
+    profile = Profile(
+        name="mine", fingerprint=here, points=POINTS, thorough=True, measured_at="2026", measured_how="by hand"
+    )
+    return store.save(profile, profile_lookup.roots()[0], None, graphs)
+
+
+def same(one: DraftGraph, other: DraftGraph) -> bool:
+    return (one.nodes, one.parents) == (other.nodes, other.parents)
+
+
+def test_the_profile_that_fits_is_found_and_loaded(model: Model) -> None:
+    settings = found(model, **STATIC)
+    untuned, unmeasured = profile_lookup.with_profile(settings, model)
+    assert unmeasured
+    graphs = load_graphs(untuned.plugin_config)
+    assert all(same(graph, untuned_graph(8, 1)) for graph in graphs.values())
+    assert load_round_cost(untuned.plugin_config).measured is None
+    saved = save(model, settings)
+    tuned, unmeasured = profile_lookup.with_profile(settings, model)
+    assert not unmeasured
+    assert tuned.profile == str(saved.folder)
+    graphs = load_graphs(tuned.plugin_config)
+    assert same(graphs[False], GRAPHS["greedy"])
+    assert same(graphs[True], GRAPHS["sampled"])
+    cost = load_round_cost(tuned.plugin_config).measured
+    assert cost is not None
+    assert cost.points == saved.points
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"unmasking": "threshold"}, "drafter: 'spiffy static 1 block 8', here 'spiffy threshold 0.95 block 8'"),
+        (STATIC | {"unmasking_tokens": 2}, "drafter: 'spiffy static 1 block 8', here 'spiffy static 2 block 8'"),
+        (STATIC | {"block_size": 4}, "drafter: 'spiffy static 1 block 8', here 'spiffy static 1 block 4'"),
+    ],
+)
+def test_another_policy_or_block_has_another_profile(model: Model, given: dict[str, Any], says: str) -> None:
+    save(model, found(model, **STATIC))
+    assert profile_lookup.with_profile(found(model, **given), model)[1]
+    with pytest.raises(UserError) as error:
+        profile_lookup.with_profile(found(model, profile="mine", **given), model)
+    assert says in str(error.value)
+    assert "Measure this one: outrider tune" in str(error.value)
+
+
+def test_other_weights_have_another_profile(model: Model) -> None:
+    save(model, found(model, **STATIC))
+    assert model.folder is not None
+    (model.folder / "model.safetensors").write_bytes(bytes(99) + b"x")
+    assert profile_lookup.with_profile(found(model, **STATIC), model)[1]
+    with pytest.raises(UserError, match=r"target: '[0-9a-f]{16}', here '[0-9a-f]{16}'"):
+        profile_lookup.with_profile(found(model, profile="mine", **STATIC), model)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda graphs: graphs[0]["fingerprint"].update(model="abc"), "model 'abc', here"),
+        (lambda graphs: graphs[1]["fingerprint"].update(policy="static 2"), "policy 'static 2', here 'static 1'"),
+        (lambda graphs: graphs[0]["fingerprint"].update(temperature="hot"), "one of each of"),
+        (lambda graphs: graphs.pop(), "one of each of"),
+        (lambda graphs: graphs[0].pop("nodes"), "damaged"),
+        (lambda graphs: graphs[0].pop("fingerprint"), "damaged"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_graphs_that_were_calibrated_for_something_else_are_refused(
+    model: Model, change: Callable[[list[dict[str, Any]]], Any], says: str, named: bool
+) -> None:
+    save(model, found(model, **STATIC), change)
+    with pytest.raises(UserError) as error:
+        profile_lookup.with_profile(found(model, profile="mine" if named else None, **STATIC), model)
+    assert says in str(error.value)
+    assert "outrider tune" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_profile_without_graphs_is_refused(model: Model) -> None:
+    saved = save(model, found(model, **STATIC))
+    assert saved.graphs is not None
+    saved.graphs.unlink()
+    with pytest.raises(UserError, match=r"lacks draft-graphs\.json; measure anew: outrider tune"):
+        profile_lookup.with_profile(found(model, **STATIC), model)

@@ -1,0 +1,174 @@
+"""Settings, their translation to SGLang's, and the memory plan."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outrider.server.errors import UserError
+from outrider.server.machine import hardware
+from outrider.server.model import bundled_model, target
+from outrider.server.model.target import Model
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.settings import memory
+from outrider.server.settings.settings import Settings
+
+CPU = {"device": "cpu", "dtype": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Model:
+    return target.find(None)
+
+
+def test_settings_are_known_without_torch() -> None:
+    """It takes seconds to import, and `outrider serve --help` needs nothing of it."""
+    code = "import sys; from outrider.server.cli import serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_plugin_config_survives_the_environment() -> None:
+    environ: dict[str, str] = {}
+    config = PluginConfig(drafter="ngram", gamma=5, quantization="int8")
+    config.to_env(environ)
+    assert PluginConfig.from_env(environ) == config
+    assert PluginConfig.from_env({}) == PluginConfig()
+
+
+def test_a_step_has_room_for_the_longest_draft_of_those_that_can_come() -> None:
+    trained = Settings(drafter="dspark", gamma=7, lookup_gamma=15)
+    assert trained.plugin_config.longest == 15
+    assert replace(trained, gamma=20).plugin_config.longest == 20
+    assert replace(trained, lookup=False).plugin_config.longest == 7
+    assert replace(trained, drafter="ngram").plugin_config.longest == 7
+
+
+def test_dtype_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, dtype in (({"avx512_bf16"}, "bfloat16"), ({"amx_bf16"}, "bfloat16"), ({"avx512f"}, "float32")):
+        monkeypatch.setattr(hardware, "cpu_flags", lambda flags=flags: frozenset(flags))
+        assert Settings(device="cpu").resolved_dtype == dtype
+        assert hardware.faster_dtype("cpu") == dtype
+        assert hardware.faster_dtype("cuda:1") == "bfloat16"
+    assert Settings(device="cpu", dtype="bfloat16").resolved_dtype == "bfloat16"
+
+
+def test_kv_bytes_per_token() -> None:
+    llama = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    assert memory.kv_bytes_per_token(llama, 2) == 2 * 30 * 3 * 64 * 2
+    assert memory.kv_bytes_per_token(llama | {"head_dim": 128}, 2) == 2 * 30 * 3 * 128 * 2
+    latent = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert memory.kv_bytes_per_token(latent, 2) == 61 * 576 * 2
+
+
+def test_weights_are_counted_in_the_type_they_are_loaded_as(smollm2: Model) -> None:
+    half, full = target.weight_bytes(smollm2, 2), target.weight_bytes(smollm2, 4)
+    assert full == 2 * half
+    assert half == pytest.approx(134_515_008 * 2, rel=1e-3)
+
+
+def test_kv_cache_is_sized_by_what_is_free(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_token = memory.kv_bytes_per_token(smollm2.config, 2)
+
+    def tokens(free_gib: float, **settings: object) -> int | None:
+        monkeypatch.setattr(hardware, "available_memory", lambda: int(free_gib * 2**30))
+        return memory.plan(Settings(**CPU, **settings), smollm2).max_total_tokens
+
+    assert tokens(64) == memory.DEFAULT_KV_BYTES // per_token
+    assert tokens(4) < tokens(64)
+    assert tokens(4, max_total_tokens=1000) == 1000
+    with pytest.raises(UserError, match="too little memory"):
+        tokens(1)
+    with pytest.raises(UserError, match="lower --max-total-tokens"):
+        tokens(4, max_total_tokens=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def sglang_args():
+    """Our translation, with SGLang importable as the server imports it."""
+    from outrider.server.plugin import activate
+
+    activate()
+    from outrider.server.processes import sglang_args
+
+    return sglang_args
+
+
+def test_context_never_exceeds_the_cache(sglang_args, smollm2: Model) -> None:
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(2000), engines=1)
+    assert arguments.context_length == arguments.max_total_tokens == 2000
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(100_000), engines=1)
+    assert arguments.context_length == 8192
+
+
+def test_code_of_models_is_not_trusted(sglang_args, smollm2: Model) -> None:
+    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(2000), engines=1)
+    assert arguments.trust_remote_code is False
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"metrics_port": 30000}, "--metrics-port is --port"),
+        ({"metrics_port": 0}, "--metrics-port is a number from 1 to 65535"),
+        ({"max_queued_requests": 0}, "--max-queued-requests is a number from 1"),
+        ({"max_queue_seconds": 0}, "--max-queue-seconds is a number from 0.1"),
+        ({"max_request_seconds": -1}, "--max-request-seconds is a number from 0.1"),
+        ({"max_stall_seconds": 0}, "--max-stall-seconds is a number from 1"),
+        ({"ssl_keyfile": "key"}, "need --ssl-certfile"),
+        ({"ssl_ca_certs": "authorities"}, "need --ssl-certfile"),
+    ],
+)
+def test_limits_that_cannot_be(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(**values)
+
+
+def test_flags_for_sglang(sglang_args) -> None:
+    assert sglang_args.parse_flags(["--schedule-policy", "fcfs"]) == {"schedule_policy": "fcfs"}
+    for backend in ("xgrammar", "none"):
+        assert sglang_args.parse_flags(["--grammar-backend", backend]) == {"grammar_backend": backend}
+    for flags, message in (
+        (["--port", "1"], "say --port before the --"),
+        (["--tokenizer-worker-num", "2"], "is not available here: one tokenizer process"),
+        (["--dp-size", "2"], "say --engines before the --"),
+        (["--enable-custom-logit-processor"], "no code from requests"),
+        (["--trust-remote-code"], "--trust-remote-code is not available here: no code from models"),
+        (["--ssl-certfile", "x"], "say --ssl-certfile before the --"),
+        (["--max-queued-requests", "1"], "say --max-queued-requests before the --"),
+        (["--grammar-backend", "llguidance"], "--grammar-backend llguidance is not available here: only xgrammar's"),
+        (["--grammar-backend", "outlines"], "--grammar-backend outlines is not available here: only xgrammar's"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sglang_args.parse_flags(flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--enable-hierarchical-cache"],
+        ["--hicache-storage-backend", "file"],
+        ["--enable-lmcache"],
+        ["--lmcache-config-file", "x"],
+        ["--enable-flexkv"],
+        ["--flexkv-config-file", "x"],
+        ["--enable-unified-cache-external-linker"],
+        ["--radix-cache-backend", "x"],
+        ["--enable-hisparse"],
+    ],
+)
+def test_a_cache_that_comes_back_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
+    message = f"SGLang's {flags[0]} is not available here: what it brings back has keys and values alone"
+    with pytest.raises(UserError, match=message):
+        sglang_args.parse_flags(flags)
+
+
+def test_model_names(tmp_path: Path, smollm2: Model) -> None:
+    assert smollm2.name == bundled_model.NAME
+    assert smollm2.context_length == 8192
+    with pytest.raises(UserError, match="does not exist"):
+        target.find("/no/such/folder")

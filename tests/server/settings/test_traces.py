@@ -1,0 +1,43 @@
+"""Where traces go."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.server.errors import UserError
+from outrider.server.settings import traces
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "expected"),
+    [
+        ("collector:4317", {}, ("grpc", "collector:4317")),
+        ("http://collector:4317", {}, ("grpc", "http://collector:4317")),
+        ("collector:4318", {}, ("http/protobuf", "http://collector:4318/v1/traces")),
+        ("https://host/otlp/v1/traces", {}, ("http/protobuf", "https://host/otlp/v1/traces")),
+        (
+            "http://host:9",
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+            ("http/protobuf", "http://host:9/v1/traces"),
+        ),
+    ],
+)
+def test_the_protocol_is_that_of_the_address(
+    endpoint: str, environment: dict[str, str], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert traces.protocol_of(endpoint) == expected
+
+
+def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"traces\.txt"):
+        traces.check("127.0.0.1:4317")
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:abc", "127.0.0.1:99999", "http://", ":4317"])
+def test_what_is_no_address_is_refused(endpoint: str) -> None:
+    with pytest.raises(UserError, match="HOST:4317"):
+        traces.check(endpoint)
