@@ -34,6 +34,7 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
+from outrider.server.plugin.decode.follower import FollowerWorker
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
