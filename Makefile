@@ -90,10 +90,6 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu-check: ## Check on a GPU what tests without one cannot show: make gpu-check PART=A (docs/gpu.md)
 	@PYTHONPATH=.src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m outrider.server.cli.main gpu-check $(or $(PART),--help) $(ARGS)
 
-.PHONY: gpu-pack
-gpu-pack: ## Pack what a GPU machine without a network lacks, in pieces: make gpu-pack PYTHON=python3.12 (docs/gpu.md)
-	@$(PYTHON) deploy/gpu/pack.py $(ARGS)
-
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
 .PHONY: check-sanitizers
 check-sanitizers: $(PROJECT) $(DEV) ## Run what uses the C++ kernels under ASan and UBSan (ten minutes; the build is kept)

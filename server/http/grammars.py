@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sglang.srt.constrained.json_schema_validation import validate_xgrammar_json_schema
 from sglang.srt.constrained.utils import is_legacy_structural_tag
 
 from ..plugin.grammars.examine import Outcome, Verdict
 from ..plugin.grammars.folder import name_of
-from ..plugin.hooks import older_sglang
 from .errors import ApiError
 from .grammar_process import GrammarProcess
 from .protocol import ChatRequest, TextRequest
@@ -61,7 +61,7 @@ def _check_grammar(name: str, grammar: Any) -> None:
     if name in ("regex", "ebnf"):
         return
     try:
-        older_sglang.check_schema(json.loads(text))
+        validate_xgrammar_json_schema(json.loads(text))
     except RecursionError:
         raise _invalid(name, "nested too deeply") from None
     except ValueError as error:

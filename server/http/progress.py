@@ -60,7 +60,7 @@ class Progress:
 
     def look(self, now: float) -> None:
         """now: seconds of a monotonic clock."""
-        loads = _read(getattr(self._manager, "load_snapshot_reader", None))
+        loads = _read(self._manager.load_snapshot_reader)
         for load in loads:
             load.timestamp = 0.0  # it goes on while requests only wait
             if load != self._seen.get(load.dp_rank):
@@ -70,7 +70,7 @@ class Progress:
                 self._since[load.dp_rank] = now
         if self._received != (received := self._manager.last_receive_tstamp):
             self._received, self._last_sign = received, now
-        if not self._seen or not _under_way(self._manager):  # older SGLang publishes nothing
+        if not self._seen or not _under_way(self._manager):
             self._last_sign, self._since = now, dict.fromkeys(self._since, now)
         # With several engines, others' progress says nothing of the one that stands still.
         signs = self._since.values() if len(self._since) > 1 else ()
@@ -100,8 +100,6 @@ def _read(reader: Any) -> list[LoadSnapshot]:
 
     They are read without their lock, which a stopped scheduler may hold; a record that is being written is left out.
     """
-    if reader is None:
-        return []
     from sglang.srt.managers.load_snapshot import ShmLoadSnapshotReader
 
     if not isinstance(reader, ShmLoadSnapshotReader):

@@ -38,11 +38,10 @@ SGLANGS = (
 """Others, said to SGLang."""
 
 
-def register(meeting: str) -> None:
-    """meeting: full name of SGLang's function in which ranks meet."""
+def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(meeting, _meet, HookType.AROUND)
+    HookRegistry.register("sglang.srt.distributed.bootstrap.init_parallel_runtime", _meet, HookType.AROUND)
 
 
 def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:

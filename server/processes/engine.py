@@ -80,10 +80,8 @@ class Engine(EngineProcesses):
 
     def ask_to_exit(self) -> None:
         """Ask the scheduler to free what it holds and leave; called in the event loop that talks to it."""
-        try:
-            from sglang.srt.managers.io_struct import ShutdownReq
-        except ImportError:  # older SGLang knows no polite way
-            return
+        from sglang.srt.managers.io_struct import ShutdownReq
+
         self.tokenizer_manager._dispatch_to_scheduler(ShutdownReq())
 
 
@@ -148,8 +146,7 @@ def _launch(resolved: Resolved, begun: _Start) -> Engine:
     manager, templates, _, scheduler, watchdog, *_ = launched
     if resolved.settings.otlp_endpoint is not None:
         traces.begin(arguments)
-    if (reader := getattr(manager, "load_snapshot_reader", None)) is not None:  # older SGLang has none
-        begun.run_folder.take_along(Path(reader.path))
+    begun.run_folder.take_along(Path(manager.load_snapshot_reader.path))
     # EngineProcesses.wait_for_death does the watching, at once instead of every second.
     watchdog.stop()
     return Engine(
@@ -186,10 +183,7 @@ def _launch_processes(resolved: Resolved, begun: _Start) -> tuple[ServerArgs, tu
     Launcher.on_cpu = settings.resolved_device == "cpu"
     Launcher.controller = functools.partial(data_parallel.run_controller, *ours)
     arguments = sglang_args.build(settings, resolved.model, resolved.memory, begun.engines)
-    try:
-        arguments.custom_sigquit_handler = _on_sigquit
-    except AttributeError:  # SGLang 0.5.17 keeps others from it
-        object.__setattr__(arguments, "custom_sigquit_handler", _on_sigquit)
+    arguments.custom_sigquit_handler = _on_sigquit
     tempfile.tempdir = str(begun.run_folder.path)  # where SGLang puts the sockets between its processes
     try:
         return arguments, Launcher._launch_subprocesses(

@@ -23,17 +23,15 @@ Prepare = Callable[[torch.Tensor], PackedWeight | Int8Weight]
 
 
 def register() -> None:
-    from sglang.kernels import fused_op
+    from sglang.kernels.fused_op import BaseFusedOp
     from sglang.srt.layers.activation import SiluAndMul
     from sglang.srt.layers.layernorm import RMSNorm
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
-    # 0.5.17 has the operators, under another base class.
-    base = fused_op.BaseFusedOp if hasattr(fused_op.BaseFusedOp, "register_oot_forward") else RMSNorm
     for op, forward in ((RMSNorm, _rms_norm), (SiluAndMul, _silu_and_mul), (RotaryEmbedding, _rope)):
-        base.register_oot_forward(op, forward, DISPATCH_KEY)
+        BaseFusedOp.register_oot_forward(op, forward, DISPATCH_KEY)
     # Matrix products are no operator of that dispatch.
     prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
     UnquantizedLinearMethod.process_weights_after_loading = _layer_packing(prepare)

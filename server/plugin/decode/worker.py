@@ -399,7 +399,7 @@ class SpeculativeWorker(BaseSpecWorker):
         rows = batch.req_pool_indices_cpu.numpy().astype(np.int64)
         if batch.seq_lens_cpu is not None:
             return rows, batch.seq_lens_cpu.numpy().astype(np.int64)
-        committed = [getattr(req, "kv", req).kv_committed_len for req in batch.reqs]  # 0.5.17 has no `kv`
+        committed = [req.kv.kv_committed_len for req in batch.reqs]
         return rows, np.array(committed, dtype=np.int64) + self.width
 
     def _sampling_of(self, batch: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:

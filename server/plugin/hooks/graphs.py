@@ -14,7 +14,6 @@ RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 def register() -> None:
     os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
     HookRegistry.register(f"{RUNNER}._decode_cuda_graph_runner_cls", _runner_class, HookType.AROUND)
-    HookRegistry.register(f"{RUNNER}.max_decode_logits_rows", _with_a_slot_more, HookType.AROUND)
 
 
 def _runner_class(original: Callable[[Any], type], runner: Any) -> type:
@@ -25,8 +24,3 @@ def _runner_class(original: Callable[[Any], type], runner: Any) -> type:
     from ..cuda.verify_graphs import VerifyGraphRunner  # imports SGLang's runners
 
     return VerifyGraphRunner
-
-
-def _with_a_slot_more(original: Callable[[Any], int], runner: Any) -> int:
-    """0.5.17 has a row of logits for every token that would fit into the slots."""
-    return original(runner) + runner.decode_num_tokens_per_req()

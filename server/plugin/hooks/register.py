@@ -13,7 +13,7 @@ from outrider.kernels.ragged import write_page_table
 
 from .. import node_consistency, worker_rpc
 from ..config import PluginConfig
-from . import answer_ends, grammars, older_sglang, request_guard, sglang_overhead_patches, step_profiler
+from . import answer_ends, grammars, request_guard, sglang_overhead_patches, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -26,8 +26,7 @@ def register() -> None:
     _register_algorithm()
     worker_rpc.register()
     request_guard.register()
-    node_consistency.register(older_sglang.meeting())
-    older_sglang.bridge()
+    node_consistency.register()
     grammars.register()
     answer_ends.register()
     _load_one_tokenizer()
@@ -76,10 +75,10 @@ def _widen_page_table() -> None:
     those of one behind the context: at its end they would be written into the next request's row."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def room(original: Callable[..., int], *settings: Any) -> int:  # older versions give it theirs
+    def room(original: Callable[[], int]) -> int:
         from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
-        return max(original(*settings), get_alloc_reserve_per_decode(*settings))
+        return max(original(), get_alloc_reserve_per_decode())
 
     sizing = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
     HookRegistry.register(sizing, room, HookType.AROUND)

@@ -159,10 +159,3 @@ def test_a_scheduler_that_is_stopped_while_it_publishes_holds_nobody_up(engine: 
         engine.writers[0].mmap[12:16] = bytes(4)  # no record
         assert engine.after(2 * SECONDS) is not None
     os.close(lock)
-
-
-def test_an_sglang_that_publishes_nothing_is_not_judged(engine: Engine) -> None:
-    del engine.manager.load_snapshot_reader
-    engine.progress = Progress(engine.manager, SECONDS)
-    engine.send("one")
-    assert engine.after(3 * SECONDS) is None

@@ -39,7 +39,6 @@ from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
 from outrider.server.plugin.cuda.verify_tail import VerifyTail  # noqa: E402
 from outrider.server.plugin.decode.spec_inputs import VerifyInput, flatten, ragged_layout  # noqa: E402
-from outrider.server.plugin.hooks import graphs as hooks  # noqa: E402
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
 
 REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
@@ -162,8 +161,7 @@ def model_runner() -> Any:
 
     runner.tail = VerifyTail(BUCKETS, observe, "cpu")
     runner.capture_tail_hooks.append(runner.tail.capture)
-    rows = hooks._with_a_slot_more(lambda _: CAPTURED * WIDTH, runner)
-    runner.graph_shared_output = GraphSharedOutput(device=torch.device("cpu"), max_rows=rows)
+    runner.graph_shared_output = GraphSharedOutput(device=torch.device("cpu"), max_rows=CAPTURED * WIDTH)
     return runner
 
 
