@@ -9,23 +9,23 @@ namespace ISA {
 constexpr float MASKED = -1e30f;
 
 // Who multiplies: of few rows by keys and values as they lie in the cache, of many by packed panels.
-class OnVectors {
+class VectorProducts {
  public:
   static constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
   static constexpr int64_t TOGETHER = W;      // positions; where fewer are left, the others are weighted 0
   static constexpr int64_t PAIRS_TOGETHER = 1;
   static constexpr int64_t WEIGHTS = CHUNK;  // from a row of scores to the next
-  static constexpr int SOFTENED = 1;  // rows whose scores become weights together
+  static constexpr int SOFTMAX_ROWS = 1;  // rows whose scores become weights together
 
   template <int R, bool PAIRS, typename T>
-  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinesAhead<T>& ahead, float* out,
-              int64_t stride) {
+  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinePrefetcher<T>& ahead,
+              float* out, int64_t stride) {
     if constexpr (NARROW) narrow_scores<R>(queries, depth, keys, from, ahead, out, stride);
     else ISA::scores<R, PAIRS>(queries, depth, keys, from, out, stride);
   }
   template <int R, bool PAIRS, typename T>
   void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
-                  int64_t width, LinesAhead<T>& ahead, float* out, int64_t out_stride) {
+                  int64_t width, LinePrefetcher<T>& ahead, float* out, int64_t out_stride) {
     if constexpr (NARROW) narrow_values<R>(weights, stride, values, from, keys, width, ahead, out, out_stride);
     else ISA::add_values<R, PAIRS>(weights, stride, values, from, keys, width, out, out_stride);
   }
@@ -41,9 +41,9 @@ class OnVectors {
 inline int64_t whole(int64_t numbers, int64_t part) { return (numbers + part - 1) / part * part; }
 
 // Room that begins with a cache line, so that no vector lies across two.
-class Room {
+class AlignedBuffer {
  public:
-  float* of(int64_t numbers) {
+  float* at_least(int64_t numbers) {
     if (int64_t(lines_.size()) * 16 < numbers) lines_.resize((numbers + 15) / 16);
     return lines_[0].numbers;
   }
@@ -57,7 +57,7 @@ class Room {
 
 // What one thread works with.
 struct Scratch {
-  Room queries, keys, values, weights, chunk, state;
+  AlignedBuffer queries, keys, values, weights, chunk, state;
 };
 
 // The positions of a chunk of a tile, by the slots of their keys and values.
@@ -74,12 +74,16 @@ class TileWorker {
 
  public:
   TileWorker(const AttentionArgs& args, Scratch& scratch)
-      : a(args), s(scratch), group(args.q_heads / args.kv_heads), state_stride(args.state_stride()),
+      : a(args),
+        s(scratch),
+        group(args.q_heads / args.kv_heads),
+        state_stride(args.state_stride()),
         pairs(HAS_PAIRS && sizeof(T) == 2 && args.head_dim % (2 * W) == 0),
         depth(pairs ? args.head_dim / 2 : args.head_dim),
         unit(1.44269504f * (args.logit_cap > 0 ? 1.f : args.scale)),
-        key_panels(scratch.keys.of(CHUNK * depth)), packed_values(scratch.values.of(CHUNK * args.value_dim)),
-        weights(scratch.weights.of(std::max(STRIP, args.kv_heads * ROWS) * WEIGHTS)) {}
+        key_panels(scratch.keys.at_least(CHUNK * depth)),
+        packed_values(scratch.values.at_least(CHUNK * args.value_dim)),
+        weights(scratch.weights.at_least(std::max(STRIP, args.kv_heads * ROWS) * WEIGHTS)) {}
 
   // How many of the heads of an item are worked on together.
   int64_t heads_at_once(const Tile& tile) const { return tile.queries * group <= ROWS ? a.heads_of_item : 1; }
@@ -90,7 +94,7 @@ class TileWorker {
     kv_head = head;
     heads = some_heads;
     rows = tile.queries * group;
-    queries = s.queries.of(heads * rows * a.head_dim);
+    queries = s.queries.at_least(heads * rows * a.head_dim);
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t i = 0; i < tile.queries; ++i) {
         const int64_t query = (tile.first_query + i) * a.q_stride + (head + h) * group * a.head_dim;
@@ -107,7 +111,7 @@ class TileWorker {
   void partial(int64_t chunk, float* out, const Positions& next = {}) {
     const int64_t start = chunk * CHUNK;
     const Positions now = positions(*t, chunk, kv_head);
-    soon = next;
+    next_positions = next;
     if (rows <= ROWS) {
       with_rows(rows, [&](auto r) {
         if (HAS_PAIRS && pairs) few_rows<r, HAS_PAIRS>(now, start, out);
@@ -160,7 +164,7 @@ class TileWorker {
     return static_cast<const T*>(a.v_pool) + slot * a.v_stride + head * a.value_dim;
   }
 
-  // Slots are scattered over the pool: what is needed soon is asked for early.
+  // Slots are scattered over the pool: what is needed next_positions is asked for early.
   static void prefetch(const T* from, int64_t numbers) {
     const char* line = reinterpret_cast<const char*>(from);
     for (int64_t byte = 0; byte < int64_t(numbers * sizeof(T)); byte += 64) __builtin_prefetch(line + byte, 0, 2);
@@ -173,12 +177,14 @@ class TileWorker {
   }
 
   // Scores become weights, [some][WEIGHTS]; into out the largest score and the sum.
-  void soften_all(float* x, int64_t first, int64_t some, int64_t start, int64_t keys, float* out) const {
+  void softmax_all(float* x, int64_t first, int64_t some, int64_t start, int64_t keys, float* out) const {
     const int64_t width = whole(keys, Products::TOGETHER);
     int64_t r = 0;
-    for (; r + Products::SOFTENED <= some; r += Products::SOFTENED)
-      soften<Products::SOFTENED>(x + r * WEIGHTS, first + r, start, keys, width, out + r * state_stride + a.value_dim);
-    for (; r < some; ++r) soften<1>(x + r * WEIGHTS, first + r, start, keys, width, out + r * state_stride + a.value_dim);
+    for (; r + Products::SOFTMAX_ROWS <= some; r += Products::SOFTMAX_ROWS)
+      softmax<Products::SOFTMAX_ROWS>(x + r * WEIGHTS, first + r, start, keys, width,
+                                      out + r * state_stride + a.value_dim);
+    for (; r < some; ++r)
+      softmax<1>(x + r * WEIGHTS, first + r, start, keys, width, out + r * state_stride + a.value_dim);
   }
 
   float* weights_of(int64_t row) const { return weights + row * WEIGHTS; }
@@ -187,18 +193,19 @@ class TileWorker {
   template <int R, bool PAIRS>
   void few_rows(const Positions& now, int64_t start, float* out) {
     const int64_t keys = keys_of(0, R, start, now.count), dim = a.value_dim;
-    key_rows.read(a.k_pool, a.k_stride, kv_head * a.head_dim, now.slots, now.count);
-    key_rows.then(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
-    LinesAhead<T> keys_ahead = key_rows.ahead(heads * a.head_dim);
+    key_rows.set(a.k_pool, a.k_stride, kv_head * a.head_dim, now.slots, now.count);
+    key_rows.set_next(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
+    LinePrefetcher<T> keys_ahead = key_rows.prefetcher(heads * a.head_dim);
     for (int64_t j = 0; j < keys; j += W)
       for (int64_t h = 0; h < heads; ++h)
         products.template scores<R, PAIRS>(queries + h * R * depth, depth, key_rows.at(j), h * a.head_dim, keys_ahead,
                                            weights_of(h * R) + j, WEIGHTS);
-    for (int64_t h = 0; h < heads; ++h) soften_all(weights_of(h * R), 0, R, start, keys, out + h * R * state_stride);
-    value_rows.read(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
-    value_rows.then(a.k_pool, a.k_stride, soon.first_head * a.head_dim, soon.slots, soon.count);
+    for (int64_t h = 0; h < heads; ++h) softmax_all(weights_of(h * R), 0, R, start, keys, out + h * R * state_stride);
+    value_rows.set(a.v_pool, a.v_stride, kv_head * dim, now.slots, now.count);
+    value_rows.set_next(a.k_pool, a.k_stride, next_positions.first_head * a.head_dim, next_positions.slots,
+                        next_positions.count);
     for (int64_t r = 0; r < heads * R; ++r) std::fill_n(out + r * state_stride, dim, 0.f);
-    LinesAhead<T> values_ahead = value_rows.ahead(heads * dim);
+    LinePrefetcher<T> values_ahead = value_rows.prefetcher(heads * dim);
     for (int64_t i = 0; i < keys; i += ROWS_AHEAD)
       for (int64_t h = 0; h < heads; ++h)
         products.template add_values<R, PAIRS>(weights_of(h * R) + i / (1 + PAIRS), WEIGHTS, value_rows.at(i), h * dim,
@@ -213,9 +220,10 @@ class TileWorker {
     for (int64_t j = 0; j < width; j += STEP) {
       float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for the strips to come
       if (j >= packed_keys) pack_keys(panel, now, j);
-      multiply(some, queries + first * depth, depth, panel, STEP, depth, std::min(STEP, width - j), weights + j, WEIGHTS);
+      multiply(some, queries + first * depth, depth, panel, STEP, depth, std::min(STEP, width - j), weights + j,
+               WEIGHTS);
     }
-    soften_all(weights, first, some, start, keys, out);
+    softmax_all(weights, first, some, start, keys, out);
     multiply(some, weights, WEIGHTS, packed_values, dim, pairs ? (keys + 1) / 2 : keys, dim, out, state_stride);
   }
 
@@ -238,20 +246,21 @@ class TileWorker {
         store(packed_values + i * dim + c, pairs ? pair(slots, i, c, keys) : load(value(slots[i], kv_head) + c));
   }
 
-  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those. Memory is asked for as
-  // much of what comes next.
+  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those. Memory is asked for
+  // as much of what comes next.
   void pack_keys(float* panel, const Positions& now, int64_t first) {
     packed_keys = first + STEP;
     for (int64_t j = first; j < std::min(now.count, first + STEP); j += W) {
       const T* from[W];
       for (int64_t i = 0; i < W; ++i) {
         from[i] = key(now.slots[std::min(j + i, now.count - 1)], kv_head);  // beyond the last key: masked later
-        if (j + i >= soon.count) continue;
-        prefetch(key(soon.slots[j + i], soon.first_head), a.head_dim);
-        prefetch(value(soon.slots[j + i], soon.first_head), a.value_dim);
+        if (j + i >= next_positions.count) continue;
+        prefetch(key(next_positions.slots[j + i], next_positions.first_head), a.head_dim);
+        prefetch(value(next_positions.slots[j + i], next_positions.first_head), a.value_dim);
       }
       if constexpr (NARROW) {
-        for_numbers(from, 0, depth, [] {}, [&](int64_t d, Vec numbers) { store(panel + d * STEP + j - first, numbers); });
+        for_numbers(
+            from, 0, depth, [] {}, [&](int64_t d, Vec numbers) { store(panel + d * STEP + j - first, numbers); });
         continue;
       }
       for (int64_t d = 0; d < depth; d += W) {
@@ -269,7 +278,7 @@ class TileWorker {
   // Scores of N rows, from `first` on, to weights; those of positions that a row does not see get 0. Writes the largest
   // score and the sum of each.
   template <int N>
-  __attribute__((noinline)) void soften(float* x, int64_t first, int64_t start, int64_t keys, int64_t width,
+  __attribute__((noinline)) void softmax(float* x, int64_t first, int64_t start, int64_t keys, int64_t width,
                                         float* peak_and_mass) const {
     if (a.logit_cap > 0)
       for (int n = 0; n < N; ++n)
@@ -325,7 +334,7 @@ class TileWorker {
   float* queries = nullptr;
   const Tile* t = nullptr;
   int64_t kv_head = 0, heads = 0, packed_keys = 0;
-  Positions soon;
+  Positions next_positions;
   PoolRows<T> key_rows, value_rows;
   Products products;
 };
@@ -359,7 +368,7 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
     const Tile& tile = *tile_of(item);
     const int64_t first = item % parts * heads, together = worker.heads_at_once(tile);
     const int64_t size = tile.queries * (a.q_heads / a.kv_heads) * stride;
-    float *states = s.state.of(heads * size), *part = s.chunk.of(together * size);
+    float *states = s.state.at_least(heads * size), *part = s.chunk.at_least(together * size);
     for (int64_t chunk = 0; chunk < chunks_of(tile); ++chunk) {
       const bool last = chunk == chunks_of(tile) - 1;
       for (int64_t h = 0; h < heads; h += together) {
@@ -385,7 +394,7 @@ void merge(const AttentionArgs& a, std::atomic<int64_t>& next, const float* part
   for (int64_t item; (item = next++) < tiles * a.kv_heads;) {
     const int64_t tile = item / a.kv_heads, head = item % a.kv_heads, chunks = chunks_of(a.tiles[tile]);
     worker.begin(a.tiles[tile], head);
-    float* state = s.state.of(worker.rows * stride);
+    float* state = s.state.at_least(worker.rows * stride);
     worker.reset(state);
     for (int64_t chunk = 0; chunk < chunks; ++chunk)
       worker.merge(state, partials + (offsets[tile] + head * chunks + chunk) * a.tile_rows * stride);

@@ -20,14 +20,19 @@ struct Buffers {
 class BlockDrafter : public torch::CustomClassHolder {
  public:
   // own weights: the head, fc and the keys|values of all layers, with a Markov head W2. own norms: the last one, the
-  // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. sure: float32, the confidence head's weight of
-  // a hidden state [d], what it adds for the token before [V], and ChooseArgs' mix [2, 3]; empty without one. vocab: [V'],
-  // none for the identity.
+  // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. confidence_head: float32, the confidence
+  // head's weight of a hidden state [d], what it adds for the token before [V], and DraftDrawArgs' mix [2, 3]; empty
+  // without one. vocab: [V'], none for the identity.
   BlockDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
-               std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin, Tensor mask,
-               std::optional<Tensor> w1, Tensors sure, std::optional<Tensor> vocab, int64_t first_row, double eps)
+               std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
+               Tensor mask, std::optional<Tensor> w1, Tensors confidence_head, std::optional<Tensor> vocab,
+               int64_t first_row, double eps)
       : layers_({weights, kinds, scales, outputs, depths, norms, k_pools, v_pools, cos_sin}, mask, w1 ? 4 : 3, 2, eps),
-        mask_(mask), w1_(w1), sure_(sure), vocab_(vocab), first_row_(first_row) {
+        mask_(mask),
+        w1_(w1),
+        confidence_head_(confidence_head),
+        vocab_(vocab),
+        first_row_(first_row) {
     read_heads(layers_.own_weights);
   }
 
@@ -38,10 +43,10 @@ class BlockDrafter : public torch::CustomClassHolder {
     check_dense(positions, at::kLong, {tokens}, "positions");
     check_dense(slots, at::kLong, {tokens}, "slots");
     layers_.check_places(positions, slots);
-    const Tensor context = layers_.room(tokens, layers_.hidden), kv = layers_.room(tokens, keys_values_.outputs);
+    const Tensor context = layers_.matrix(tokens, layers_.hidden), kv = layers_.matrix(tokens, keys_values_.outputs);
     Int8Input int8;
     for (const Weight* w : {&fc_, &keys_values_}) int8.reserve(tokens, w->scales ? w->depth : 0);
-    run_team([&](Member& member) {
+    run_team([&](TeamMember& member) {
       const Stages stages(member, layers_.type, tokens, int8);
       stages.product(features.data_ptr(), fc_, context.data_ptr(), &keys_values_);
       stages.norm(context.data_ptr(), nullptr, layers_.own_norm(1), context.data_ptr(), layers_.hidden, layers_.eps);
@@ -56,9 +61,9 @@ class BlockDrafter : public torch::CustomClassHolder {
     });
   }
 
-  // A draft of gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, where that is wanted and
-  // a request is not greedy, the distribution each token was drawn from, [R, gamma, V']; rows of greedy requests are not
-  // written there. embedded: [R, d], of the anchors [R]. noise: [R, gamma], the key of each draw's.
+  // A draft of gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, where that is wanted
+  // and a request is not greedy, the distribution each token was drawn from, [R, gamma, V']; rows of greedy requests
+  // are not written there. embedded: [R, d], of the anchors [R]. noise: [R, gamma], the key of each draw's.
   std::tuple<Tensor, std::optional<Tensor>, Tensor> propose(
       Tensor anchors, Tensor embedded, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures,
       std::optional<Tensor> top_ks, std::optional<Tensor> top_ps, std::optional<Tensor> min_ps, Tensor noise,
@@ -68,38 +73,38 @@ class BlockDrafter : public torch::CustomClassHolder {
     check_dense(anchors, at::kLong, {requests}, "anchors");
     check_dense(noise, at::kLong, {requests, gamma}, "noise");
     if (w1_) check_range(anchors, 0, w1_->size(0), "anchors");
-    const Places places(seq_lens, rows, page_table, [&](int64_t) { return queries; });
+    const QueryPlacement places(seq_lens, rows, page_table, [&](int64_t) { return queries; });
     layers_.check_places(places.positions, places.slots);
-    const Attends seen = layers_.plan(tokens, places.indptr, places.kv_lens, rows, page_table, false);
+    const SharedAttention seen = layers_.plan(tokens, places.indptr, places.kv_lens, rows, page_table, false);
     Buffers b = buffers_for(requests, gamma, seen);
     const int64_t bytes = layers_.hidden * layers_.size();
     for (int64_t i = 0; i < tokens; ++i) {
       const char* from = i % queries ? data(mask_) : data(embedded) + i / queries * bytes;
       std::memcpy(data(b.layers.residual) + i * bytes, from, bytes);
     }
-    ChooseArgs choose{};
-    choose.rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);
-    const auto* heat = choose.rules.temperatures;
+    DraftDrawArgs draws{};
+    draws.rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);
+    const auto* heat = draws.rules.temperatures;
     const bool sampled = std::any_of(heat, heat + requests, [](float t) { return t > 0; });
     std::optional<Tensor> probs;
     if (sampled && wants_probs) probs = at::empty({requests, gamma, head_.outputs}, noise.options().dtype(at::kFloat));
     const Tensor drawn = at::empty({requests, gamma}, noise.options());
     const Tensor confidence = at::empty({requests, gamma}, noise.options().dtype(at::kFloat));
-    choose.keys = noise.data_ptr<int64_t>();
-    choose.probs = probs ? probs->data_ptr<float>() : nullptr;
-    choose.tokens = drawn.data_ptr<int64_t>();
-    choose.confidence = confidence.data_ptr<float>();
-    run_team([&](Member& member) {
+    draws.keys = noise.data_ptr<int64_t>();
+    draws.probs = probs ? probs->data_ptr<float>() : nullptr;
+    draws.tokens = drawn.data_ptr<int64_t>();
+    draws.confidence = confidence.data_ptr<float>();
+    run_team([&](TeamMember& member) {
       layers_.run(member, places.positions, places.slots, nullptr, 0, &seen, b.layers, &head_);
       layers_.finish(member, layers_.own_norm(0), 0, requests, queries, first_row_, gamma, b.layers, b.states);
-      draw(member, choose, anchors.data_ptr<int64_t>(), requests, gamma, sampled ? 32 : 4, b);
+      draw(member, draws, anchors.data_ptr<int64_t>(), requests, gamma, sampled ? 32 : 4, b);
     });
     return {drawn, probs, confidence};
   }
 
  private:
   // The tokens of a draft from its hidden states, position after position where each depends on the one before.
-  void draw(Member& member, ChooseArgs a, const int64_t* anchors, int64_t requests, int64_t gamma, int64_t work,
+  void draw(TeamMember& member, DraftDrawArgs a, const int64_t* anchors, int64_t requests, int64_t gamma, int64_t work,
             Buffers& b) const {
     const Stages all(member, layers_.type, requests * gamma, b.layers.int8);
     const Stages each(member, layers_.type, requests, b.layers.int8);
@@ -112,11 +117,11 @@ class BlockDrafter : public torch::CustomClassHolder {
     a.rows = requests * gamma;
     a.stride = 1;
     a.rows_per_request = gamma;
-    if (!w1_) return all.choose(a, work);
-    if (!sure_.empty()) {
-      a.state_weight = sure_[0].data_ptr<float>();
-      a.token_weight = sure_[1].data_ptr<float>();
-      a.mix = sure_[2].data_ptr<float>();
+    if (!w1_) return all.draw_drafts(a, work);
+    if (!confidence_head_.empty()) {
+      a.state_weight = confidence_head_[0].data_ptr<float>();
+      a.token_weight = confidence_head_[1].data_ptr<float>();
+      a.mix = confidence_head_[2].data_ptr<float>();
     }
     a.bias = b.bias.data_ptr();
     a.rows = requests;
@@ -126,12 +131,12 @@ class BlockDrafter : public torch::CustomClassHolder {
     a.previous_stride = 1;
     const int64_t bytes = w1_->size(1) * layers_.size();
     for (int64_t step = 0; step < gamma; ++step) {
-      member.alone(SAMPLING, [&] {
+      member.run_once(SAMPLING, [&] {
         for (int64_t r = 0; r < requests; ++r)
           std::memcpy(data(b.latents) + r * bytes, data(*w1_) + a.previous[r * a.previous_stride] * bytes, bytes);
       });
       each.product(b.latents.data_ptr(), w2_, b.bias.data_ptr(), nullptr);
-      each.choose(a, work);
+      each.draw_drafts(a, work);
       a.previous = a.tokens;
       a.previous_stride = gamma;
       a.logits = static_cast<const char*>(a.logits) + a.columns * layers_.size();
@@ -141,11 +146,11 @@ class BlockDrafter : public torch::CustomClassHolder {
     }
   }
 
-  Buffers buffers_for(int64_t requests, int64_t gamma, const Attends& seen) const {
+  Buffers buffers_for(int64_t requests, int64_t gamma, const SharedAttention& seen) const {
     const int64_t drafted = requests * gamma, tokens = requests * (gamma + first_row_);
-    Buffers b{layers_.buffers(tokens, {&seen}), layers_.room(drafted, layers_.hidden),
-              layers_.room(drafted, head_.outputs), {}, {}};
-    if (w1_) b.latents = layers_.room(requests, w2_.depth), b.bias = layers_.room(requests, w2_.outputs);
+    Buffers b{layers_.buffers(tokens, {&seen}), layers_.matrix(drafted, layers_.hidden),
+              layers_.matrix(drafted, head_.outputs), {}, {}};
+    if (w1_) b.latents = layers_.matrix(requests, w2_.depth), b.bias = layers_.matrix(requests, w2_.outputs);
     b.layers.int8.reserve(drafted, head_.scales ? head_.depth : 0);
     b.layers.int8.reserve(requests, w1_ && w2_.scales ? w2_.depth : 0);
     return b;
@@ -161,23 +166,24 @@ class BlockDrafter : public torch::CustomClassHolder {
                     keys_values_.outputs == 2 * int64_t(layers_.layers.size()) * layers_.kv_heads * layers_.width,
                 "the head, fc or the projections of keys and values do not fit the hidden size ", hidden);
     if (vocab_) check_dense(*vocab_, at::kLong, {head_.outputs}, "vocab");
-    TORCH_CHECK(sure_.empty() || (w1_ && sure_.size() == 3), "a confidence head needs three tensors and a Markov head");
+    TORCH_CHECK(confidence_head_.empty() || (w1_ && confidence_head_.size() == 3),
+                "a confidence head needs three tensors and a Markov head");
     if (!w1_) return;
     w2_ = weights[3];
     check_dense(*w1_, mask_.scalar_type(), {w1_->size(0), w2_.depth}, "w1");
     TORCH_CHECK(w2_.outputs == head_.outputs, "W2 has ", w2_.outputs, " outputs, the head ", head_.outputs);
     if (vocab_) check_range(*vocab_, 0, w1_->size(0), "vocab");
     else TORCH_CHECK(head_.outputs <= w1_->size(0), "the head has more outputs than w1 rows");
-    if (sure_.empty()) return;
-    check_dense(sure_[0], at::kFloat, {hidden}, "the confidence's weight");
-    check_dense(sure_[1], at::kFloat, {w1_->size(0)}, "the confidence of tokens");
-    check_dense(sure_[2], at::kFloat, {2, 3}, "the mix of confidences");
+    if (confidence_head_.empty()) return;
+    check_dense(confidence_head_[0], at::kFloat, {hidden}, "the confidence's weight");
+    check_dense(confidence_head_[1], at::kFloat, {w1_->size(0)}, "the confidence of tokens");
+    check_dense(confidence_head_[2], at::kFloat, {2, 3}, "the mix of confidences");
   }
 
   const DraftLayers layers_;
   const Tensor mask_;
   const std::optional<Tensor> w1_;
-  const Tensors sure_;
+  const Tensors confidence_head_;
   const std::optional<Tensor> vocab_;
   const int64_t first_row_;
   Weight head_, fc_, keys_values_, w2_;

@@ -244,7 +244,8 @@ inline Vec rounded_pairs(Vec first, Vec second) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first));
 #endif
-  const IntVec low = reinterpret_cast<IntVec>(rounded_to_bf16(first)), high = reinterpret_cast<IntVec>(rounded_to_bf16(second));
+  const IntVec low = reinterpret_cast<IntVec>(rounded_to_bf16(first)),
+               high = reinterpret_cast<IntVec>(rounded_to_bf16(second));
   IntVec out;
   for (int64_t lane = 0; lane < W; ++lane) {
     const IntVec& from = lane < W / 2 ? low : high;
@@ -327,7 +328,7 @@ class BlockPanels {
     expand_(span, k, buffer_ + in_panel(i & mask_, c, kept_));
   }
   Vec first(int64_t i, int64_t c) const { return load(buffer_ + in_panel(i & mask_, c, kept_)); }
-  Vec again(int64_t i, int64_t c) const { return load(buffer_ + in_panel(i, c, kept_)); }
+  Vec later(int64_t i, int64_t c) const { return load(buffer_ + in_panel(i, c, kept_)); }
 
  private:
   static constexpr int64_t EACH = PAIRS<T> ? BLOCK / 2 : BLOCK;

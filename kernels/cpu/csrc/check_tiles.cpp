@@ -1,6 +1,6 @@
-// A program that asks whether the tile unit works here as the kernels expect: products and attention by it, on two threads at
-// once, have the bits of its emulation. proof.py runs it in a process of its own, since a wrong shape would be an
-// illegal instruction. Exits with 0 if they have, 1 if not, 2 if the processor or the system gives no tiles.
+// A program that asks whether the tile unit works here as the kernels expect: products and attention by it, on two
+// threads at once, have the bits of its emulation. proof.py runs it in a process of its own, since a wrong shape would
+// be an illegal instruction. Exits with 0 if they have, 1 if not, 2 if the processor or the system gives no tiles.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 namespace {
 
 // Memory that ends where a page ends, with nothing behind it.
-uint8_t* before_a_guard(int64_t bytes) {
+uint8_t* guarded(int64_t bytes) {
   const int64_t page = sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page;
   void* start = mmap(nullptr, (pages + 1) * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED || mprotect(static_cast<uint8_t*>(start) + pages * page, page, PROT_NONE)) {
@@ -43,7 +43,7 @@ bool same(const LinearArgs& a, Function<const LinearArgs&, int64_t, int64_t> (&i
   uint8_t* outs[2];
   for (int i : {0, 1}) {
     LinearArgs mine = a;
-    mine.out = outs[i] = before_a_guard(bytes);
+    mine.out = outs[i] = guarded(bytes);
     std::thread other([&] { implementations[i](mine, 0, items / 2); });
     implementations[i](mine, items / 2, items);
     other.join();
@@ -53,13 +53,13 @@ bool same(const LinearArgs& a, Function<const LinearArgs&, int64_t, int64_t> (&i
 
 bool check(int64_t rows, int64_t depth, int64_t outputs) {
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
-  auto* x = reinterpret_cast<uint16_t*>(before_a_guard(rows * depth * 2));
-  auto* bias = reinterpret_cast<float*>(before_a_guard(panels * PANEL * 4));
+  auto* x = reinterpret_cast<uint16_t*>(guarded(rows * depth * 2));
+  auto* bias = reinterpret_cast<float*>(guarded(panels * PANEL * 4));
   std::vector<uint16_t> weight(outputs * depth);
   for (int64_t i = 0; i < rows * depth; ++i) x[i] = random_bf16();
   for (uint16_t& w : weight) w = random_bf16();
   for (int64_t i = 0; i < panels * PANEL; ++i) bias[i] = float(i % 7);
-  uint8_t* packed = before_a_guard(panels * PANEL * depth * 2);
+  uint8_t* packed = guarded(panels * PANEL * depth * 2);
   amx_emulated::kernels.pack(weight.data(), packed, outputs, depth, 0, panels);
   const LinearArgs a{x, packed, rows % 2 ? bias : nullptr, nullptr, depth, rows, 96, depth, outputs, panels};
   Function<const LinearArgs&, int64_t, int64_t> linear[] = {amx::kernels.linear, amx_emulated::kernels.linear};
@@ -71,7 +71,7 @@ bool check(int64_t rows, int64_t depth, int64_t outputs) {
     std::vector<uint8_t> raw(outputs * spans * format.file);
     for (uint8_t& byte : raw) byte = 0x10 + generator() % 0x20;  // a small number wherever a scale may be
     LinearArgs blocks = a;
-    blocks.packed = packed = before_a_guard(panels * PANEL * spans * format.bytes());
+    blocks.packed = packed = guarded(panels * PANEL * spans * format.bytes());
     amx_emulated::kernels.pack_blocks[kind](raw.data(), packed, outputs, depth, 0, panels);
     Function<const LinearArgs&, int64_t, int64_t> both[] = {amx::kernels.block_linear[1][kind],
                                                             amx_emulated::kernels.block_linear[1][kind]};
@@ -82,20 +82,21 @@ bool check(int64_t rows, int64_t depth, int64_t outputs) {
 }
 
 template <typename T>
-T* before_a_guard_of(int64_t numbers) {
-  return reinterpret_cast<T*>(before_a_guard(numbers * int64_t(sizeof(T))));
+T* guarded_of(int64_t numbers) {
+  return reinterpret_cast<T*>(guarded(numbers * int64_t(sizeof(T))));
 }
 
 // Attention of the last `queries` of `length` tokens by both implementations, each by two threads.
 bool check_attention(int64_t queries, int64_t length) {
-  constexpr int64_t HEADS = 6, KV_HEADS = 2, DIM = 64, VALUE_DIM = 48, SIZES[] = {HEADS * DIM, KV_HEADS * DIM, KV_HEADS * VALUE_DIM};
-  auto* q = before_a_guard_of<uint16_t>(queries * SIZES[0]);
-  auto* k = before_a_guard_of<uint16_t>(length * SIZES[1]);
-  auto* v = before_a_guard_of<uint16_t>(length * SIZES[2]);
+  constexpr int64_t HEADS = 6, KV_HEADS = 2, DIM = 64, VALUE_DIM = 48,
+                    SIZES[] = {HEADS * DIM, KV_HEADS * DIM, KV_HEADS * VALUE_DIM};
+  auto* q = guarded_of<uint16_t>(queries * SIZES[0]);
+  auto* k = guarded_of<uint16_t>(length * SIZES[1]);
+  auto* v = guarded_of<uint16_t>(length * SIZES[2]);
   for (int64_t i = 0; i < queries * SIZES[0]; ++i) q[i] = random_bf16();
   for (int64_t i = 0; i < length * SIZES[1]; ++i) k[i] = random_bf16();
   for (int64_t i = 0; i < length * SIZES[2]; ++i) v[i] = random_bf16();
-  auto* slots = before_a_guard_of<int32_t>(length);
+  auto* slots = guarded_of<int32_t>(length);
   for (int64_t i = 0; i < length; ++i) slots[i] = length - 1 - i;
   const int64_t row = 0, at_once = TILE_ROWS / (HEADS / KV_HEADS);
   std::vector<Tile> tiles;
@@ -107,7 +108,7 @@ bool check_attention(int64_t queries, int64_t length) {
   uint8_t* outs[2];
   decltype(TileKernels::attention) both[] = {amx::kernels.attention, amx_emulated::kernels.attention};
   for (int i : {0, 1}) {
-    AttentionArgs a{q, k, v, outs[i] = before_a_guard(bytes), slots, &row, nullptr, SIZES[0], SIZES[1], SIZES[2], length,
+    AttentionArgs a{q, k, v, outs[i] = guarded(bytes), slots, &row, nullptr, SIZES[0], SIZES[1], SIZES[2], length,
                     HEADS, KV_HEADS, DIM, VALUE_DIM, -1, TILE_ROWS, 1, 0.125f, 0.f, true, tiles};
     std::atomic<int64_t> next{0};
     std::thread other([&] { both[i](a, next, nullptr, nullptr); });

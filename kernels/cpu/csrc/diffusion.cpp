@@ -14,7 +14,7 @@ namespace {
 std::tuple<Tensor, Tensor, Tensor, Tensor> spans(const Tensor& page_table, const Tensor& rows, const Tensor& starts,
                                                  const Tensor& counts) {
   check_dense(counts, at::kLong, {rows.numel()}, "counts");
-  const Places p(starts, rows, page_table, [&](int64_t r) { return counts.data_ptr<int64_t>()[r]; });
+  const QueryPlacement p(starts, rows, page_table, [&](int64_t r) { return counts.data_ptr<int64_t>()[r]; });
   return {p.positions, p.slots, p.indptr, p.kv_lens};
 }
 
@@ -57,22 +57,25 @@ class DiffusionDrafter : public torch::CustomClassHolder {
     check_dense(positions, at::kLong, {tokens}, "positions");
     check_dense(slots, at::kLong, {tokens}, "slots");
     layers_.check_places(positions, slots);
-    const int64_t behind = context_rows.numel() ? context_indptr.data_ptr<int32_t>()[context_rows.numel()] : 0;
-    const int64_t queries = requests ? (tokens - behind) / requests : 0;
-    TORCH_CHECK(behind + queries * requests == tokens && first >= 0 && (!requests || first + count <= queries),
-                "rows ", first, " .. ", first + count, " of ", requests, " blocks are not in ", tokens - behind, " rows");
-    std::optional<Attends> context, block;
-    if (behind) context = layers_.plan(behind, context_indptr, context_kv_lens, context_rows, page_table, true);
-    if (requests) block = layers_.plan(tokens - behind, indptr, kv_lens, rows, page_table, false);
+    const int64_t context_tokens = context_rows.numel() ? context_indptr.data_ptr<int32_t>()[context_rows.numel()] : 0;
+    const int64_t queries = requests ? (tokens - context_tokens) / requests : 0;
+    TORCH_CHECK(context_tokens + queries * requests == tokens && first >= 0 && (!requests || first + count <= queries),
+                "rows ", first, " .. ", first + count, " of ", requests, " blocks are not in ", tokens - context_tokens,
+                " rows");
+    std::optional<SharedAttention> context, block;
+    if (context_tokens)
+      context = layers_.plan(context_tokens, context_indptr, context_kv_lens, context_rows, page_table, true);
+    if (requests) block = layers_.plan(tokens - context_tokens, indptr, kv_lens, rows, page_table, false);
     LayerBuffers b = layers_.buffers(tokens, {context ? &*context : nullptr, block ? &*block : nullptr});
     b.int8.reserve(requests * count, head_.scales ? head_.depth : 0);
     std::memcpy(data(b.residual), data(x), x.nbytes());
-    const Tensor states = layers_.room(requests * count, layers_.hidden);
-    const Tensor logits = layers_.room(requests * count, head_.outputs);
-    run_team([&](Member& member) {
-      layers_.run(member, positions, slots, context ? &*context : nullptr, behind, block ? &*block : nullptr, b, &head_);
+    const Tensor states = layers_.matrix(requests * count, layers_.hidden);
+    const Tensor logits = layers_.matrix(requests * count, head_.outputs);
+    run_team([&](TeamMember& member) {
+      layers_.run(member, positions, slots, context ? &*context : nullptr, context_tokens, block ? &*block : nullptr, b,
+                  &head_);
       if (!requests) return;
-      layers_.finish(member, layers_.own_norm(0), behind, requests, queries, first, count, b, states);
+      layers_.finish(member, layers_.own_norm(0), context_tokens, requests, queries, first, count, b, states);
       Stages(member, layers_.type, requests * count, b.int8).product(data(states), head_, data(logits), nullptr);
     });
     return {states, logits};

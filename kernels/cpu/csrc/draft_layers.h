@@ -1,5 +1,5 @@
-// The layers of a drafter (DSpark, DFlash, diffusion) as stages of a team: what is checked once, when a drafter is made,
-// and what all of them compute alike.
+// The layers of a drafter (DSpark, DFlash, diffusion) as stages of a team: what is checked once, when a drafter is
+// made, and what all of them compute alike.
 #pragma once
 #include <ATen/ops/empty.h>
 
@@ -18,11 +18,11 @@ inline char* data(const Tensor& x) { return static_cast<char*>(x.data_ptr()); }
 
 // Which queries belong to which request, and where in the cache they stand: request r has `count(r)` of them, from
 // position starts[r] on.
-struct Places {
+struct QueryPlacement {
   Tensor positions, slots, indptr, kv_lens;
 
   template <typename F>
-  Places(const Tensor& starts, const Tensor& rows, const Tensor& page_table, const F& count) {
+  QueryPlacement(const Tensor& starts, const Tensor& rows, const Tensor& page_table, const F& count) {
     const int64_t requests = rows.numel();
     check_dense(starts, at::kLong, {requests}, "starts");
     check_dense(rows, at::kLong, {requests}, "rows");
@@ -53,15 +53,15 @@ struct DraftLayer {
 
 // What layers write on their way.
 struct LayerBuffers {
-  Tensor residual, normed, qkv, seen, x, up, gated, partials;
+  Tensor residual, normed, qkv, attended, x, up, gated, partials;
   Int8Input int8;
 };
 
-// What the constructors of all drafters take. weights, each beside its kind, scales (none: no numbers), outputs and depth
-// as of weight_of: four a layer (q|k|v, out, gate|up, down), then the drafter's own. norms: of each layer four (before
-// attention, of queries, of keys, before the MLP; those of queries and keys may have no numbers: there are none), then its
-// own, all [d]. pools: of keys and values, [slots, heads, width], of each layer.
-struct Parts {
+// What the constructors of all drafters take. weights, each beside its kind, scales (none: no numbers), outputs and
+// depth as of weight_of: four a layer (q|k|v, out, gate|up, down), then the drafter's own. norms: of each layer four
+// (before attention, of queries, of keys, before the MLP; those of queries and keys may have no numbers: there are
+// none), then its own, all [d]. pools: of keys and values, [slots, heads, width], of each layer.
+struct DrafterTensors {
   Tensors weights;
   std::vector<int64_t> kinds;
   Tensors scales;
@@ -71,7 +71,7 @@ struct Parts {
 };
 
 // An attention that all layers of a pass share, and whether its work is split into chunks that are merged afterwards.
-struct Attends {
+struct SharedAttention {
   AttentionPlan plan;
   bool split;
 };
@@ -79,9 +79,9 @@ struct Attends {
 class DraftLayers {
  public:
   // `like` has the type of all numbers and d columns; `own` weights and `own_norms` are the drafter's.
-  DraftLayers(Parts parts, const Tensor& like, size_t own, size_t own_norms, double eps)
+  DraftLayers(DrafterTensors parts, const Tensor& like, size_t own, size_t own_norms, double eps)
       : eps(float(eps)), type(type_of(like, "inputs")), hidden(like.size(-1)), parts_(std::move(parts)), like_(like) {
-    const Parts& p = parts_;
+    const DrafterTensors& p = parts_;
     const size_t count = p.k_pools.size(), products = 4 * count + own;
     TORCH_CHECK(count && p.weights.size() == products && p.kinds.size() == products && p.scales.size() == products &&
                     p.outputs.size() == products && p.depths.size() == products &&
@@ -117,12 +117,13 @@ class DraftLayers {
     own_weights.assign(all.begin() + 4 * count, all.end());
   }
 
-  // Inputs in b.residual [N, d] of rows at `positions` and `slots` [N], of which the first `behind` are context: they see
-  // by `context` what is before them, the others by `block` all of their own. Their keys and values go to the pools. What
-  // comes out of the rows behind the context, is b.residual + b.x. `next`: the product that follows.
-  void run(Member& member, const Tensor& positions, const Tensor& slots, const Attends* context, int64_t behind,
-           const Attends* block, LayerBuffers& b, const Weight* next) const {
-    const int64_t tokens = positions.numel(), own = tokens - behind;
+  // Inputs in b.residual [N, d] of rows at `positions` and `slots` [N], of which the first `context_tokens` are
+  // context: they see by `context` what is before them, the others by `block` all of their own. Their keys and values
+  // go to the pools. What comes out of the rows behind the context is b.residual + b.x. `next`: the product that
+  // follows.
+  void run(TeamMember& member, const Tensor& positions, const Tensor& slots, const SharedAttention* context,
+           int64_t context_tokens, const SharedAttention* block, LayerBuffers& b, const Weight* next) const {
+    const int64_t tokens = positions.numel(), own = tokens - context_tokens;
     const Stages every(member, type, tokens, b.int8), last(member, type, own, b.int8);
     char* const qkv = data(b.qkv);
     RopeArgs rope = rope_of(b.qkv, positions, slots);
@@ -139,11 +140,11 @@ class DraftLayers {
       rotate(member, rope, layer, tokens);
       if (context && !ends) attend(every, *context, layer, 0, b);
       if (ends && !own) return;  // of the context only keys and values were wanted
-      if (block) attend(every, *block, layer, behind, b);
+      if (block) attend(every, *block, layer, context_tokens, b);
       const Stages& stages = ends ? last : every;
-      const int64_t skipped = ends ? behind : 0;
+      const int64_t skipped = ends ? context_tokens : 0;
       const auto from = [&](const Tensor& t) { return data(t) + skipped * t.size(1) * size(); };
-      stages.product(from(b.seen), layer.out, from(b.x), &layer.up);
+      stages.product(from(b.attended), layer.out, from(b.x), &layer.up);
       stages.norm(from(b.x), from(b.residual), layer.norm_between, data(b.normed), hidden, eps);
       stages.product(data(b.normed), layer.up, data(b.up), &layer.down);
       stages.silu_mul(data(b.up), data(b.gated), mlp);
@@ -151,21 +152,23 @@ class DraftLayers {
     }
   }
 
-  // Normed states [R * count, d] of rows first .. first + count of each request's `queries`, which begin at row `behind`.
-  void finish(Member& member, const void* norm, int64_t behind, int64_t requests, int64_t queries, int64_t first,
-              int64_t count, const LayerBuffers& b, const Tensor& states) const {
+  // Normed states [R * count, d] of rows first .. first + count of each request's `queries`, which begin at row
+  // `context_tokens`.
+  void finish(TeamMember& member, const void* norm, int64_t context_tokens, int64_t requests, int64_t queries,
+              int64_t first, int64_t count, const LayerBuffers& b, const Tensor& states) const {
     const auto share = [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const int64_t from = (behind + r * queries + first) * hidden * size();
-        kernels().norm[type](data(b.x) + from, data(b.residual) + from, norm, data(states) + r * count * hidden * size(),
-                             hidden, eps, 0, count);
+        const int64_t from = (context_tokens + r * queries + first) * hidden * size();
+        kernels().norm[type](data(b.x) + from, data(b.residual) + from, norm,
+                             data(states) + r * count * hidden * size(), hidden, eps, 0, count);
       }
     };
-    member.ranges(SMALL, requests, share, requests * count * hidden * NUMBER);
+    member.run_ranges(ELEMENTWISE, requests, share, requests * count * hidden * WORK_PER_NUMBER);
   }
 
-  // Norms and rotates each head of queries (if there are any) and keys, and writes keys and values to the layer's pools.
-  void rotate(Member& member, RopeArgs rope, const DraftLayer& layer, int64_t tokens) const {
+  // Norms and rotates each head of queries (if there are any) and keys, and writes keys and values to the layer's
+  // pools.
+  void rotate(TeamMember& member, RopeArgs rope, const DraftLayer& layer, int64_t tokens) const {
     rope.k_pool = layer.k_pool;
     rope.v_pool = layer.v_pool;
     const auto share = [&](int64_t begin, int64_t end) {
@@ -177,7 +180,8 @@ class DraftLayers {
       }
       kernels().rope[type](rope, begin, end);
     };
-    member.ranges(SMALL, tokens, share, tokens * (rope.q_heads + rope.kv_heads) * width * 2 * NUMBER);
+    member.run_ranges(ELEMENTWISE, tokens, share,
+                      tokens * (rope.q_heads + rope.kv_heads) * width * 2 * WORK_PER_NUMBER);
   }
 
   // Of keys and values in rows of a matrix, and no queries; where in a row they are is left open.
@@ -199,28 +203,36 @@ class DraftLayers {
     check_range(slots, 0, parts_.k_pools[0].size(0), "slots");
   }
 
-  Attends plan(int64_t tokens, const Tensor& indptr, const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table,
-               bool causal) const {
-    AttentionPlan plan = plan_attention(tokens, heads, kv_heads, width, width, indptr, kv_lens, rows, page_table, causal);
+  SharedAttention plan(int64_t tokens, const Tensor& indptr, const Tensor& kv_lens, const Tensor& rows,
+                       const Tensor& page_table, bool causal) const {
+    AttentionPlan plan =
+        plan_attention(tokens, heads, kv_heads, width, width, indptr, kv_lens, rows, page_table, causal);
     plan.args.scale = float(1 / std::sqrt(double(width)));
     plan.args.window = -1;
     const bool split = plan.split(at::get_num_threads());
     return {std::move(plan), split};
   }
 
-  LayerBuffers buffers(int64_t tokens, std::initializer_list<const Attends*> all) const {
-    LayerBuffers b{room(tokens, hidden), room(tokens, hidden), room(tokens, layers[0].qkv.outputs),
-                   room(tokens, heads * width), room(tokens, hidden), room(tokens, 2 * mlp), room(tokens, mlp), {}, {}};
+  LayerBuffers buffers(int64_t tokens, std::initializer_list<const SharedAttention*> all) const {
+    LayerBuffers b{matrix(tokens, hidden),
+                   matrix(tokens, hidden),
+                   matrix(tokens, layers[0].qkv.outputs),
+                   matrix(tokens, heads * width),
+                   matrix(tokens, hidden),
+                   matrix(tokens, 2 * mlp),
+                   matrix(tokens, mlp),
+                   {},
+                   {}};
     int64_t partials = 0;
-    for (const Attends* each : all)
-      if (each && each->split) partials = std::max(partials, each->plan.room());
+    for (const SharedAttention* each : all)
+      if (each && each->split) partials = std::max(partials, each->plan.partials_size());
     if (partials) b.partials = at::empty({partials}, parts_.cos_sin.options());
     for (const Weight* w : {&layers[0].qkv, &layers[0].out, &layers[0].down})
       b.int8.reserve(tokens, w->scales ? w->depth : 0);
     return b;
   }
 
-  Tensor room(int64_t rows, int64_t columns) const { return at::empty({rows, columns}, like_.options()); }
+  Tensor matrix(int64_t rows, int64_t columns) const { return at::empty({rows, columns}, like_.options()); }
   int64_t size() const { return type ? 2 : 4; }  // bytes of a number
   at::ScalarType number() const { return like_.scalar_type(); }
 
@@ -235,11 +247,11 @@ class DraftLayers {
   std::vector<Weight> own_weights;
 
  private:
-  void attend(const Stages& stages, const Attends& how, const DraftLayer& layer, int64_t first,
+  void attend(const Stages& stages, const SharedAttention& how, const DraftLayer& layer, int64_t first,
               const LayerBuffers& b) const {
     AttentionArgs a = how.plan.args;
     a.q = data(b.qkv) + first * b.qkv.size(1) * size();
-    a.out = data(b.seen) + first * b.seen.size(1) * size();
+    a.out = data(b.attended) + first * b.attended.size(1) * size();
     a.q_stride = b.qkv.size(1);
     a.k_stride = a.v_stride = kv_heads * width;
     a.k_pool = layer.k_pool;
@@ -256,7 +268,7 @@ class DraftLayers {
     width = first.size(2);
   }
 
-  const Parts parts_;  // what the pointers point to
+  const DrafterTensors parts_;  // what the pointers point to
   const Tensor like_;
 };
 

@@ -14,12 +14,12 @@ constexpr int64_t ROWS_AHEAD = 32;  // positions between one that is read and on
 
 // Lines of rows one after the other, as they lie in memory, which so gives them faster than head by head.
 template <typename T>
-class LinesAhead {
+class LinePrefetcher {
  public:
-  LinesAhead(const T* const* rows, const T* const* end, int64_t numbers)
+  LinePrefetcher(const T* const* rows, const T* const* end, int64_t numbers)
       : row_(rows), end_(end), bytes_(numbers * sizeof(T)) {}
 
-  void ask() {
+  void prefetch() {
     if (left_ <= 0) {
       if (row_ == end_) return;
       line_ = reinterpret_cast<const char*>(*row_++);
@@ -42,18 +42,20 @@ template <typename T>
 class PoolRows {
  public:
   // Of `count` slots, from number `first` of a row on.
-  void read(const void* pool, int64_t stride, int64_t first, const int32_t* slots, int64_t count) {
+  void set(const void* pool, int64_t stride, int64_t first, const int32_t* slots, int64_t count) {
     for (int64_t i = 0; i < count; ++i) rows_[i] = static_cast<const T*>(pool) + slots[i] * stride + first;
     size_ = (count + W - 1) / W * W;
     for (int64_t i = count; i < size_; ++i) rows_[i] = rows_[count - 1];  // masked later
   }
-  void then(const void* pool, int64_t stride, int64_t first, const int32_t* slots, int64_t count) {
+  void set_next(const void* pool, int64_t stride, int64_t first, const int32_t* slots, int64_t count) {
     for (int64_t i = 0; i < ROWS_AHEAD; ++i)
       rows_[size_ + i] = i < count ? static_cast<const T*>(pool) + slots[i] * stride + first : rows_[0];
   }
   const T* const* at(int64_t i) const { return rows_ + i; }
   // The first `numbers` of every row, ROWS_AHEAD of the one that is read.
-  LinesAhead<T> ahead(int64_t numbers) const { return {rows_ + ROWS_AHEAD, rows_ + size_ + ROWS_AHEAD, numbers}; }
+  LinePrefetcher<T> prefetcher(int64_t numbers) const {
+    return {rows_ + ROWS_AHEAD, rows_ + size_ + ROWS_AHEAD, numbers};
+  }
 
  private:
   const T* rows_[CHUNK + ROWS_AHEAD];
@@ -61,18 +63,19 @@ class PoolRows {
 };
 
 template <typename T>
-inline void ask_for(const T* row, int64_t numbers) {
+inline void prefetch_row(const T* row, int64_t numbers) {
   for (int64_t i = 0; i < numbers; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
 }
 
-// Numbers [d, d + W) of W keys, pairs of them where PAIRS, from number `from` of a key on: block[i] has the i-th of each.
+// Numbers [d, d + W) of W keys, pairs of them where PAIRS, from number `from` of a key on: block[i] has the i-th of
+// each.
 template <bool PAIRS, typename T>
 inline void transposed_keys(const T* const* keys, int64_t from, int64_t d, Vec (&block)[W]) {
   using Lane = std::conditional_t<PAIRS, float, T>;
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) {
     block[i] = load(reinterpret_cast<const Lane*>(keys[i] + from) + d);
-    ask_for(keys[i + ROWS_AHEAD] + from + d * (1 + PAIRS), W * (1 + PAIRS));
+    prefetch_row(keys[i + ROWS_AHEAD] + from + d * (1 + PAIRS), W * (1 + PAIRS));
   }
   transpose(block);
 }
@@ -110,8 +113,8 @@ inline void add_columns(const float* weights, int64_t stride, const T* const* va
     Vec right[B];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) right[b] = PAIRS ? interleave(first + b * W, second + b * W) : load(first + b * W);
-    ask_for(values[i + ROWS_AHEAD] + from, B * W);
-    if (PAIRS) ask_for(values[i + 1 + ROWS_AHEAD] + from, B * W);
+    prefetch_row(values[i + ROWS_AHEAD] + from, B * W);
+    if (PAIRS) prefetch_row(values[i + 1 + ROWS_AHEAD] + from, B * W);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const Vec left = splat_bits(weights[r * stride + i / (1 + PAIRS)]);
@@ -125,8 +128,8 @@ inline void add_columns(const float* weights, int64_t stride, const T* const* va
     for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, sums[r][b]);
 }
 
-// out[r][c] += sum_i weights[r][i] * values[i][from + c], of the next ROWS_AHEAD of `keys` positions. Weights are bf16 where
-// PAIRS.
+// out[r][c] += sum_i weights[r][i] * values[i][from + c], of the next ROWS_AHEAD of `keys` positions. Weights are bf16
+// where PAIRS.
 template <int R, bool PAIRS, typename T>
 inline void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
                        int64_t width, float* out, int64_t out_stride) {
@@ -138,11 +141,11 @@ inline void add_values(const float* weights, int64_t stride, const T* const* val
     add_columns<R, 1, PAIRS>(weights, stride, values, from + c, count, keys, out + c, out_stride);
 }
 
-// What follows does the same where vectors are short and there are no pairs (AVX2): numbers of bf16 are transposed two at a
-// time and widened after it, and sums take as many registers as there are.
+// What follows does the same where vectors are short and there are no pairs (AVX2): numbers of bf16 are transposed two
+// at a time and widened after it, and sums take as many registers as there are.
 
-// f(number, its W keys) for all numbers of W keys, from number `from` of a key on. `step` is called once for every 4 * W bytes
-// of a key.
+// f(number, its W keys) for all numbers of W keys, from number `from` of a key on. `step` is called once for every 4 *
+// W bytes of a key.
 template <typename T, typename S, typename F>
 inline void for_numbers(const T* const* keys, int64_t from, int64_t depth, const S& step, const F& f) {
   constexpr bool HALVES = sizeof(T) == 2;
@@ -159,14 +162,14 @@ inline void for_numbers(const T* const* keys, int64_t from, int64_t depth, const
 }
 
 template <int R, typename T>
-inline void narrow_scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinesAhead<T>& ahead,
-                          float* out, int64_t stride) {
+inline void narrow_scores(const float* queries, int64_t depth, const T* const* keys, int64_t from,
+                          LinePrefetcher<T>& ahead, float* out, int64_t stride) {
   Vec sums[R] = {};
-  const auto ask = [&] {
+  const auto prefetch_lines = [&] {
 #pragma GCC unroll 4
-    for (int i = 0; i < W * W / 16; ++i) ahead.ask();
+    for (int i = 0; i < W * W / 16; ++i) ahead.prefetch();
   };
-  for_numbers(keys, from, depth, ask, [&](int64_t d, Vec numbers) {
+  for_numbers(keys, from, depth, prefetch_lines, [&](int64_t d, Vec numbers) {
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) sums[r] += splat_bits(queries[r * depth + d]) * numbers;
   });
@@ -177,7 +180,7 @@ inline void narrow_scores(const float* queries, int64_t depth, const T* const* k
 // What narrow_values() does, for B vectors of columns.
 template <int R, int B, typename T>
 inline void narrow_columns(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t count,
-                           LinesAhead<T>& ahead, float* out, int64_t out_stride) {
+                           LinePrefetcher<T>& ahead, float* out, int64_t out_stride) {
   Vec sums[R][B];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
@@ -185,7 +188,7 @@ inline void narrow_columns(const float* weights, int64_t stride, const T* const*
     for (int b = 0; b < B; ++b) sums[r][b] = load(out + r * out_stride + b * W);
   const auto value = [=](int64_t i, int64_t column) { return load(values[i] + from + column); };
   for (int64_t i = 0; i < count; ++i) {
-    for (int64_t n = 0; n < B * W; n += 64 / sizeof(T)) ahead.ask();
+    for (int64_t n = 0; n < B * W; n += 64 / sizeof(T)) ahead.prefetch();
     add_step<false>(sums, weights, stride, value, i, 0);
   }
 #pragma GCC unroll 6
@@ -196,7 +199,7 @@ inline void narrow_columns(const float* weights, int64_t stride, const T* const*
 
 template <int R, typename T>
 inline void narrow_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
-                          int64_t width, LinesAhead<T>& ahead, float* out, int64_t out_stride) {
+                          int64_t width, LinePrefetcher<T>& ahead, float* out, int64_t out_stride) {
   constexpr int B = R <= 3 ? 4 : 2;
   const int64_t count = std::min(ROWS_AHEAD, keys);
   int64_t c = 0;

@@ -20,17 +20,17 @@ struct Layer {
 
 // Everything that a forward writes on its way, for the rows of one call.
 struct Buffers {
-  Tensor normed, qkv, seen, x, up, gated, partials;
+  Tensor normed, qkv, attended, x, up, gated, partials;
   Int8Input int8;
 };
 
 // What does not change from step to step; checked once, when it is made.
 class Decoder : public torch::CustomClassHolder {
  public:
-  // weights: four a layer, q|k|v, out, gate|up, down. Codes of int8_linear beside their scales; or, without scales, each
-  // what its kind says: blocks of block_linear or, where that is negative, panels of packed_linear.
-  // norms: two a layer and the last one. k_pools, v_pools: the layers' caches [slots, heads, width].
-  // attention_scales, windows, logit_caps: as of flat_attention, one a layer.
+  // weights: four a layer, q|k|v, out, gate|up, down. Codes of int8_linear beside their scales; or, without scales,
+  // each what its kind says: blocks of block_linear or, where that is negative, panels of packed_linear. norms: two a
+  // layer and the last one. k_pools, v_pools: the layers' caches [slots, heads, width]. attention_scales, windows,
+  // logit_caps: as of flat_attention, one a layer.
   Decoder(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs, Tensors norms,
           Tensors k_pools, Tensors v_pools, Tensor cos_sin, double eps, std::vector<double> attention_scales,
           std::vector<int64_t> windows, std::vector<double> logit_caps)
@@ -50,7 +50,8 @@ class Decoder : public torch::CustomClassHolder {
     heads_ = query / width_;
     mlp_ = outputs[2] / 2;
     TORCH_CHECK(hidden_ % 16 == 0 && mlp_ % 16 == 0, "widths must be multiples of 16");
-    TORCH_CHECK(cos_sin.dim() == 2 && cos_sin.is_contiguous() && cos_sin.size(1) % 32 == 0 && cos_sin.size(1) <= width_ &&
+    TORCH_CHECK(cos_sin.dim() == 2 && cos_sin.is_contiguous() && cos_sin.size(1) % 32 == 0 &&
+                    cos_sin.size(1) <= width_ &&
                     (cos_sin.scalar_type() == at::kFloat || cos_sin.scalar_type() == norms[0].scalar_type()),
                 "cos_sin must be dense [positions, multiple of 32], float32 or of the norms' type");
     for (const Tensor& norm : norms)
@@ -101,20 +102,21 @@ class Decoder : public torch::CustomClassHolder {
     rope.rotary_dim = cos_sin_.size(1);
     rope.wide_cache = cos_sin_.scalar_type() == at::kFloat;
     const std::vector<int32_t> cached = cached_slots(plan.args, kv_lens.numel(), tokens);
-    run_team([&](Member& member) { run(member, residual, plan, rope, captured, kept, cached, buffers); });
+    run_team([&](TeamMember& member) { run(member, residual, plan, rope, captured, kept, cached, buffers); });
     return {buffers.normed, kept};
   }
 
  private:
-  void run(Member& member, const Tensor& residual, const AttentionPlan& plan, const RopeArgs& rope_of_step,
-           const std::vector<int64_t>& captured, const Tensor& kept, const std::vector<int32_t>& slots, Buffers& b) const {
+  void run(TeamMember& member, const Tensor& residual, const AttentionPlan& plan, const RopeArgs& rope_of_step,
+           const std::vector<int64_t>& captured, const Tensor& kept, const std::vector<int32_t>& slots,
+           Buffers& b) const {
     const int64_t tokens = residual.size(0), size = type_ ? 2 : 4;
     Stages stages(member, type_, tokens, b.int8);
-    CacheLines soon{};
+    CachePrefetch prefetch{};
     const auto fetch_cache = [&](size_t layer) {
       const bool wanted = !slots.empty() && layer < layers_.size() && layers_[layer].window < 0;
-      if (wanted) soon = cache_lines(layers_[layer], slots, member);
-      stages.meanwhile(wanted ? &soon : nullptr);
+      if (wanted) prefetch = cache_lines(layers_[layer], slots, member);
+      stages.prefetch_during(wanted ? &prefetch : nullptr);
     };
     char *const sum = data<char>(residual), *const normed = data<char>(b.normed), *const qkv = data<char>(b.qkv);
     RopeArgs rope = rope_of_step;
@@ -130,7 +132,7 @@ class Decoder : public torch::CustomClassHolder {
     rope.v_slot = v_slot_;
     AttentionArgs attention = plan.args;
     attention.q = qkv;
-    attention.out = data<void>(b.seen);
+    attention.out = data<void>(b.attended);
     attention.q_stride = b.qkv.size(1);
     attention.k_stride = k_slot_;
     attention.v_stride = v_slot_;
@@ -147,22 +149,23 @@ class Decoder : public torch::CustomClassHolder {
     for (size_t i = 0; i <= layers_.size(); ++i) {
       fetch_cache(i);
       const bool last = i == layers_.size(), keep = next_kept < captured.size() && captured[next_kept] == int64_t(i);
-      if (own) member.apart();
+      if (own) member.run_unshared();
       for (int64_t first = begin; first < end; first += at_once) {
-        stages.take(std::min(at_once, end - first));
+        stages.set_rows(std::min(at_once, end - first));
         const bool more = first + at_once < end;
         const auto of_rows = [&](char* rows, int64_t width) { return rows + first * width * size; };
         char *const sum_of = of_rows(sum, hidden_), *const normed_of = of_rows(normed, hidden_);
         if (i) {
           const Layer& layer = layers_[i - 1];
-          stages.product(of_rows(data<char>(b.seen), heads_ * value_width_), layer.out, x, &layer.up);
+          stages.product(of_rows(data<char>(b.attended), heads_ * value_width_), layer.out, x, &layer.up);
           stages.norm(x, sum_of, layer.norm_between, normed_of, hidden_, eps_);
           stages.product(normed_of, layer.up, up, &layer.down);
           stages.silu_mul(up, gated, mlp_);
           stages.product(gated, layer.down, x, last ? nullptr : &layers_[i].qkv);
         }
         const void* norm = last ? kept_[2].back().data_ptr() : layers_[i].norm_before;
-        char* const copy = keep ? of_rows(data<char>(kept), captured.size() * hidden_) + next_kept * hidden_ * size : nullptr;
+        char* const copy =
+            keep ? of_rows(data<char>(kept), captured.size() * hidden_) + next_kept * hidden_ * size : nullptr;
         if (i) stages.norm(x, sum_of, norm, normed_of, hidden_, eps_, copy, captured.size() * hidden_);
         else stages.norm(sum_of, nullptr, norm, normed_of, hidden_, eps_);
         if (last) continue;
@@ -177,7 +180,7 @@ class Decoder : public torch::CustomClassHolder {
         rope.v_pool = layer.v_pool;
         stages.rope(rope);
       }
-      member.together();
+      member.run_shared();
       if (last) break;
       next_kept += keep;
       const Layer& layer = layers_[i];
@@ -191,18 +194,19 @@ class Decoder : public torch::CustomClassHolder {
   }
 
   // Whether every member takes rows of its own through all but attention, and how many at once: where rows are many and
-  // products fast, the way from one core's caches to another's takes longer than expanding all weights on each. Otherwise
-  // members share the products of all rows.
+  // products fast, the way from one core's caches to another's takes longer than expanding all weights on each.
+  // Otherwise members share the products of all rows.
   std::pair<bool, int64_t> shares(int64_t tokens, int64_t threads) const {
     constexpr int64_t LEAST = 128;
-    const int64_t room = kernels().room_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)), each = (tokens + threads - 1) / threads;
+    const int64_t room = kernels().cache_bytes_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)),
+                  each = (tokens + threads - 1) / threads;
     if (each < LEAST || layers_[0].qkv.scales || !room) return {false, tokens};
     const int64_t parts = (each + std::max(LEAST, room) - 1) / std::max(LEAST, room);
     return {true, (each + parts - 1) / parts};
   }
 
-  // The slots that attention reads, those first that it reads first, as far as a shared cache has room for them. None of
-  // few tokens, whose products wait for memory themselves.
+  // The slots that attention reads, those first that it reads first, as far as a shared cache has room for them. None
+  // of few tokens, whose products wait for memory themselves.
   std::vector<int32_t> cached_slots(const AttentionArgs& a, int64_t requests, int64_t tokens) const {
     constexpr int64_t LEAST = 16, ROOM = 8 << 20;  // tokens, bytes
     const int64_t most = tokens < LEAST ? 0 : ROOM / (kv_heads_ * (width_ + value_width_) * (type_ ? 2 : 4));
@@ -215,10 +219,11 @@ class Decoder : public torch::CustomClassHolder {
   }
 
   // A member's share of them in a layer's cache.
-  CacheLines cache_lines(const Layer& layer, const std::vector<int32_t>& slots, const Member& member) const {
+  CachePrefetch cache_lines(const Layer& layer, const std::vector<int32_t>& slots, const TeamMember& member) const {
     const int64_t size = type_ ? 2 : 4, count = slots.size();
-    const CacheLines::Pool keys{static_cast<const char*>(layer.k_pool), k_slot_ * size, kv_heads_ * width_ * size};
-    const CacheLines::Pool values{static_cast<const char*>(layer.v_pool), v_slot_ * size, kv_heads_ * value_width_ * size};
+    const CachePrefetch::Pool keys{static_cast<const char*>(layer.k_pool), k_slot_ * size, kv_heads_ * width_ * size};
+    const CachePrefetch::Pool values{static_cast<const char*>(layer.v_pool), v_slot_ * size,
+                                     kv_heads_ * value_width_ * size};
     return {{keys, values}, slots.data() + count * member.index / member.size,
             slots.data() + count * (member.index + 1) / member.size};
   }
@@ -234,7 +239,8 @@ class Decoder : public torch::CustomClassHolder {
     const int64_t some = own ? at_once * at::get_num_threads() : at_once;
     Buffers b{room(tokens, hidden_), room(tokens, layers_[0].qkv.outputs), room(tokens, heads_ * value_width_),
               room(some, hidden_), room(some, 2 * mlp_), room(some, mlp_), {}, {}};
-    if (plan.split(at::get_num_threads())) b.partials = at::empty({plan.room()}, like.options().dtype(at::kFloat));
+    if (plan.split(at::get_num_threads()))
+      b.partials = at::empty({plan.partials_size()}, like.options().dtype(at::kFloat));
     if (layers_[0].qkv.scales)
       for (const Weight* w : {&layers_[0].qkv, &layers_[0].out, &layers_[0].down}) b.int8.reserve(tokens, w->depth);
     return b;
@@ -243,7 +249,8 @@ class Decoder : public torch::CustomClassHolder {
   void read_pools() {
     const Tensors &k_pools = kept_[3], &v_pools = kept_[4];
     const Tensor &k = k_pools[0], &v = v_pools[0];
-    TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && v.size(1) == k.size(1) && k.size(0) == v.size(0), "pools are [slots, heads, width]");
+    TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && v.size(1) == k.size(1) && k.size(0) == v.size(0),
+                "pools are [slots, heads, width]");
     for (const Tensors& pools : {k_pools, v_pools})
       for (const Tensor& pool : pools) {
         const Tensor& first = pools[0];

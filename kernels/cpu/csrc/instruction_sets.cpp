@@ -23,7 +23,7 @@ Kernels with_tiles(Kernels rest, const TileKernels& tiles) {
   rest.linear[1] = tiles.linear;
   std::copy_n(tiles.pack_blocks, BLOCK_KINDS, rest.pack_blocks);
   rest.tile_rows = 4 * TILE_ROWS;
-  rest.room_for_rows[1] = 2 << 20;
+  rest.cache_bytes_for_rows[1] = 2 << 20;
   for (int type : {0, 1}) std::copy_n(tiles.block_linear[type], BLOCK_KINDS, rest.block_linear[type]);
   return rest;
 }

@@ -42,16 +42,19 @@ inline float round_group(const T* x, int64_t count, IntVec (&codes)[GROUP / W]) 
 
 // Codes [panel][group][GROUP / 4][PANEL][4], with OFFSET; scales [panel][group][PANEL].
 template <typename T>
-void pack_int8(const void* weight, uint8_t* codes, float* scales, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
+void pack_int8(const void* weight, uint8_t* codes, float* scales, int64_t outputs, int64_t depth, int64_t begin,
+               int64_t end) {
   const int64_t groups = (depth + GROUP - 1) / GROUP;
   for (int64_t c = begin * PANEL; c < end * PANEL; ++c)
     for (int64_t g = 0; g < groups; ++g) {
       const T* from = static_cast<const T*>(weight) + c * depth + g * GROUP;
       const int64_t block = c / PANEL * groups + g;
       IntVec rounded[GROUP / W];
-      scales[block * PANEL + c % PANEL] = round_group(from, c < outputs ? std::min(GROUP, depth - g * GROUP) : 0, rounded);
+      scales[block * PANEL + c % PANEL] =
+          round_group(from, c < outputs ? std::min(GROUP, depth - g * GROUP) : 0, rounded);
       for (int64_t i = 0; i < GROUP; ++i)
-        codes[((block * (GROUP / 4) + i / 4) * PANEL + c % PANEL) * 4 + i % 4] = uint8_t(OFFSET + rounded[i / W][i % W]);
+        codes[((block * (GROUP / 4) + i / 4) * PANEL + c % PANEL) * 4 + i % 4] =
+            uint8_t(OFFSET + rounded[i / W][i % W]);
     }
 }
 

@@ -1,7 +1,7 @@
 // Compiled once per instruction set, with -DISA=<namespace> and that set's flags.
 #include "attention.h"
 #include "blocks.h"
-#include "choose.h"
+#include "draw_drafts.h"
 #include "elementwise.h"
 #include "int8.h"
 #include "linear.h"
@@ -12,8 +12,8 @@ namespace ISA {
 template <std::size_t... KIND>
 constexpr Kernels table(std::index_sequence<KIND...>) {
   return {
-      {attention<float, OnVectors>, attention<bf16, OnVectors>},
-      {merge<float, OnVectors>, merge<bf16, OnVectors>},
+      {attention<float, VectorProducts>, attention<bf16, VectorProducts>},
+      {merge<float, VectorProducts>, merge<bf16, VectorProducts>},
       {norm<float>, norm<bf16>},
       {silu_mul<float>, silu_mul<bf16>},
       {rope<float>, rope<bf16>},
@@ -30,7 +30,7 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {draw_tokens<float>, draw_tokens<bf16>},
       gumbel_argmax,
       draw_final,
-      {choose<float>, choose<bf16>},
+      {draw_drafts<float>, draw_drafts<bf16>},
       TILE_ROWS,
       {0, 0},
   };

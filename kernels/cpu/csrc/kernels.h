@@ -45,7 +45,7 @@ constexpr int64_t PANEL = 64;  // outputs of a packed panel
 constexpr int64_t ROW_GROUP = 96;  // rows that a product takes through a panel at once
 
 // Keys and values of some slots, whose lines memory is asked for while a product computes.
-struct CacheLines {
+struct CachePrefetch {
   struct Pool {
     const char* from;
     int64_t stride, bytes;  // from a slot to the next; of a slot
@@ -53,7 +53,7 @@ struct CacheLines {
   Pool pools[2];
   const int32_t *slot, *end;                    // those to come
   const char *line = nullptr, *last = nullptr;  // of the one that is asked for now, past its end
-  int64_t turn = 0;                             // the pool that comes next
+  int64_t next_pool = 0;                             // the pool that comes next
 };
 
 struct LinearArgs {
@@ -61,7 +61,7 @@ struct LinearArgs {
   const float* bias;  // null, or one per output, padded to whole panels
   void* out;
   int64_t x_stride, rows, row_group, depth, outputs, panels;
-  CacheLines* soon;  // null: memory is asked for weights alone
+  CachePrefetch* prefetch;  // null: memory is asked for weights alone
 };
 
 // How a checkpoint keeps a weight: BLOCK neighbours in depth have codes and perhaps scales of their own; `span` such
@@ -94,8 +94,8 @@ struct Int8Args {
   int64_t rows, groups, outputs;
 };
 
-// Gumbel noise as its exponential e^-G, of a token in the stream `key`: compiled once, and never by ISA's flags, since its
-// bits decide what is drawn.
+// Gumbel noise as its exponential e^-G, of a token in the stream `key`: compiled once, and never by ISA's flags, since
+// its bits decide what is drawn.
 double exponential_noise(uint64_t key, int64_t token);
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;  // of SplitMix64
 
@@ -131,7 +131,7 @@ struct FinalArgs {
 };
 
 // Draft tokens of `rows` rows, `stride` rows apart in logits, states, keys, probs, tokens and confidence.
-struct ChooseArgs {
+struct DraftDrawArgs {
   const void *logits, *bias;  // [columns] each row; bias is added to them, null: none
   const void* states;         // [width] each row
   Rules rules;                // one for rows_per_request neighbouring rows
@@ -167,10 +167,11 @@ struct Kernels {
   Function<const DrawArgs&, std::atomic<int64_t>&> draw_tokens[2];
   Function<const float*, const int64_t*, const int64_t*, int64_t*, int64_t, int64_t, int64_t> gumbel_argmax;
   Function<const FinalArgs&, std::atomic<int64_t>&> draw_final;
-  Function<const ChooseArgs&, std::atomic<int64_t>&> choose[2];
+  Function<const DraftDrawArgs&, std::atomic<int64_t>&> draw_drafts[2];
   int64_t tile_rows;  // of attention, at most: a multiple of TILE_ROWS
-  // Bytes between two products of a decoder that stay in a core's caches, where its threads take rows of their own; else 0.
-  int64_t room_for_rows[2];
+  // Bytes between two products of a decoder that stay in a core's caches, where its threads take rows of their own;
+  // else 0.
+  int64_t cache_bytes_for_rows[2];
 };
 
 // What a set does that multiplies bf16 by tiles; the rest of its table is another set's.

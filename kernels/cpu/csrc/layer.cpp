@@ -19,7 +19,8 @@ Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, con
   TORCH_CHECK(weights.size() == 4 && kinds.size() == 4 && outputs.size() == 4 &&
                   (scales.empty() || scales.size() == 4) && norms.size() == 2,
               "a layer has four products and two norms");
-  TORCH_CHECK(k_pool.dim() == 3 && v_pool.dim() == 3 && residual.dim() == 2, "pools are [slots, heads, width], rows [N, H]");
+  TORCH_CHECK(k_pool.dim() == 3 && v_pool.dim() == 3 && residual.dim() == 2,
+              "pools are [slots, heads, width], rows [N, H]");
   const auto multiply = [&](const Tensor& input, int which) {
     if (kinds[which] >= 0) return block_linear(input, weights[which], kinds[which], std::nullopt, outputs[which]);
     if (scales.empty()) return packed_linear(input, weights[which], std::nullopt, outputs[which]);
@@ -27,7 +28,8 @@ Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, con
   };
   const int64_t tokens = residual.size(0), heads = k_pool.size(1), width = k_pool.size(2), value_width = v_pool.size(2);
   const int64_t query = outputs[0] - heads * (width + value_width);
-  TORCH_CHECK(query > 0 && query % width == 0, "outputs of q|k|v are ", outputs[0], ", which the pool's heads do not fit");
+  TORCH_CHECK(query > 0 && query % width == 0, "outputs of q|k|v are ", outputs[0],
+              ", which the pool's heads do not fit");
   const Tensor qkv = multiply(x ? rms_norm(*x, residual, norms[0], eps) : rms_norm(residual, {}, norms[0], eps), 0);
   const Tensor q = qkv.as_strided({tokens, query / width, width}, {outputs[0], width, 1}, 0);
   const Tensor k = qkv.as_strided({tokens, heads, width}, {outputs[0], width, 1}, query);
@@ -42,10 +44,12 @@ Tensor decoder_layer(const std::optional<Tensor>& x, const Tensor& residual, con
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
-  m.def("decoder_layer(Tensor? x, Tensor(a!) residual, Tensor positions, Tensor cos_sin, Tensor(b!) k_pool, "
-        "Tensor(c!) v_pool, Tensor slots, Tensor qo_indptr, Tensor kv_lens, Tensor rows, Tensor page_table, "
-        "Tensor[] weights, int[] kinds, Tensor[] scales, Tensor[] norms, int[] outputs, float eps, float scale, bool causal, "
-        "int window, float logit_cap) -> Tensor");
+  m.def(
+      "decoder_layer(Tensor? x, Tensor(a!) residual, Tensor positions, Tensor cos_sin, Tensor(b!) k_pool, "
+      "Tensor(c!) v_pool, Tensor slots, Tensor qo_indptr, Tensor kv_lens, Tensor rows, Tensor page_table, "
+      "Tensor[] weights, int[] kinds, Tensor[] scales, Tensor[] norms, int[] outputs, float eps, float scale, bool "
+      "causal, "
+      "int window, float logit_cap) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) { m.impl("decoder_layer", decoder_layer); }

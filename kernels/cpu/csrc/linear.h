@@ -50,7 +50,7 @@ class Panels {
       __builtin_prefetch(std::min(reinterpret_cast<const char*>(from) + AHEAD, last_));
     return load(from);
   }
-  Vec again(int64_t i, int64_t c) const { return load(panel_ + in_panel(i, c, depth_)); }
+  Vec later(int64_t i, int64_t c) const { return load(panel_ + in_panel(i, c, depth_)); }
 
  private:
   const int64_t size_;
@@ -61,19 +61,19 @@ class Panels {
 
 // What memory is asked for beside the weights: nothing, or a few lines now and then, since more at once would stop the
 // thread. In the innermost loop: a call there would cost more than it gains.
-struct NoLines {};
-struct AskedLines {
+struct NoPrefetch {};
+struct PrefetchCache {
   static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines, of one slot
-  CacheLines& lines;
+  CachePrefetch& lines;
   __attribute__((always_inline)) void ask(int64_t i) const {
     if (i % EVERY) return;
     if (lines.line >= lines.last) {
       if (lines.slot == lines.end) return;
-      const CacheLines::Pool& pool = lines.pools[lines.turn];
+      const CachePrefetch::Pool& pool = lines.pools[lines.next_pool];
       lines.line = pool.from + *lines.slot * pool.stride;
       lines.last = lines.line + pool.bytes;
-      lines.slot += lines.turn;
-      lines.turn ^= 1;
+      lines.slot += lines.next_pool;
+      lines.next_pool ^= 1;
     }
     const char *line = lines.line, *const last = lines.last;
 #pragma GCC unroll 8
@@ -82,33 +82,33 @@ struct AskedLines {
   }
 };
 
-template <typename Lines>
-constexpr bool ASKS = requires(const Lines& lines) { lines.ask(0); };
+template <typename Prefetch>
+constexpr bool PREFETCHES = requires(const Prefetch& prefetch) { prefetch.ask(0); };
 
 // A panel for the rows that are first there, and for those after them.
-template <typename Weights, typename Lines>
-struct First {
+template <typename Weights, typename Prefetch>
+struct FirstRows {
   const Weights& weights;
-  Lines lines;
+  Prefetch prefetch;
   static constexpr bool EXPANDS = requires(const Weights& w) { w.enter(0, 0); };
-  __attribute__((always_inline)) void enter(int64_t i, int64_t c) const requires(EXPANDS || ASKS<Lines>) {
+  __attribute__((always_inline)) void enter(int64_t i, int64_t c) const requires(EXPANDS || PREFETCHES<Prefetch>) {
     if constexpr (EXPANDS) weights.enter(i, c);
-    if constexpr (ASKS<Lines>) lines.ask(i);
+    if constexpr (PREFETCHES<Prefetch>) prefetch.ask(i);
   }
   Vec operator()(int64_t i, int64_t c) const { return weights.first(i, c); }
 };
-template <typename Weights, typename Lines>
-struct Again {
+template <typename Weights, typename Prefetch>
+struct LaterRows {
   const Weights& weights;
-  Lines lines;
-  __attribute__((always_inline)) void enter(int64_t i, int64_t) const requires ASKS<Lines> { lines.ask(i); }
-  Vec operator()(int64_t i, int64_t c) const { return weights.again(i, c); }
+  Prefetch prefetch;
+  __attribute__((always_inline)) void enter(int64_t i, int64_t) const requires PREFETCHES<Prefetch> { prefetch.ask(i); }
+  Vec operator()(int64_t i, int64_t c) const { return weights.later(i, c); }
 };
 
 // Items are pairs of a panel and a group of rows. A thread gets neighbouring ones: it reads on where it stopped.
-// weights.first(i, c) gives the numbers to the rows that are first at a panel, again(i, c) to those after them.
-template <typename T, typename Weights, typename Lines>
-void multiply_items(const LinearArgs& a, Weights weights, Lines lines, int64_t begin, int64_t end) {
+// weights.first(i, c) gives the numbers to the rows that are first at a panel, later(i, c) to those after them.
+template <typename T, typename Weights, typename Prefetch>
+void multiply_items(const LinearArgs& a, Weights weights, Prefetch prefetch, int64_t begin, int64_t end) {
   static thread_local std::vector<float> widened;
   static thread_local std::vector<T> edge;
   const int64_t depth = PAIRS<T> ? a.depth / 2 : a.depth, groups = (a.rows + a.row_group - 1) / a.row_group;
@@ -138,13 +138,13 @@ void multiply_items(const LinearArgs& a, Weights weights, Lines lines, int64_t b
       out_stride = PANEL;
     }
     const float* bias = a.bias ? a.bias + column : nullptr;
-    const First<Weights, Lines> first{weights, lines};
-    const Again<Weights, Lines> again{weights, lines};
+    const FirstRows<Weights, Prefetch> first{weights, prefetch};
+    const LaterRows<Weights, Prefetch> later{weights, prefetch};
     const bool fresh = item == begin || row == 0;
     if (fresh) weights.go_to(column / PANEL);
     const int64_t few = fresh ? std::min<int64_t>(ROWS, rows) : 0;
     product<PAIRS<T>>(few, x, x_stride, first, depth, padded, bias, out, out_stride);
-    product<PAIRS<T>>(rows - few, x + few * x_stride, x_stride, again, depth, padded, bias, out + few * out_stride,
+    product<PAIRS<T>>(rows - few, x + few * x_stride, x_stride, later, depth, padded, bias, out + few * out_stride,
                       out_stride);
     for (int64_t r = 0; narrow && r < rows; ++r)
       std::memcpy(static_cast<T*>(a.out) + (row + r) * a.outputs + column, out + r * PANEL, width * sizeof(T));
@@ -153,8 +153,8 @@ void multiply_items(const LinearArgs& a, Weights weights, Lines lines, int64_t b
 
 template <typename T, typename Weights>
 void multiply_items(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
-  if (a.soon) multiply_items<T>(a, weights, AskedLines{*a.soon}, begin, end);
-  else multiply_items<T>(a, weights, NoLines(), begin, end);
+  if (a.prefetch) multiply_items<T>(a, weights, PrefetchCache{*a.prefetch}, begin, end);
+  else multiply_items<T>(a, weights, NoPrefetch(), begin, end);
 }
 
 template <typename T>

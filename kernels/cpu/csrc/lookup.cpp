@@ -28,9 +28,10 @@ std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tenso
   check_index(temperatures, at::kFloat, 1, "temperatures");
   check_index(by_odds, at::kFloat, 2, "by_odds");
   check_index(by_temperature, at::kFloat, 1, "by_temperature");
-  TORCH_CHECK(by_length.is_contiguous() && by_odds.is_contiguous() && temperatures.numel() == requests && by_odds.size(0) == 2 &&
-                  by_odds.size(1) == gamma && by_temperature.numel() == gamma,
-              "by_length and by_odds must be dense, temperatures must have one entry per request, by_odds two and by_temperature one "
+  TORCH_CHECK(by_length.is_contiguous() && by_odds.is_contiguous() && temperatures.numel() == requests &&
+                  by_odds.size(0) == 2 && by_odds.size(1) == gamma && by_temperature.numel() == gamma,
+              "by_length and by_odds must be dense, temperatures must have one entry per request, by_odds two and "
+              "by_temperature one "
               "per drafted token");
   for (const Tensor& x : {rows, seq_lens, anchors})
     TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.numel() == requests,
@@ -69,7 +70,8 @@ std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tenso
     }
     int64_t* to = tokens.data_ptr<int64_t>() + r * gamma;
     for (int64_t k = 0; k < gamma; ++k) to[k] = text[start + k % (length - start)];
-    int64_t counts[2][2] = {};  // of matches of min_match tokens and of one: followed by another token, by the first of these
+    int64_t counts[2][2] =
+        {};  // of matches of min_match tokens and of one: followed by another token, by the first of these
     for (const auto& [n, followed] : matched) {
       const bool agrees = followed == text[start];
       counts[0][agrees] += n >= min_match;

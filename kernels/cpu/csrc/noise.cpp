@@ -46,7 +46,8 @@ const int64_t* integers(const Tensor& x, at::IntArrayRef sizes, const char* name
 
 Tensor streams(const Tensor& seeds, const Tensor& positions, int64_t purpose) {
   Tensor out = at::empty(seeds.sizes(), seeds.options());
-  const auto *seed = integers(seeds, seeds.sizes(), "seeds"), *position = integers(positions, seeds.sizes(), "positions");
+  const auto *seed = integers(seeds, seeds.sizes(), "seeds"),
+             *position = integers(positions, seeds.sizes(), "positions");
   for (int64_t i = 0; i < seeds.numel(); ++i)
     out.data_ptr<int64_t>()[i] =
         mix(mix(uint64_t(seed[i]) + GOLDEN * uint64_t(purpose)) + GOLDEN * uint64_t(position[i]));
@@ -76,11 +77,12 @@ Tensor exponentials(const Tensor& keys, int64_t count) {
 }
 
 Tensor gumbel_argmax(const Tensor& weights, const Tensor& keys, const std::optional<Tensor>& tokens) {
-  const Timed timed(SAMPLING);
+  const ScopedTimer timer(SAMPLING);
   TORCH_CHECK(weights.scalar_type() == at::kFloat && weights.dim() == 2 && weights.is_contiguous(),
               "weights must be dense float32 [rows, columns]");
   const int64_t rows = weights.size(0), columns = weights.size(1);
-  const int64_t *key = integers(keys, {rows}, "keys"), *token = tokens ? integers(*tokens, {columns}, "tokens") : nullptr;
+  const int64_t *key = integers(keys, {rows}, "keys"),
+                *token = tokens ? integers(*tokens, {columns}, "tokens") : nullptr;
   Tensor out = at::empty({rows}, keys.options());
   at::parallel_for(0, rows, grain(columns), [&](int64_t begin, int64_t end) {
     kernels().gumbel_argmax(weights.data_ptr<float>(), key, token, out.data_ptr<int64_t>(), columns, begin, end);
@@ -92,7 +94,7 @@ Tensor gumbel_argmax(const Tensor& weights, const Tensor& keys, const std::optio
 Tensor draw_tokens(const Tensor& logits, const Tensor& rows, const Tensor& temperatures,
                    const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
                    const std::optional<Tensor>& min_ps, const Tensor& keys) {
-  const Timed timed(SAMPLING);
+  const ScopedTimer timer(SAMPLING);
   const int type = type_of(logits, "logits");
   TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.size(1) > 0 && logits.size(1) < INT32_MAX,
               "logits must be [rows, vocab]");

@@ -33,8 +33,8 @@ void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* 
 void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name) {
   const int64_t* numbers = x.data_ptr<int64_t>();
   for (int64_t i = 0; i < x.numel(); ++i)
-    TORCH_CHECK(least <= numbers[i] && numbers[i] < limit, name, "[", i, "] is ", numbers[i], ", outside ", least, " .. ",
-                limit - 1);
+    TORCH_CHECK(least <= numbers[i] && numbers[i] < limit, name, "[", i, "] is ", numbers[i], ", outside ", least,
+                " .. ", limit - 1);
 }
 
 int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_t first, int64_t end) {
@@ -47,7 +47,8 @@ int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_
 
 namespace {
 
-// Rows of a tile share the packing of their keys and values: many, as long as all threads have tiles. `rows` of a KV head.
+// Rows of a tile share the packing of their keys and values: many, as long as all threads have tiles. `rows` of a KV
+// head.
 int64_t rows_of_tile(int64_t rows, int64_t kv_heads) {
   constexpr int64_t ENOUGH = 4;  // tiles of a thread
   int64_t most = TILE_ROWS;
@@ -107,7 +108,7 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
                       int64_t window, double logit_cap) {
-  const Timed timed(ATTENTION);
+  const ScopedTimer timer(ATTENTION);
   const int type = type_of(q, "q");
   TORCH_CHECK(k_pool.scalar_type() == q.scalar_type() && v_pool.scalar_type() == q.scalar_type(),
               "q, k_pool and v_pool must have one type");
@@ -132,7 +133,7 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
   const int64_t* offsets = plan.offsets.data();
   std::atomic<int64_t> next{0};
   if (plan.split(at::get_num_threads())) {
-    const Tensor partials = at::empty({plan.room()}, q.options().dtype(at::kFloat));
+    const Tensor partials = at::empty({plan.partials_size()}, q.options().dtype(at::kFloat));
     float* room = partials.data_ptr<float>();
     on_every_thread(offsets[plan.tiles.size()], [&] { kernels().attention[type](a, next, room, offsets); });
     next = 0;
@@ -144,7 +145,7 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
 }
 
 Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight, double eps) {
-  const Timed timed(SMALL);
+  const ScopedTimer timer(ELEMENTWISE);
   const int type = type_of(x, "x");
   const int64_t width = x.size(-1);
   TORCH_CHECK(x.is_contiguous() && width % 16 == 0, "x must be dense with a last dimension that 16 divides");
@@ -162,7 +163,7 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Te
 }
 
 Tensor silu_mul(const Tensor& x) {
-  const Timed timed(SMALL);
+  const ScopedTimer timer(ELEMENTWISE);
   const int type = type_of(x, "x");
   const int64_t width = x.size(-1) / 2;
   TORCH_CHECK(x.is_contiguous() && x.size(-1) % 32 == 0, "x must be dense with a last dimension that 32 divides");
@@ -177,7 +178,7 @@ Tensor silu_mul(const Tensor& x) {
 
 void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& positions, const Tensor& cos_sin,
           std::optional<Tensor> k_pool, std::optional<Tensor> v_pool, const std::optional<Tensor>& slots) {
-  const Timed timed(SMALL);
+  const ScopedTimer timer(ELEMENTWISE);
   const int type = type_of(q, "q");
   check_heads(q, "q");
   check_heads(k, "k");
@@ -229,7 +230,7 @@ Rules rules_of(const Tensor& temperatures, const std::optional<Tensor>& top_ks, 
 
 Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std::optional<Tensor>& top_ks,
                     const std::optional<Tensor>& top_ps, const std::optional<Tensor>& min_ps) {
-  const Timed timed(SAMPLING);
+  const ScopedTimer timer(SAMPLING);
   const int type = type_of(logits, "logits");
   TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.size(1) < INT32_MAX, "logits must be [rows, vocab]");
   const int64_t rows = logits.size(0), vocab = logits.size(1);
@@ -242,7 +243,7 @@ Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std:
 }
 
 Tensor argmax(const Tensor& x) {
-  const Timed timed(SAMPLING);
+  const ScopedTimer timer(SAMPLING);
   const int type = type_of(x, "x");
   TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) > 0, "x must be [rows, columns]");
   Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
@@ -259,7 +260,7 @@ void check_numbers(const Tensor& x, at::ScalarType type, int64_t count, const ch
 
 Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejected, const std::optional<Tensor>& q,
                   const std::optional<Tensor>& q_rows, const std::optional<Tensor>& vocab, const Tensor& keys) {
-  const Timed timed(SAMPLING);
+  const ScopedTimer timer(SAMPLING);
   const int64_t requests = rows.numel(), width = probs.size(-1);
   TORCH_CHECK(probs.dim() == 2 && width > 0 && (!q || (q->dim() == 2 && q_rows)), "probs and q must be matrices");
   check_numbers(probs, at::kFloat, probs.numel(), "probs");
@@ -287,7 +288,8 @@ Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejecte
   return out;
 }
 
-// Seconds spent in products, attention, norms and the like, sampling since it was last asked; from now on counted or not.
+// Seconds spent in products, attention, norms and the like, sampling since it was last asked; from now on counted or
+// not.
 std::vector<double> time_spent(bool count) {
   std::vector<double> seconds(Clock::spent, Clock::spent + PARTS);
   std::fill(Clock::spent, Clock::spent + PARTS, 0.);

@@ -32,7 +32,9 @@ struct AttentionPlan {
   bool split(int64_t threads) const {
     return offsets.back() > items() && items() < 4 * threads && threads > 1 && multiplications >= 1 << 19;
   }
-  int64_t room() const { return offsets.back() * args.tile_rows * args.state_stride(); }  // for partials, in floats
+  int64_t partials_size() const {
+    return offsets.back() * args.tile_rows * args.state_stride();
+  }  // for partials, in floats
 };
 
 // Of queries [tokens, q_heads, head_dim] over pools [slots, kv_heads, head_dim] and [slots, kv_heads, value_dim].
@@ -54,10 +56,10 @@ Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, c
 Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
                     int64_t outputs);
 
-constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 us
+constexpr int64_t MIN_WORK_PER_THREAD = 1 << 18;  // multiplications, about 10 us
 
 inline int64_t threads_for(int64_t items, int64_t multiplications) {
-  const int64_t worth = std::max<int64_t>(1, multiplications / WORTH_A_THREAD);
+  const int64_t worth = std::max<int64_t>(1, multiplications / MIN_WORK_PER_THREAD);
   return std::min<int64_t>({items, at::get_num_threads(), worth});
 }
 
@@ -94,10 +96,10 @@ constexpr int64_t GRAIN = 65536;  // numbers a thread should at least get: wakin
 
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
 
-enum Part { PRODUCTS, ATTENTION, SMALL, SAMPLING, PARTS };
+enum Part { PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, PARTS };
 
-// Time spent in each part, where somebody asked for it. CPU time on one thread, which does not count the time that others
-// held the core.
+// Time spent in each part, where somebody asked for it. CPU time on one thread, which does not count the time that
+// others held the core.
 struct Clock {
   inline static bool on = false;
   inline static double spent[PARTS] = {};
@@ -121,10 +123,10 @@ struct Clock {
 };
 
 // Adds the time between its birth and its death to a part. One thread calls operations.
-class Timed {
+class ScopedTimer {
  public:
-  explicit Timed(Part part) : part_(part) {}
-  ~Timed() { clock_.add_to(part_); }
+  explicit ScopedTimer(Part part) : part_(part) {}
+  ~ScopedTimer() { clock_.add_to(part_); }
 
  private:
   const Part part_;

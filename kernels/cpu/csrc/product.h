@@ -9,7 +9,7 @@ namespace ISA {
 
 constexpr int64_t STEP = W * BLOCKS;  // columns of a register tile
 constexpr bool SIXTEEN = W == 8;      // vector registers, not 32
-constexpr int64_t HEARD = SIXTEEN ? 16 : 1;  // steps of the depth that a right-hand side hears of at once
+constexpr int64_t ENTER_STEPS = SIXTEEN ? 16 : 1;  // steps of the depth that a right-hand side hears of at once
 
 // Vectors side by side in a tile of so many rows. A sum waits four cycles for the number before: a few rows are taken
 // through more columns, so that eight sums or more are under way.
@@ -43,7 +43,7 @@ inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const 
 
 // out[r][c] = bias[c] + sum_i x[r][i] * right(i, c) for R rows and `width` columns, a multiple of W.
 // PAIRS: x and right hold two bf16 per lane, neighbours in depth. right.enter(), if there is one, hears what comes:
-// of STEP columns HEARD steps of the depth, or those that are left.
+// of STEP columns ENTER_STEPS steps of the depth, or those that are left.
 template <int R, int B, bool PAIRS, typename F, typename O>
 inline void tile(const float* x, int64_t x_stride, const F& right, int64_t column, int64_t depth, const float* bias,
                  O* out, int64_t out_stride) {
@@ -52,18 +52,18 @@ inline void tile(const float* x, int64_t x_stride, const F& right, int64_t colum
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + column + b * W) : Vec{};
-  constexpr bool LISTENS = requires { right.enter(0, column); };
+  constexpr bool HAS_ENTER = requires { right.enter(0, column); };
   if constexpr (SIXTEEN) {
     // A call inside the innermost loop would have the sums in memory all along.
     for (int64_t i = 0, end; i < depth; i = end) {
-      end = LISTENS ? std::min(depth, i + HEARD) : depth;
-      if constexpr (LISTENS)
+      end = HAS_ENTER ? std::min(depth, i + ENTER_STEPS) : depth;
+      if constexpr (HAS_ENTER)
         for (int64_t c = 0; c < B * W; c += STEP) right.enter(i, column + c);
       for (int64_t k = i; k < end; ++k) add_step<PAIRS>(sums, x, x_stride, right, k, column);
     }
   }
   for (int64_t i = 0; !SIXTEEN && i < depth; ++i) {
-    if constexpr (LISTENS) right.enter(i, column);
+    if constexpr (HAS_ENTER) right.enter(i, column);
     add_step<PAIRS>(sums, x, x_stride, right, i, column);
   }
 #pragma GCC unroll 6
@@ -78,7 +78,8 @@ inline void strip(const float* x, int64_t x_stride, const F& right, int64_t dept
   constexpr int WIDE = vectors_of(R);
   int64_t c = 0;
   if constexpr (WIDE > BLOCKS)
-    for (; c + WIDE * W <= width; c += WIDE * W) tile<R, WIDE, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
+    for (; c + WIDE * W <= width; c += WIDE * W)
+      tile<R, WIDE, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
   for (; c + STEP <= width; c += STEP) tile<R, BLOCKS, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
   for (; c < width; c += W) tile<R, 1, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
 }

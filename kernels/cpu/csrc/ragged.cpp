@@ -31,10 +31,10 @@ Tensor integers(const Tensor& x, int64_t count, const char* name) {
   return out;
 }
 
-using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Flattened = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // input_ids, positions, slots [B], qo_indptr [R + 1], request, step [B].
-Six flatten_verify(const Tensor& anchors, const Tensor& drafts, const Tensor& verify_lens, const Tensor& seq_lens,
+Flattened flatten_verify(const Tensor& anchors, const Tensor& drafts, const Tensor& verify_lens, const Tensor& seq_lens,
                    const Tensor& page_table, const Tensor& rows) {
   const Tensor draft = dense(drafts, at::kLong, 2, "drafts");
   const int64_t requests = draft.size(0), gamma = draft.size(1);
@@ -78,7 +78,8 @@ void write_page_table(Tensor page_table, const Tensor& rows, const Tensor& start
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t from = start.data_ptr<int64_t>()[r], to = end.data_ptr<int64_t>()[r];
     int32_t* out = slots_of(page_table, r, row.data_ptr<int64_t>()[r], from, to);
-    TORCH_CHECK(done + to - from <= slot.numel(), "positions of the page table need more than ", slot.numel(), " slots");
+    TORCH_CHECK(done + to - from <= slot.numel(), "positions of the page table need more than ", slot.numel(),
+                " slots");
     for (int64_t p = from; p < to; ++p) *out++ = int32_t(slot.data_ptr<int64_t>()[done++]);
   }
 }
@@ -130,7 +131,7 @@ std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& conf
 
 // The `rank`-th largest of some numbers above 0, counted from 1, and how many are larger. Floats above 0 are ordered as
 // their bits are, so that a count by the first of these leaves few to be sorted.
-std::pair<float, int64_t> largest(const std::vector<float>& numbers, int64_t rank) {
+std::pair<float, int64_t> nth_largest(const std::vector<float>& numbers, int64_t rank) {
   constexpr int SHIFT = 20;
   static thread_local std::vector<float> same;
   std::array<int32_t, 2048> counts{};  // the sign is 0
@@ -147,10 +148,10 @@ std::pair<float, int64_t> largest(const std::vector<float>& numbers, int64_t ran
   return {found, larger + (std::find(same.begin(), same.end(), found) - same.begin())};
 }
 
-// verify_lens [R] and survival [R, gamma] float32: the tokens [1] drafts of largest survival c_1 ... c_k that are above 0,
-// ties going to the smaller request. confidence: [R, gamma], NaN counts as 0. draft_lens: [R], beyond which survival
-// is 0. bounds: [gamma] or [R, 1], survival below its bound ends what is admitted of a request. first: [R], requests that
-// come before all others.
+// verify_lens [R] and survival [R, gamma] float32: the tokens [1] drafts of largest survival c_1 ... c_k that are above
+// 0, ties going to the smaller request. confidence: [R, gamma], NaN counts as 0. draft_lens: [R], beyond which survival
+// is 0. bounds: [gamma] or [R, 1], survival below its bound ends what is admitted of a request. first: [R], requests
+// that come before all others.
 std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_lens, const Tensor& tokens,
                                  const std::optional<Tensor>& bounds, const std::optional<Tensor>& first) {
   const Tensor chance = dense(confidence, at::kFloat, 2, "confidence"), most = integers(tokens, 1, "tokens");
@@ -159,11 +160,13 @@ std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_l
   Tensor bound, ahead;
   int64_t by_request = 0, by_position = 0;
   if (bounds) {
-    TORCH_CHECK(bounds->scalar_type() == at::kFloat && (bounds->dim() == 1 || bounds->dim() == 2), "bounds must be float32");
+    TORCH_CHECK(bounds->scalar_type() == at::kFloat && (bounds->dim() == 1 || bounds->dim() == 2),
+                "bounds must be float32");
     bound = bounds->contiguous();
     by_request = bound.dim() == 2 && bound.size(0) > 1;
     by_position = bound.size(-1) > 1;
-    TORCH_CHECK((by_request ? bound.size(0) == requests && !by_position : true) && (by_position ? bound.size(-1) == gamma : true),
+    TORCH_CHECK((by_request ? bound.size(0) == requests && !by_position : true) &&
+                    (by_position ? bound.size(-1) == gamma : true),
                 "bounds are [gamma] or [R, 1]");
   }
   if (first) ahead = dense(*first, at::kBool, 1, "first");
@@ -175,9 +178,9 @@ std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_l
   const bool* before = first ? ahead.data_ptr<bool>() : nullptr;
   float* s = survival.data_ptr<float>();
   int64_t* admitted = verify_lens.data_ptr<int64_t>();
-  static thread_local std::vector<float> worth;
-  worth.resize(requests * gamma);
-  float* end = worth.data();
+  static thread_local std::vector<float> candidates;
+  candidates.resize(requests * gamma);
+  float* end = candidates.data();
   for (int64_t r = 0; r < requests; ++r, c += gamma, s += gamma) {
     const int64_t len = std::clamp<int64_t>(len_of[r], 0, gamma);
     const float scale = before && before[r] ? 0x1p64f : 1.f;
@@ -188,20 +191,21 @@ std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_l
     }
     std::fill(s + len, s + gamma, 0.f);
     int64_t k = 0;
-    for (; k < len && s[k] > 0 && (!least_of || s[k] >= least_of[by_position ? k : by_request ? r : 0]); ++k) *end++ = s[k] * scale;
+    for (; k < len && s[k] > 0 && (!least_of || s[k] >= least_of[by_position ? k : by_request ? r : 0]); ++k)
+      *end++ = s[k] * scale;
     admitted[r] = k;
   }
-  worth.resize(end - worth.data());
+  candidates.resize(end - candidates.data());
   const int64_t wanted = std::max<int64_t>(most.data_ptr<int64_t>()[0], 0);
-  if (wanted >= int64_t(worth.size())) return {verify_lens, survival};
+  if (wanted >= int64_t(candidates.size())) return {verify_lens, survival};
   float least = std::numeric_limits<float>::infinity();
   int64_t ties = 0;
   if (wanted) {
-    const auto [last, larger] = largest(worth, wanted);
+    const auto [last, larger] = nth_largest(candidates, wanted);
     least = last;
     ties = wanted - larger;
   }
-  const float* next = worth.data();
+  const float* next = candidates.data();
   for (int64_t r = 0; r < requests; ++r) {
     int64_t kept = 0;
     for (int64_t k = 0; k < admitted[r]; ++k) kept += next[k] > least || (next[k] == least && ties-- > 0);
@@ -211,7 +215,8 @@ std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_l
   return {verify_lens, survival};
 }
 
-// accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the one wanted after the row before its own.
+// accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the one wanted after the row before its
+// own.
 std::tuple<Tensor, Tensor> accept_wanted(const Tensor& tokens, const Tensor& verify_lens, const Tensor& qo_indptr,
                                          const Tensor& wanted) {
   const Tensor token = dense(tokens, at::kLong, 2, "tokens");
@@ -227,10 +232,10 @@ std::tuple<Tensor, Tensor> accept_wanted(const Tensor& tokens, const Tensor& ver
                 "qo_indptr must give every request verify_lens + 1 rows");
     const int64_t* drafted = token.data_ptr<int64_t>() + r * gamma;
     const int64_t* next = best.data_ptr<int64_t>() + first;
-    int64_t* came = out.data_ptr<int64_t>() + r * (gamma + 1);
+    int64_t* emitted = out.data_ptr<int64_t>() + r * (gamma + 1);
     int64_t kept = 0;
     while (kept < len && drafted[kept] == next[kept]) ++kept;
-    for (int64_t k = 0; k <= gamma; ++k) came[k] = k <= kept ? next[k] : 0;
+    for (int64_t k = 0; k <= gamma; ++k) emitted[k] = k <= kept ? next[k] : 0;
     accept_lens.data_ptr<int64_t>()[r] = kept + 1;
   }
   return {accept_lens, out};
@@ -244,7 +249,8 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("write_page_table(Tensor(a!) page_table, Tensor rows, Tensor starts, Tensor ends, Tensor slots) -> ()");
   m.def("weigh_drafts(Tensor tokens, Tensor confidence, Tensor cases, Tensor rows, Tensor ends, Tensor? inverse, "
         "Tensor? shifts) -> (Tensor, Tensor)");
-  m.def("admit(Tensor confidence, Tensor draft_lens, Tensor tokens, Tensor? bounds, Tensor? first) -> (Tensor, Tensor)");
+  m.def(
+      "admit(Tensor confidence, Tensor draft_lens, Tensor tokens, Tensor? bounds, Tensor? first) -> (Tensor, Tensor)");
   m.def("accept_wanted(Tensor tokens, Tensor verify_lens, Tensor qo_indptr, Tensor wanted) -> (Tensor, Tensor)");
 }
 

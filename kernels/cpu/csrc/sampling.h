@@ -57,10 +57,11 @@ inline double exponentials(const T* x, float temperature, float top, float* out,
   return total;
 }
 
-// Keeps what the rules keep of `weights` (largest 1, sum `total`), normalised; among equals the lower token comes first.
-// Returns the largest that is left.
+// Keeps what the rules keep of `weights` (largest 1, sum `total`), normalised; among equals the lower token comes
+// first. Returns the largest that is left.
 inline float filter(float* weights, int64_t n, double total, int64_t top_k, float top_p, float min_p) {
-  static thread_local std::vector<uint64_t> ranking;  // weight's bits, then the complement of the token: sorts as wanted
+  static thread_local std::vector<uint64_t>
+      ranking;  // weight's bits, then the complement of the token: sorts as wanted
   ranking.resize(n + 1);
   int64_t count = 0;
   for (float floor = 1e-3f;; floor = floor > 1e-30f ? floor * 1e-3f : 0.f) {
@@ -106,7 +107,8 @@ inline float filter(float* weights, int64_t n, double total, int64_t top_k, floa
   return float(1 / before);
 }
 
-// Probabilities of one row after rule `r`, a temperature above 0; `top` is the largest logit. Returns the largest of them.
+// Probabilities of one row after rule `r`, a temperature above 0; `top` is the largest logit. Returns the largest of
+// them.
 template <typename T>
 inline float probabilities(const T* logits, float top, const Rules& rules, int64_t r, float* out, int64_t n) {
   const double total = exponentials(logits, rules.temperatures[r], top, out, n);
@@ -152,7 +154,7 @@ void argmax(const void* x, int64_t* out, int64_t n, int64_t stride, int64_t begi
 }
 
 using Wide = uint64_t __attribute__((vector_size(W * 4)));  // half as many lanes
-using LooseWide = int64_t __attribute__((vector_size(W * 4), aligned(8), may_alias));
+using UnalignedWide = int64_t __attribute__((vector_size(W * 4), aligned(8), may_alias));
 
 inline Wide mix(Wide x) {  // SplitMix64's finaliser
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
@@ -168,9 +170,9 @@ inline Vec least_noise(Wide low, Wide high, std::index_sequence<I...>) {
   return __builtin_convertvector(upper >> 1 & 0x7fffffff, Vec) * 0x1p-31f;
 }
 
-// The column of the largest log weight + Gumbel noise, which is that of the smallest exponential noise / weight; never one
-// of weight 0. tokens: of the columns, null: their numbers. -1 if all weights are 0.
-// Noise is at least its uniform number, so that a few bits of a hash tell of nearly every token that it does not win.
+// The column of the largest log weight + Gumbel noise, which is that of the smallest exponential noise / weight; never
+// one of weight 0. tokens: of the columns, null: their numbers. -1 if all weights are 0. Noise is at least its uniform
+// number, so that a few bits of a hash tell of nearly every token that it does not win.
 inline int64_t gumbel_argmax(const float* weights, uint64_t key, const int64_t* tokens, int64_t n) {
   constexpr auto lanes = std::make_index_sequence<W>();
   Wide low, high;  // counters of the tokens of W columns
@@ -189,8 +191,8 @@ inline int64_t gumbel_argmax(const float* weights, uint64_t key, const int64_t* 
     if (tokens) {
       int64_t here[W] = {};
       std::memcpy(here, tokens + i, std::min<int64_t>(W, n - i) * sizeof(int64_t));
-      low = (reinterpret_cast<Wide>(*reinterpret_cast<LooseWide*>(here)) + 1) * GOLDEN + key;
-      high = (reinterpret_cast<Wide>(*reinterpret_cast<LooseWide*>(here + W / 2)) + 1) * GOLDEN + key;
+      low = (reinterpret_cast<Wide>(*reinterpret_cast<UnalignedWide*>(here)) + 1) * GOLDEN + key;
+      high = (reinterpret_cast<Wide>(*reinterpret_cast<UnalignedWide*>(here + W / 2)) + 1) * GOLDEN + key;
     }
     const IntVec may_win = least_noise(low, high, lanes) <= weight * limit;
     if (!any(may_win)) continue;

@@ -25,7 +25,7 @@ constexpr int W = 4, BLOCKS = 2, ROWS = 4;
 
 using Vec = float __attribute__((vector_size(W * 4)));
 using IntVec = int32_t __attribute__((vector_size(W * 4)));
-using Loose = float __attribute__((vector_size(W * 4), aligned(4), may_alias));
+using Unaligned = float __attribute__((vector_size(W * 4), aligned(4), may_alias));
 using Half = uint16_t __attribute__((vector_size(W * 2), aligned(2), may_alias));
 using Bytes = int8_t __attribute__((vector_size(W)));
 struct bf16 {
@@ -39,8 +39,8 @@ inline Vec splat_bits(const float& x) {
   std::memcpy(&bits, &x, 4);
   return reinterpret_cast<Vec>(bits - IntVec{});
 }
-inline Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
-inline void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
+inline Vec load(const float* p) { return *reinterpret_cast<const Unaligned*>(p); }
+inline void store(float* p, Vec x) { *reinterpret_cast<Unaligned*>(p) = x; }
 inline Vec load(const bf16* p) {
 #if defined(__AVX512F__)
   const auto wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -90,14 +90,14 @@ inline Vec min(Vec a, Vec b) {
 }
 // Lane i of the result is lane i + H of x, round and round.
 template <std::size_t H, std::size_t... I>
-inline Vec turned(Vec x, std::index_sequence<I...>) {
+inline Vec rotated_lanes(Vec x, std::index_sequence<I...>) {
   return __builtin_shufflevector(x, x, int((I + H) % W)...);
 }
 // All lanes by `f`, first those half a vector apart: the same order everywhere.
 template <std::size_t H = W / 2, typename F>
 inline float fold(Vec x, const F& f) {
   if constexpr (H == 0) return x[0];
-  else return fold<H / 2>(f(x, turned<H>(x, std::make_index_sequence<W>())), f);
+  else return fold<H / 2>(f(x, rotated_lanes<H>(x, std::make_index_sequence<W>())), f);
 }
 inline float sum(Vec x) {
   return fold(x, [](Vec a, Vec b) { return a + b; });
@@ -245,7 +245,8 @@ inline void load_transposed(const T* const* rows, int64_t from, Vec (&block)[W])
   for (int half = 0; half < 2; ++half) {
     const __m256 a = two(0, half), b = two(1, half), c = two(2, half), d = two(3, half);
     const __m256d low = _mm256_castps_pd(_mm256_unpacklo_ps(a, b)), high = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
-    const __m256d lower = _mm256_castps_pd(_mm256_unpacklo_ps(c, d)), higher = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+    const __m256d lower = _mm256_castps_pd(_mm256_unpacklo_ps(c, d)),
+                  higher = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
     block[4 * half] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, lower));
     block[4 * half + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, lower));
     block[4 * half + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high, higher));

@@ -6,7 +6,7 @@
 
 namespace outrider {
 
-constexpr int64_t NUMBER = 4;  // multiplications that a number of a norm, rotation or activation is worth
+constexpr int64_t WORK_PER_NUMBER = 4;  // multiplications that a number of a norm, rotation or activation is worth
 
 // A prepared weight without a bias.
 struct Weight {
@@ -18,13 +18,15 @@ struct Weight {
 };
 
 // packed: codes of int8_linear beside their `scales`; without those (no numbers) what its kind says: blocks of
-// block_linear or, where that is negative, panels of packed_linear. Checked by that operation, on no rows of `like`'s type.
+// block_linear or, where that is negative, panels of packed_linear. Checked by that operation, on no rows of `like`'s
+// type.
 inline Weight weight_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
                         const Tensor& like) {
   const int type = type_of(like, "inputs");
   const Tensor none = at::empty({0, depth}, like.options());
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
-  Weight w{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, depth, int64_t(packed.nbytes()) / panels};
+  Weight w{
+      static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, depth, int64_t(packed.nbytes()) / panels};
   if (scales.numel()) {
     int8_linear(none, packed, scales, std::nullopt, outputs);
     w.scales = scales.data_ptr<float>();
@@ -53,25 +55,26 @@ struct Int8Input {
 
 class Stages {
  public:
-  Stages(Member& team, int type, int64_t rows, Int8Input& int8) : team_(team), type_(type), rows_(rows), int8_(int8) {}
+  Stages(TeamMember& member, int type, int64_t rows, Int8Input& int8)
+      : member_(member), type_(type), rows_(rows), int8_(int8) {}
 
   // What follows is for so many rows.
-  void take(int64_t rows) { rows_ = rows; }
+  void set_rows(int64_t rows) { rows_ = rows; }
 
   // Products from now on ask memory for these lines beside their weights; null: for none.
-  void meanwhile(CacheLines* soon) { soon_ = soon; }
+  void prefetch_during(CachePrefetch* prefetch) { prefetch_ = prefetch; }
 
   // out = x times the weight. `next`, the product after this one: a member asks for the start of its share.
   void product(const void* x, const Weight& w, void* out, const Weight* next) const {
     const int64_t work = rows_ * w.depth * w.outputs;
     if (w.scales) int8_product(x, w, out, work);
     else float_product(x, w, out, work);
-    if (next) fetch(*next);
+    if (next) prefetch_start(*next);
   }
 
   // out = the norm of x + residual, which becomes that sum; residual null: of x. copy: null, or where a row's sum goes.
-  void norm(const void* x, void* residual, const void* weight, void* out, int64_t width, float eps, void* copy = nullptr,
-            int64_t copy_stride = 0) const {
+  void norm(const void* x, void* residual, const void* weight, void* out, int64_t width, float eps,
+            void* copy = nullptr, int64_t copy_stride = 0) const {
     const int64_t size = type_ ? 2 : 4;
     const auto share = [&](int64_t begin, int64_t end) {
       kernels().norm[type_](x, residual, weight, out, width, eps, begin, end);
@@ -79,69 +82,70 @@ class Stages {
         std::memcpy(static_cast<char*>(copy) + row * copy_stride * size,
                     static_cast<const char*>(residual) + row * width * size, width * size);
     };
-    team_.ranges(SMALL, rows_, share, rows_ * width * NUMBER);
+    member_.run_ranges(ELEMENTWISE, rows_, share, rows_ * width * WORK_PER_NUMBER);
   }
 
   void silu_mul(const void* x, void* out, int64_t width) const {
     const auto share = [&](int64_t begin, int64_t end) { kernels().silu_mul[type_](x, out, width, begin, end); };
-    team_.ranges(SMALL, rows_, share, rows_ * width * 2 * NUMBER);
+    member_.run_ranges(ELEMENTWISE, rows_, share, rows_ * width * 2 * WORK_PER_NUMBER);
   }
 
   void rope(const RopeArgs& a) const {
     const auto share = [&](int64_t begin, int64_t end) { kernels().rope[type_](a, begin, end); };
-    team_.ranges(SMALL, rows_, share, rows_ * (a.q_heads + a.kv_heads) * a.head_dim * NUMBER);
+    member_.run_ranges(ELEMENTWISE, rows_, share, rows_ * (a.q_heads + a.kv_heads) * a.head_dim * WORK_PER_NUMBER);
   }
 
   // work: multiplications that a column is worth.
-  void choose(const ChooseArgs& a, int64_t work) const {
-    const auto draw = [&](std::atomic<int64_t>& next) { kernels().choose[type_](a, next); };
-    team_.counted(SAMPLING, a.rows, draw, a.rows * a.columns * work);
+  void draw_drafts(const DraftDrawArgs& a, int64_t work) const {
+    const auto draw = [&](std::atomic<int64_t>& next) { kernels().draw_drafts[type_](a, next); };
+    member_.run_items(SAMPLING, a.rows, draw, a.rows * a.columns * work);
   }
 
   // partials: room for the plan's, where it is split; otherwise null.
   void attention(const AttentionArgs& a, const AttentionPlan& plan, float* partials) const {
     const int64_t* offsets = plan.offsets.data();
     const auto attend = [&](std::atomic<int64_t>& next) { kernels().attention[type_](a, next, partials, offsets); };
-    if (!partials) return team_.counted(ATTENTION, plan.items(), attend, plan.multiplications);
-    team_.counted(ATTENTION, offsets[plan.tiles.size()], attend);
-    team_.counted(ATTENTION, plan.items(),
+    if (!partials) return member_.run_items(ATTENTION, plan.items(), attend, plan.multiplications);
+    member_.run_items(ATTENTION, offsets[plan.tiles.size()], attend);
+    member_.run_items(ATTENTION, plan.items(),
                   [&](std::atomic<int64_t>& next) { kernels().merge[type_](a, next, partials, offsets); });
   }
 
  private:
-  static constexpr int64_t FETCHED = 32768;  // bytes
+  static constexpr int64_t PREFETCH_BYTES = 32768;  // bytes
 
-  void fetch(const Weight& w) const {
+  void prefetch_start(const Weight& w) const {
     const int64_t panels = w.panels();
-    const char* from = w.packed + panels * team_.place() / team_.sharing() * w.bytes;
-    const char* end = std::min(from + FETCHED, w.packed + panels * w.bytes);
+    const char* from = w.packed + panels * member_.shard() / member_.shards() * w.bytes;
+    const char* end = std::min(from + PREFETCH_BYTES, w.packed + panels * w.bytes);
     for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
   }
 
   void float_product(const void* x, const Weight& w, void* out, int64_t work) const {
-    const LinearArgs a{x, w.packed, nullptr, out, w.depth, rows_, even_row_group(rows_, w.panels(), team_.sharing()), w.depth,
-                       w.outputs, w.panels(), soon_};
+    const LinearArgs a{
+        x,       w.packed,  nullptr,    out,      w.depth, rows_, even_row_group(rows_, w.panels(), member_.shards()),
+        w.depth, w.outputs, w.panels(), prefetch_};
     const auto share = [&](int64_t begin, int64_t end) { w.function(a, begin, end); };
-    team_.ranges(PRODUCTS, a.panels * ((rows_ + a.row_group - 1) / a.row_group), share, work);
+    member_.run_ranges(PRODUCTS, a.panels * ((rows_ + a.row_group - 1) / a.row_group), share, work);
   }
 
   void int8_product(const void* x, const Weight& w, void* out, int64_t work) const {
     const auto round = [&](int64_t begin, int64_t end) {
       kernels().quantize[type_](x, int8_.codes.data(), int8_.scales.data(), int8_.sums.data(), w.depth, begin, end);
     };
-    team_.ranges(PRODUCTS, rows_, round, rows_ * w.depth * NUMBER);
+    member_.run_ranges(PRODUCTS, rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
     const Int8Args a{int8_.codes.data(), int8_.scales.data(), int8_.sums.data(),
                      reinterpret_cast<const uint8_t*>(w.packed), w.scales, nullptr, out, rows_,
                      (w.depth + GROUP - 1) / GROUP, w.outputs};
     const auto share = [&](int64_t begin, int64_t end) { kernels().int8_linear[type_](a, begin, end); };
-    team_.ranges(PRODUCTS, w.panels(), share, work);
+    member_.run_ranges(PRODUCTS, w.panels(), share, work);
   }
 
-  Member& team_;
+  TeamMember& member_;
   const int type_;
   int64_t rows_;
   Int8Input& int8_;
-  CacheLines* soon_ = nullptr;
+  CachePrefetch* prefetch_ = nullptr;
 };
 
 }  // namespace outrider

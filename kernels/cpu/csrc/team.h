@@ -9,7 +9,7 @@
 
 namespace outrider {
 
-constexpr int64_t WORTH_A_MEMBER = 1 << 15;  // multiplications, about 1 us: the team is awake
+constexpr int64_t MIN_WORK_PER_MEMBER = 1 << 15;  // multiplications, about 1 us: the team is awake
 
 // Spins briefly, since stages are short. Then it gives its core away: the one it waits for may need it. OpenMP's own
 // barrier spins for milliseconds, and where another process holds a core every operation can cost a time slice.
@@ -44,57 +44,57 @@ class Barrier {
   alignas(64) std::atomic<uint32_t> round_{0};
 };
 
-struct Team {
+struct ThreadTeam {
   Barrier barrier;
   alignas(64) std::atomic<int64_t> next[2] = {0, 0};  // of the items of a stage; the other one is at rest
-  Part part = SMALL;  // what the first member's time counts for
+  Part part = ELEMENTWISE;  // what the first member's time counts for
   Clock clock;
 };
 
 // A thread of a team. All members call the same stages with the same arguments, which must not throw. A stage begins
 // when every member has done the one before it, so it may read what that wrote.
-class Member {
+class TeamMember {
  public:
-  Member(Team& team, int64_t index, int64_t size) : index(index), size(size), team_(team) {}
+  TeamMember(ThreadTeam& team, int64_t index, int64_t size) : index(index), size(size), team_(team) {}
   const int64_t index, size;
 
-  // From the end of the stage before on, every member does stages of its own, all of their work; until together().
-  void apart() {
-    begin(SMALL);
-    apart_ = true;
+  // From the end of the stage before on, every member does stages of its own, all of their work; until run_shared().
+  void run_unshared() {
+    begin(ELEMENTWISE);
+    unshared_ = true;
   }
-  void together() { apart_ = false; }
+  void run_shared() { unshared_ = false; }
   // This member and how many share a stage.
-  int64_t place() const { return apart_ ? 0 : index; }
-  int64_t sharing() const { return apart_ ? 1 : size; }
+  int64_t shard() const { return unshared_ ? 0 : index; }
+  int64_t shards() const { return unshared_ ? 1 : size; }
 
   // One member runs work(), whichever comes last; the others wait for it.
   template <typename F>
-  void alone(Part part, const F& work) {
-    if (apart_) return note(part), work();
+  void run_once(Part part, const F& work) {
+    if (unshared_) return count_time(part), work();
     team_.barrier.wait(size, [&] {
       team_.clock.add_to(team_.part);
       work();
       team_.clock.add_to(part);
     });
-    open_ = false;
+    unfinished_ = false;
   }
 
   // work(begin, end) on as many members as the stage is worth, each with one range of neighbouring items.
   template <typename F>
-  void ranges(Part part, int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
+  void run_ranges(Part part, int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
     const int64_t threads = threads_worth(items, multiplications);
-    if (threads <= 1) return alone(part, [&] { work(0, items); });
+    if (threads <= 1) return run_once(part, [&] { work(0, items); });
     begin(part);
     if (index < threads) work(items * index / threads, items * (index + 1) / threads);
   }
 
   // work(next), which takes items from the shared counter until it reaches `items`.
   template <typename F>
-  void counted(Part part, int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
+  void run_items(Part part, int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
     const int64_t threads = threads_worth(items, multiplications);
     if (threads <= 1) {
-      return alone(part, [&] {
+      return run_once(part, [&] {
         std::atomic<int64_t> next{0};
         work(next);
       });
@@ -107,37 +107,37 @@ class Member {
 
  private:
   int64_t threads_worth(int64_t items, int64_t multiplications) const {
-    return std::min({items, sharing(), std::max<int64_t>(1, multiplications / WORTH_A_MEMBER)});
+    return std::min({items, shards(), std::max<int64_t>(1, multiplications / MIN_WORK_PER_MEMBER)});
   }
 
   void begin(Part part) {
-    if (open_) team_.barrier.wait(size, [] {});
-    open_ = true;
-    note(part);
+    if (unfinished_) team_.barrier.wait(size, [] {});
+    unfinished_ = true;
+    count_time(part);
   }
 
   // Time counts for this part from now on.
-  void note(Part part) {
+  void count_time(Part part) {
     if (index) return;
     team_.clock.add_to(team_.part);
     team_.part = part;
   }
 
-  Team& team_;
+  ThreadTeam& team_;
   int64_t stage_ = 0;  // of those that count
-  bool apart_ = false;
-  bool open_ = false;  // since the last barrier there was work that others may not have finished
+  bool unshared_ = false;
+  bool unfinished_ = false;  // since the last barrier there was work that others may not have finished
 };
 
 // Runs work(member) on all of torch's threads, or on the caller alone inside a parallel region.
 template <typename F>
 void run_team(const F& work) {
-  Team team;
+  ThreadTeam team;
 #pragma omp parallel
   {
-    Member member(team, omp_get_thread_num(), omp_get_num_threads());
+    TeamMember member(team, omp_get_thread_num(), omp_get_num_threads());
     work(member);
-    member.alone(SMALL, [] {});  // not in OpenMP's barrier
+    member.run_once(ELEMENTWISE, [] {});  // not in OpenMP's barrier
   }
   team.clock.add_to(team.part);
 }

@@ -1,6 +1,6 @@
 // The products of attention by the tile unit, for few rows and many alike: a row's sums are the same for any number of
-// rows. K-blocks of 32 numbers of a key, and of 32 positions; those that a row does not see are weighted 0, which changes
-// no sum.
+// rows. K-blocks of 32 numbers of a key, and of 32 positions; those that a row does not see are weighted 0, which
+// changes no sum.
 #pragma once
 #include "attention.h"
 #include "tile_unit.h"
@@ -18,19 +18,19 @@ inline void each(const F& f) {
 }
 
 // Strides are in floats; every row lies on 64 bytes, and the depth is in whole K-blocks.
-class OnTiles {
+class TileProducts {
  public:
   static constexpr int64_t STRIP = 2 * unit::HEIGHT;
   static constexpr int64_t TOGETHER = 2 * PAIRS_OF_UNIT, PAIRS_TOGETHER = PAIRS_OF_UNIT;
-  static constexpr int SOFTENED = 4;
+  static constexpr int SOFTMAX_ROWS = 4;
   static constexpr int64_t WEIGHTS = CHUNK + W;  // rows a power of 2 apart would share a few places of the first cache
   static_assert(ROWS_AHEAD == TOGETHER && CHUNK % TOGETHER == 0);
 
   template <int R, bool PAIRS, typename T>
-  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinesAhead<T>&, float* out,
+  void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinePrefetcher<T>&, float* out,
               int64_t stride) {
     if constexpr (PAIRS) {
-      float* panel = panel_.of(depth * W);
+      float* panel = panel_.at_least(depth * W);
       for (int64_t d = 0; d < depth; d += W) {
         Vec block[W];
         transposed_keys<true>(keys, from, d, block);
@@ -43,15 +43,15 @@ class OnTiles {
 
   template <int R, bool PAIRS, typename T>
   void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
-                  int64_t width, LinesAhead<T>&, float* out, int64_t out_stride) {
+                  int64_t width, LinePrefetcher<T>&, float* out, int64_t out_stride) {
     if constexpr (PAIRS) {
-      float* panel = panel_.of(PAIRS_OF_UNIT * width);
+      float* panel = panel_.at_least(PAIRS_OF_UNIT * width);
       for (int64_t i = 0; i < PAIRS_OF_UNIT; ++i) {
         const int64_t first = std::min(2 * i, keys - 1), second = std::min(2 * i + 1, keys - 1);
         for (int64_t c = 0; c < width; c += W)
           store(panel + i * width + c, interleave(values[first] + from + c, values[second] + from + c));
-        ask_for(values[first + ROWS_AHEAD] + from, width);
-        ask_for(values[second + ROWS_AHEAD] + from, width);
+        prefetch_row(values[first + ROWS_AHEAD] + from, width);
+        prefetch_row(values[second + ROWS_AHEAD] + from, width);
       }
       rows_by_panel<1, true>(R, weights, stride, panel, width, PAIRS_OF_UNIT, width, out, out_stride);
     } else ISA::add_values<R, false>(weights, stride, values, from, keys, width, out, out_stride);
@@ -60,7 +60,8 @@ class OnTiles {
   template <bool PAIRS>
   void multiply(int64_t rows, const float* x, int64_t x_stride, const float* right, int64_t right_stride, int64_t depth,
                 int64_t width, float* out, int64_t out_stride) {
-    if constexpr (!PAIRS) vectors_.multiply<false>(rows, x, x_stride, right, right_stride, depth, width, out, out_stride);
+    if constexpr (!PAIRS)
+      vectors_.multiply<false>(rows, x, x_stride, right, right_stride, depth, width, out, out_stride);
     else if (rows > unit::HEIGHT)
       rows_by_panel<2, false>(rows, x, x_stride, right, right_stride, depth, width, out, out_stride);
     else rows_by_panel<1, false>(rows, x, x_stride, right, right_stride, depth, width, out, out_stride);
@@ -79,7 +80,8 @@ class OnTiles {
     int64_t c = 0;
     for (; c + WIDE * W <= width; c += WIDE * W)
       sides.template multiply<TALL, WIDE, MORE>(c, out + c, out + other * out_stride + c, out_stride);
-    for (; c < width; c += W) sides.template multiply<TALL, 1, MORE>(c, out + c, out + other * out_stride + c, out_stride);
+    for (; c < width; c += W)
+      sides.template multiply<TALL, 1, MORE>(c, out + c, out + other * out_stride + c, out_stride);
   }
 
   struct Sides {
@@ -110,8 +112,8 @@ class OnTiles {
   };
 
   unit::Session session_;
-  Room panel_;
-  OnVectors vectors_;
+  AlignedBuffer panel_;
+  VectorProducts vectors_;
 };
 
 }  // namespace ISA

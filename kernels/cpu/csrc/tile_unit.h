@@ -57,17 +57,17 @@ struct State {
 };
 inline thread_local State state;
 
-[[noreturn]] inline void refuse(const std::string& what) { throw std::logic_error("tile unit: " + what); }
+[[noreturn]] inline void fail(const std::string& what) { throw std::logic_error("tile unit: " + what); }
 inline std::string name(int t) { return "register " + std::to_string(t); }
 
 inline void configure(const Shapes& shapes) {
-  if (shapes.palette != 1 || shapes.start_row != 0) refuse("palette 1 and row 0 are expected");
+  if (shapes.palette != 1 || shapes.start_row != 0) fail("palette 1 and row 0 are expected");
   for (uint8_t byte : shapes.reserved)
-    if (byte != 0) refuse("reserved bytes of the shapes must be 0");
+    if (byte != 0) fail("reserved bytes of the shapes must be 0");
   for (int t = 0; t < 16; ++t) {
     const int rows = shapes.rows[t], bytes = shapes.row_bytes[t];
     if (rows > HEIGHT || bytes > ROW_BYTES || (rows == 0) != (bytes == 0) || (t >= REGISTERS && rows > 0))
-      refuse(name(t) + " cannot have " + std::to_string(rows) + " rows of " + std::to_string(bytes) + " bytes");
+      fail(name(t) + " cannot have " + std::to_string(rows) + " rows of " + std::to_string(bytes) + " bytes");
   }
   state = {true, shapes, {}};
 }
@@ -76,7 +76,7 @@ inline void release() { state = {}; }
 template <int T>
 inline Register& used() {
   static_assert(0 <= T && T < REGISTERS);
-  if (!state.configured || state.shapes.rows[T] == 0) refuse(name(T) + " has no shape");
+  if (!state.configured || state.shapes.rows[T] == 0) fail(name(T) + " has no shape");
   return state.registers[T];
 }
 template <int T>
@@ -84,7 +84,7 @@ inline void zero() {
   used<T>() = {};
 }
 inline void check_rows(const void* first, int64_t stride) {
-  if (reinterpret_cast<uintptr_t>(first) % 64 != 0 || stride % 64 != 0) refuse("rows must lie on 64 bytes");
+  if (reinterpret_cast<uintptr_t>(first) % 64 != 0 || stride % 64 != 0) fail("rows must lie on 64 bytes");
 }
 template <int T>
 inline void load(const void* from, int64_t stride) {
@@ -120,7 +120,7 @@ inline void add_products() {
   const Shapes& s = state.shapes;
   if (s.rows[SUMS] != s.rows[A] || s.row_bytes[A] != s.rows[B] * 4 || s.row_bytes[SUMS] != s.row_bytes[B] ||
       s.row_bytes[SUMS] % 4 != 0)
-    refuse("the shapes of " + name(SUMS) + " += " + name(A) + " x " + name(B) + " do not fit");
+    fail("the shapes of " + name(SUMS) + " += " + name(A) + " x " + name(B) + " do not fit");
   const unsigned before = _mm_getcsr();
   _mm_setcsr(0x9fc0);  // to nearest, denormals taken for and made 0, no traps
   for (int m = 0; m < s.rows[A]; ++m) {

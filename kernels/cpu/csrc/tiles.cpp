@@ -6,8 +6,8 @@ namespace ISA {
 
 template <std::size_t... KIND>
 constexpr TileKernels all_kinds(std::index_sequence<KIND...>) {
-  return {attention<bf16, OnTiles>,
-          merge<bf16, OnTiles>,
+  return {attention<bf16, TileProducts>,
+          merge<bf16, TileProducts>,
           pack<bf16, HALF>,
           tile_linear,
           {pack_blocks<BlockKind(KIND)>...},

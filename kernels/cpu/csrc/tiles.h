@@ -12,15 +12,15 @@ constexpr int64_t HALVES = 2, HALF = PANEL / HALVES;  // of a panel: what two ti
 constexpr int64_t PAIRS_OF_HALF = BLOCK / 2 * HALF, HALF_STRIDE = HALF * sizeof(float);
 constexpr int64_t BLOCKS_AHEAD = 16;  // between expanding codes and asking for them
 constexpr int64_t CHUNK_BLOCKS = 10;  // half a panel of them and as many of two tiles of rows fit the first cache
-constexpr int64_t ROOM_FOR_ROWS = 5 << 18;  // bytes of x that stay in the second cache
+constexpr int64_t CACHED_ROW_BYTES = 5 << 18;  // bytes of x that stay in the second cache
 
 inline float* aligned(std::vector<float>& room, int64_t numbers) {
   room.resize(numbers + 16);
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
 }
 
-// All of it or nothing: what lies past the end is not asked for, which would be slow. Into the second cache: of lines for the
-// first one an Intel core awaits 16 at most.
+// All of it or nothing: what lies past the end is not asked for, which would be slow. Into the second cache: of lines
+// for the first one an Intel core awaits 16 at most.
 inline void fetch(const uint8_t* from, int64_t bytes, const uint8_t* end) {
   if (end - from < bytes) return;
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
@@ -224,8 +224,8 @@ struct PanelProduct {
     finish(other, half, others);
   }
 
-  // Rows [row, row + rows), more than one tile has. A half-panel is gone through in parts of the depth, each by all rows:
-  // it stays in the first cache meanwhile, and so do its expanded codes.
+  // Rows [row, row + rows), more than one tile has. A half-panel is gone through in parts of the depth, each by all
+  // rows: it stays in the first cache meanwhile, and so do its expanded codes.
   void many_rows(int64_t row, int64_t rows) const {
     static thread_local std::vector<float> room;
     const int64_t pairs = (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT);
@@ -253,7 +253,7 @@ template <typename Weights>
 void multiply_tiles(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
   const Rows x(a);
   const int64_t groups = (a.rows + a.row_group - 1) / a.row_group;
-  const int64_t most = std::max<int64_t>(2 * unit::HEIGHT, ROOM_FOR_ROWS / x.bytes());
+  const int64_t most = std::max<int64_t>(2 * unit::HEIGHT, CACHED_ROW_BYTES / x.bytes());
   unit::Session session;
   for (int64_t first = 0; first < a.rows; first += most)
     for (int64_t item = begin, next; item < end; item = next) {

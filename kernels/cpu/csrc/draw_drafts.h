@@ -23,7 +23,7 @@ inline float weighted(const T* x, const float* weight, int64_t n) {
 }
 
 template <typename T>
-void choose(const ChooseArgs& a, std::atomic<int64_t>& next) {
+void draw_drafts(const DraftDrawArgs& a, std::atomic<int64_t>& next) {
   static thread_local std::vector<float> sums, weights;
   sums.resize(a.columns);
   weights.resize(a.columns);
