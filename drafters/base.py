@@ -69,7 +69,7 @@ class DraftBatch:
         Where q follows them it comes nearer to the target's distribution.
     wants_probs: somebody asks for the draft's probs.
     all_greedy: whether all are greedy, where the host knows; None: `temperatures` are asked, which waits for a device.
-    answered: [R] int64, tokens of each answer so far, the anchor included; None: not known.
+    answer_lens: [R] int64, tokens of each answer so far, the anchor included; None: not known.
     longest: bound of texts with their anchors, seq_lens + 1, where the host knows one; None: they are asked, which
         waits for a device. Shapes depend on it, so it is the same for many steps.
     """
@@ -88,7 +88,7 @@ class DraftBatch:
     min_ps: torch.Tensor | None = None
     wants_probs: bool = True
     all_greedy: bool | None = None
-    answered: torch.Tensor | None = None
+    answer_lens: torch.Tensor | None = None
     longest: int | None = None
 
     @property
@@ -103,7 +103,7 @@ class DraftBatch:
             seq_lens=self.seq_lens[requests],
             rows=self.rows[requests],
             keys=self.keys[requests],
-            answered=None if self.answered is None else self.answered[requests],
+            answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
             draft_mask=None,
             **self.rules.of(requests)._asdict(),
         )

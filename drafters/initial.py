@@ -33,9 +33,9 @@ class Initialised(Drafter):
     def propose(self, batch: DraftBatch) -> Draft:
         if not batch.look_up:  # to be measured
             return self.model.propose(batch)
-        if batch.answered is None:
+        if batch.answer_lens is None:
             raise ValueError("sequence initialisation needs to know how long the answers are")
-        begun = batch.answered >= self.tokens
+        begun = batch.answer_lens >= self.tokens
         return self.model.propose(
             replace(batch, draft_mask=begun if batch.draft_mask is None else batch.draft_mask & begun)
         )

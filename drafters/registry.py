@@ -27,7 +27,7 @@ class Entry:
     help: one line.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
-    expected_run_length: its expected accepted tokens over its chance of the first, measured with the shipped weights.
+    expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
     denoising_steps: unless told otherwise; 0: it does not denoise.
     """
 

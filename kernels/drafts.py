@@ -8,7 +8,7 @@ import torch
 from .cpu import native
 from .cuda import native as cuda
 
-SURE = 1 - 2.0**-24
+BELOW_ONE = 1 - 2.0**-24
 """The largest float32 below 1, to which confidences are bounded: float32's sigmoid rounds to 1, which no temperature
 could soften."""
 
@@ -51,7 +51,7 @@ def torch_weigh_drafts(
     if parameters is None:
         return confidence, until
     inverse, shifts = parameters
-    calibrated = torch.addcmul(shifts[classes], confidence.clamp(max=SURE).logit_(), inverse[classes]).sigmoid_()
+    calibrated = torch.addcmul(shifts[classes], confidence.clamp(max=BELOW_ONE).logit_(), inverse[classes]).sigmoid_()
     return calibrated, until
 
 

@@ -33,7 +33,7 @@ def usable_places(shape: Hashable, product: Product, blank: torch.Tensor) -> int
     if key not in _found:
         _found[key] = count_places(product, blank)
         if _found[key] < len(blank):
-            _tell()
+            _warn_slow()
     return _found[key]
 
 
@@ -53,7 +53,7 @@ def count_places(product: Product, blank: torch.Tensor) -> int:
 
 
 @cache
-def _tell() -> None:
+def _warn_slow() -> None:
     logger.warning(
         "torch's float32 products depend on a row's place here: fewer rows go into each, for the same result, which is "
         "slow; with a C++ compiler there are compiled kernels, which do not"

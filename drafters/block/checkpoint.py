@@ -70,11 +70,11 @@ def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
     kv, inner = config.num_kv_heads * config.head_dim, config.intermediate_size
     out: dict[str, tuple[list[str], list[int]]] = {}
     for i in range(config.num_layers):
-        ours = f"layers.{i}."
+        prefix = f"layers.{i}."
         parts = "qk" if config.shared_kv else "qkv"
-        attention = [f"{ours}self_attn.{p}_proj.weight" for p in parts]
-        out[f"{ours}qkv.weight"] = (attention, [config.num_heads * config.head_dim, kv, kv][: len(parts)])
-        out[f"{ours}gate_up.weight"] = ([f"{ours}mlp.{p}_proj.weight" for p in ("gate", "up")], [inner, inner])
+        attention = [f"{prefix}self_attn.{p}_proj.weight" for p in parts]
+        out[f"{prefix}qkv.weight"] = (attention, [config.num_heads * config.head_dim, kv, kv][: len(parts)])
+        out[f"{prefix}gate_up.weight"] = ([f"{prefix}mlp.{p}_proj.weight" for p in ("gate", "up")], [inner, inner])
     return out
 
 

@@ -30,7 +30,7 @@ MULTIPLIES_BYTES = ("avx512bf16", "amx")
 """Instruction sets, of `native.instruction_set`, that have sums of products of bytes (VNNI)."""
 
 
-def in_blocks(weight: torch.Tensor) -> BlockWeight | PackedWeight:
+def pack_q8(weight: torch.Tensor) -> BlockWeight | PackedWeight:
     """A weight [outputs, depth] in blocks of 8 bits where it is bfloat16 and its depth allows, otherwise in panels."""
     if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
         return pack(weight)
@@ -40,10 +40,10 @@ def in_blocks(weight: torch.Tensor) -> BlockWeight | PackedWeight:
 def prepare(weight: torch.Tensor) -> Prepared:
     """A weight [outputs, depth] of the kind that is multiplied fastest here."""
     quick = weight.dtype == torch.bfloat16 and native.instruction_set() in MULTIPLIES_BYTES
-    return pack_int8(weight) if quick else in_blocks(weight)
+    return pack_int8(weight) if quick else pack_q8(weight)
 
 
-def as_the_kernels_take_it(weight: Prepared) -> tuple[torch.Tensor, int, torch.Tensor]:
+def packed_arguments(weight: Prepared) -> tuple[torch.Tensor, int, torch.Tensor]:
     """A prepared weight, the kind of its blocks (-1: not in blocks) and its scales (no numbers: they are not apart)."""
     if isinstance(weight, Int8Weight):
         return weight.codes, -1, weight.scales
@@ -59,7 +59,7 @@ class CompiledBlock:
     embedding: [V, d]. mask: [1, d], its row of the mask token.
     weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2.
     norms: of each layer (before attention, of queries, of keys, before the MLP), the last, the context's.
-    sure: of the confidence head, as of `confidence_weights`.
+    confidence_head: of the confidence head, as of `confidence_weights`.
     """
 
     model: BlockModel
@@ -69,17 +69,17 @@ class CompiledBlock:
     weights: list[Prepared]
     norms: list[torch.Tensor]
     w1: torch.Tensor | None
-    sure: list[torch.Tensor]
+    confidence_head: list[torch.Tensor]
     vocab: torch.Tensor | None
     _native: Any = field(init=False, default=None)
 
     def allocate(self, pools: Pools) -> None:
         """Work on these pools [S, Hkv, D] of every layer from now on."""
-        packed, kinds, scales = zip(*map(as_the_kernels_take_it, self.weights), strict=True)
+        packed, kinds, scales = zip(*map(packed_arguments, self.weights), strict=True)
         config = self.model.config
         self._native = torch.classes.outrider.BlockDrafter(
             packed, kinds, scales, [w.outputs for w in self.weights], [w.depth for w in self.weights], self.norms,
-            *zip(*pools, strict=True), self.cos_sin, self.mask, self.w1, self.sure, self.vocab,
+            *zip(*pools, strict=True), self.cos_sin, self.mask, self.w1, self.confidence_head, self.vocab,
             config.first_row, config.rms_norm_eps,
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
         weights=weights,
         norms=[*norms, model.norm.weight, model.hidden_norm.weight],
         w1=None if markov is None else markov.w1.weight,
-        sure=confidence_weights(model),
+        confidence_head=confidence_weights(model),
         vocab=model.vocab if config.draft_vocab_size else None,
     )
 

@@ -82,14 +82,14 @@ class DraftGraphs:
         size = self.sizes[bisect_left(self.sizes, count)]
         given.rows[count:size].zero_()
         given.seq_lens[count:size].zero_()
-        for ours, theirs in (
+        for buffer, value in (
             (given.anchors, batch.anchors),
             (given.seq_lens, batch.seq_lens),
             (given.rows, batch.rows),
             (given.temperatures, batch.temperatures),
             (given.keys, batch.keys[:, : given.keys.shape[1]]),
         ):
-            ours[:count].copy_(theirs)
+            buffer[:count].copy_(value)
         replay, (tokens, _, confidence) = self._graphs[size]
         replay()
         return tokens[:count].clone(), None, confidence[:count].clone()  # the next replay writes where these lie

@@ -52,13 +52,13 @@ def frequencies(config: BlockConfig) -> tuple[torch.Tensor, float]:
     from transformers import Qwen3Config
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    theirs = Qwen3Config(
+    rope_config = Qwen3Config(
         head_dim=dim, hidden_size=config.hidden_size, num_attention_heads=config.num_heads,
         max_position_embeddings=config.max_positions, rope_parameters=config.rope | {"rope_theta": config.rope_theta},
     )  # fmt: skip
     made_on = torch.get_default_device()
     with torch.device("cpu"):
-        inverse, scale = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](theirs, torch.device("cpu"))
+        inverse, scale = ROPE_INIT_FUNCTIONS[config.rope["rope_type"]](rope_config, torch.device("cpu"))
     return inverse.float().to(made_on), float(scale)
 
 

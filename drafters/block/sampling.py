@@ -12,7 +12,7 @@ from ..base import DraftBatch
 from .heads import ConfidenceHead, MarkovHead
 
 
-def choose(
+def draw_columns(
     row: torch.Tensor,
     rules: Rules,
     keys: torch.Tensor,
@@ -36,7 +36,7 @@ def choose(
     return column, q
 
 
-def everyone_greedy(rules: Rules, known: bool | None) -> bool:
+def all_requests_greedy(rules: Rules, known: bool | None) -> bool:
     """known: whether all are, where the host knows it; else this waits for a device."""
     return bool((rules.temperatures <= 0).all()) if known is None else known
 
@@ -59,7 +59,7 @@ def sample_block(
     """
     if cuda.fits(logits):
         return _sample_on_cuda(logits, hidden, batch, vocab, markov, confidence)
-    all_greedy = everyone_greedy(batch.rules, batch.all_greedy)
+    all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
     wants_probs = batch.wants_probs and not all_greedy
     state, previous = markov.start(hidden), batch.anchors
     tokens, probs, embedded, sure = [], [], [], []
@@ -67,7 +67,7 @@ def sample_block(
         before = markov.w1(previous)
         state, latent = markov.step(state, before, hidden[:, k])
         row = logits[:, k].float() + markov.w2(latent)
-        column, q = choose(row, batch.rules, batch.keys[:, k], vocab, all_greedy)
+        column, q = draw_columns(row, batch.rules, batch.keys[:, k], vocab, all_greedy)
         sure.append(q.amax(-1))
         if wants_probs:
             probs.append(q)
@@ -113,12 +113,12 @@ def sample_parallel(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """`sample_block` without a sequential head: all positions at once, independently of each other."""
     keys = batch.keys[:, : logits.shape[1]]
-    return choose_all(
+    return draw_independently(
         logits, batch.rules, keys, vocab=vocab, wants_probs=batch.wants_probs, all_greedy=batch.all_greedy
     )
 
 
-def choose_all(
+def draw_independently(
     logits: torch.Tensor,
     rules: Rules,
     keys: torch.Tensor,
@@ -141,8 +141,8 @@ def choose_all(
         tokens, sure = torch.ops.outrider_cuda.draft_step(q, logits.reshape(-1, width), *given)
         probs = q.view(requests, count, width) if wants_probs else None
         return tokens.view(requests, count), probs, sure.view(requests, count)
-    all_greedy = everyone_greedy(rules, all_greedy)
-    column, q = choose(logits.reshape(-1, width).float(), rules_of_each, keys, vocab, all_greedy)
+    all_greedy = all_requests_greedy(rules, all_greedy)
+    column, q = draw_columns(logits.reshape(-1, width).float(), rules_of_each, keys, vocab, all_greedy)
     tokens = column if vocab is None else vocab[column]
     probs = q.view(requests, count, width) if wants_probs and not all_greedy else None
     return tokens.view(requests, count), probs, q.amax(-1).view(requests, count)

@@ -64,10 +64,10 @@ def merge(folder: Path, weights: dict[str, torch.Tensor], layers: int) -> None:
         raise CheckpointError(f"{folder / WEIGHTS} is damaged: {error}; copy it here again") from None
     try:
         for layer in range(layers):
-            for ours, theirs in TARGETS.items():
-                a, b = (_factor(tensors, f"layers.{layer}.{ours}.{part}") for part in "ab")
-                delta = (b.T @ a).split([weights[f"model.layers.{layer}.{n}.weight"].shape[0] for n in theirs])
-                for name, change in zip(theirs, delta, strict=True):
+            for name_of_ours, names in TARGETS.items():
+                a, b = (_factor(tensors, f"layers.{layer}.{name_of_ours}.{part}") for part in "ab")
+                delta = (b.T @ a).split([weights[f"model.layers.{layer}.{n}.weight"].shape[0] for n in names])
+                for name, change in zip(names, delta, strict=True):
                     weight = weights[f"model.layers.{layer}.{name}.weight"]
                     weight.copy_(weight.float() + change)
         weights["model.embed_tokens.weight"][read_config(folder)["mask_token_id"]] = tensors["mask"].to(
@@ -88,15 +88,15 @@ def write_merged(target: Path, folder: Path, into: Path) -> None:
     """
     from transformers import AutoConfig
 
-    delta, theirs = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
+    delta, shape = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(target.glob("*.safetensors")):
         weights |= load_file(path)
-    found = target_identity(theirs, weights["model.embed_tokens.weight"])
+    found = target_identity(shape, weights["model.embed_tokens.weight"])
     differ = [f"{k} is {found[k]}, the delta is for {v}" for k, v in delta["target"].items() if found.get(k) != v]
     if differ:
         raise CheckpointError(f"{folder} does not fit {target}: {'; '.join(differ)}")
-    merge(folder, weights, theirs.num_hidden_layers)
+    merge(folder, weights, shape.num_hidden_layers)
     into.mkdir(parents=True, exist_ok=True)
     for path in target.iterdir():
         ours = path.name.startswith("outrider-") or "safetensors" in path.name

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from ..training.batches import Tile
-from ..training.forward import Frozen
+from ..training.forward import FrozenTarget
 from .blocks import Pack
 from .model import Cache, ConvertedModel
 
@@ -26,7 +26,7 @@ def reveal(logits: torch.Tensor, masked: torch.Tensor, per_step: int) -> tuple[t
 
 
 def denoise(
-    model: ConvertedModel, frozen: Frozen, first: torch.Tensor, ids: torch.Tensor, masked: torch.Tensor,
+    model: ConvertedModel, frozen: FrozenTarget, first: torch.Tensor, ids: torch.Tensor, masked: torch.Tensor,
     per_step: int, read: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
     """Blocks [A, B] with every mask replaced.
@@ -46,7 +46,7 @@ def denoise(
 
 
 @torch.inference_mode()
-def agreement(model: ConvertedModel, frozen: Frozen, pack: Pack, per_step: int) -> tuple[int, int]:
+def agreement(model: ConvertedModel, frozen: FrozenTarget, pack: Pack, per_step: int) -> tuple[int, int]:
     """Tokens of whole answer blocks that come out as in the answer, behind its own tokens; and their number."""
     hidden, cache = model.read_finished(frozen.embedding[pack.ids], pack.spans)
     whole = pack.whole[:, None].expand_as(pack.block_ids)
@@ -59,7 +59,7 @@ def agreement(model: ConvertedModel, frozen: Frozen, pack: Pack, per_step: int) 
 
 @torch.inference_mode()
 def generate(
-    model: ConvertedModel, frozen: Frozen, prompt: list[int], *, tokens: int, stops: set[int], per_step: int = 1
+    model: ConvertedModel, frozen: FrozenTarget, prompt: list[int], *, tokens: int, stops: set[int], per_step: int = 1
 ) -> list[int]:
     """The model's own continuation at temperature 0, at most so many tokens, its stop token included."""
     layout, device = model.layout, frozen.embedding.device
@@ -89,7 +89,9 @@ def generate(
     return ids[len(prompt) : len(prompt) + tokens].tolist()
 
 
-def _extend(model: ConvertedModel, frozen: Frozen, ids: torch.Tensor, past: Cache | None) -> tuple[torch.Tensor, Cache]:
+def _extend(
+    model: ConvertedModel, frozen: FrozenTarget, ids: torch.Tensor, past: Cache | None
+) -> tuple[torch.Tensor, Cache]:
     return model.read_finished(frozen.embedding[ids], [(0, len(ids))], past)
 
 

@@ -87,12 +87,12 @@ class ConvertedModel(DraftModel):
     @torch.no_grad()
     def start_from(self, target: TargetModel) -> None:
         """The target's weights; the mask begins as the mean of all embeddings."""
-        for ours, theirs in zip(self.draft_layers, target.model.model.layers, strict=True):
-            check_shape(self.config, theirs)
-            copy_layer(ours, theirs)
+        for layer, source in zip(self.draft_layers, target.model.model.layers, strict=True):
+            check_shape(self.config, source)
+            copy_layer(layer, source)
             if self.config.qk_norm:
-                ours.q_norm.weight.copy_(theirs.self_attn.q_norm.weight)
-                ours.k_norm.weight.copy_(theirs.self_attn.k_norm.weight)
+                layer.q_norm.weight.copy_(source.self_attn.q_norm.weight)
+                layer.k_norm.weight.copy_(source.self_attn.k_norm.weight)
         self.norm.weight.copy_(target.model.model.norm.weight)
         self.mask.copy_(target.embedding.float().mean(0))
         self.merge()

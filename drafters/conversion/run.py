@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..training.forward import Frozen
+from ..training.forward import FrozenTarget
 from ..training.loop import Recipe, TrainingRun
 from ..training.loss import LossWeights, draft_loss
 from ..training.store import FeatureStore
@@ -26,7 +26,14 @@ class ConversionRun(TrainingRun[ConvertedModel]):
     measured = "agreement"
 
     def __init__(
-        self, folder: Path, model: ConvertedModel, frozen: Frozen, recipe: Recipe, *, streams: int, stops: set[int]
+        self,
+        folder: Path,
+        model: ConvertedModel,
+        frozen: FrozenTarget,
+        recipe: Recipe,
+        *,
+        streams: int,
+        stops: set[int],
     ) -> None:
         super().__init__(folder, model, frozen, recipe)
         self.streams, self.stops = streams, stops

@@ -12,7 +12,7 @@ import torch
 
 from outrider.kernels.cpu import native
 
-from ..block.compiled import Prepared, as_the_kernels_take_it, prepare
+from ..block.compiled import Prepared, packed_arguments, prepare
 from .model import DiffusionModel
 from .spans import Spans
 
@@ -36,7 +36,7 @@ class CompiledDiffusion:
 
     def allocate(self, pools: Pools) -> None:
         """Work on these pools [S, Hkv, D] of every layer from now on."""
-        packed, kinds, scales = zip(*map(as_the_kernels_take_it, self.weights), strict=True)
+        packed, kinds, scales = zip(*map(packed_arguments, self.weights), strict=True)
         self._native = torch.classes.outrider.DiffusionDrafter(
             packed, kinds, scales, [w.outputs for w in self.weights], [w.depth for w in self.weights], self.norms,
             *zip(*pools, strict=True), self.cos_sin, self.like, self.eps,

@@ -43,7 +43,7 @@ import torch
 
 from outrider.kernels.sampling import Rules, argmax
 
-from ..block.sampling import choose_all, everyone_greedy
+from ..block.sampling import all_requests_greedy, draw_independently
 
 Predict = Callable[[torch.Tensor, torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor | None]]
 """(tokens [R, gamma], revealed [R, gamma] bool, columns) -> logits [R, M, V'] of the M columns asked for, and the
@@ -118,7 +118,7 @@ def denoise(
     the largest probability of that step.
     """
     requests, gamma = keys.shape
-    all_greedy = everyone_greedy(rules, all_greedy)
+    all_greedy = all_requests_greedy(rules, all_greedy)
     wants_probs = wants_probs and not all_greedy
     tokens = torch.zeros_like(keys)
     revealed_at = torch.full_like(tokens, -1)
@@ -133,7 +133,7 @@ def denoise(
             best = argmax(logits.flatten(0, 1)).view(requests, -1)
             drawn = best if vocab is None else vocab[best]
         else:
-            drawn, q, certainty = choose_all(
+            drawn, q, certainty = draw_independently(
                 logits, rules, keys[:, columns], vocab=vocab, wants_probs=wants_probs, all_greedy=all_greedy
             )
         masked = revealed_at[:, columns] < 0

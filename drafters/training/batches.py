@@ -149,7 +149,7 @@ def anchor_range(s: Sequence) -> tuple[int, int]:
     return s.prompt, len(s.tokens) - 1
 
 
-def ahead(steps: Iterator[Step]) -> Iterator[Step]:
+def prefetched(steps: Iterator[Step]) -> Iterator[Step]:
     """The same steps, the next one made by a thread while one is used."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, steps)

@@ -32,15 +32,15 @@ from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
 from .arguments import CONVERSION, DIFFUSION_STAGES
 from .deadline import Deadline, OutOfTime
-from .decode import Wanted
+from .decode import FeatureSpec
 from .diffusion import DiffusionRun
 from .features import build_store
-from .forward import Frozen
+from .forward import FrozenTarget
 from .loop import Recipe, Run, TrainingRun
 from .prompts import Sample, read_samples
 from .start import start_diffusion, start_from_target, start_markov, start_vectors
 from .store import FeatureStore
-from .synthesise import Keep, answer, write_prompts
+from .synthesise import FeatureSink, answer, write_prompts
 from .target import TargetModel, keep_freed_memory
 
 
@@ -52,7 +52,7 @@ def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
 
 
 def gather_samples(
-    args: argparse.Namespace, target: TargetModel, data: Path, keep: Keep, deadline: Deadline
+    args: argparse.Namespace, target: TargetModel, data: Path, keep: FeatureSink, deadline: Deadline
 ) -> list[Sample]:
     """Stage 1: answered samples, from files and written by the target, whose features are kept on the way."""
     given = [s for path in args.prompts for s in read_samples(path)]
@@ -111,36 +111,36 @@ def held_out_numbers(store: FeatureStore, count: int) -> list[int]:
 
 def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers: tuple[int, ...]) -> BlockConfig:
     """Shape of the drafter: the target's layer shape, our depth, vocabulary and heads."""
-    theirs, tokenizer = target.config, target.tokenizer
+    shape, tokenizer = target.config, target.tokenizer
     mask = args.mask_token
     if mask is None:
         mask = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else tokenizer.pad_token_id
-    heads, dspark, diffusion = theirs.num_attention_heads, kind == "dspark", kind == "diffusion"
-    rope = getattr(theirs, "rope_parameters", None) or {}
-    vocab = args.draft_vocab if 0 < args.draft_vocab < theirs.vocab_size else None
+    heads, dspark, diffusion = shape.num_attention_heads, kind == "dspark", kind == "diffusion"
+    rope = getattr(shape, "rope_parameters", None) or {}
+    vocab = args.draft_vocab if 0 < args.draft_vocab < shape.vocab_size else None
     return BlockConfig(
         kind=kind,
         gamma=args.gamma,
-        vocab_size=theirs.vocab_size,
-        hidden_size=theirs.hidden_size,
-        intermediate_size=theirs.intermediate_size,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
         num_layers=args.draft_layers or (3 if diffusion else 2),
         num_heads=heads,
-        num_kv_heads=theirs.num_key_value_heads,
-        head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // heads,
-        num_target_layers=theirs.num_hidden_layers,
+        num_kv_heads=shape.num_key_value_heads,
+        head_dim=getattr(shape, "head_dim", None) or shape.hidden_size // heads,
+        num_target_layers=shape.num_hidden_layers,
         target_layers=layers,
         mask_token_id=0 if diffusion else int(mask or 0),
-        rms_norm_eps=theirs.rms_norm_eps,
-        rope_theta=float(rope.get("rope_theta", getattr(theirs, "rope_theta", 1e4))),
-        max_positions=theirs.max_position_embeddings,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=float(rope.get("rope_theta", getattr(shape, "rope_theta", 1e4))),
+        max_positions=shape.max_position_embeddings,
         markov_rank=args.rank if dspark else 0,
         markov_head=args.markov_head,
         confidence_head=dspark or diffusion,
         confidence_with_markov=dspark,
         qk_norm=not diffusion or hasattr(target.model.model.layers[0].self_attn, "q_norm"),
         draft_vocab_size=vocab,
-        target=checkpoint.target_identity(theirs, target.embedding),
+        target=checkpoint.target_identity(shape, target.embedding),
     )
 
 
@@ -199,7 +199,7 @@ def gather_features(
         if not len(store):
             raise ValueError(f"--follow: {data} has no answers yet; give the --data of a run that writes some")
         return store
-    keep = Keep(store, Wanted(layers, args.top), args.max_tokens)
+    keep = FeatureSink(store, FeatureSpec(layers, args.top), args.max_tokens)
     with store.writing():
         samples = gather_samples(args, target, data, keep, deadline)
         build_store(
@@ -245,7 +245,7 @@ def train(
             start(args, model, target, store, held_out)
     model = model.to(device=args.device, dtype=target.embedding.dtype)
     training = Run(
-        folder, model, Frozen(target.embedding, target.head[model.vocab].contiguous()), make_recipe(args, kind)
+        folder, model, FrozenTarget(target.embedding, target.head[model.vocab].contiguous()), make_recipe(args, kind)
     )
     if training.resume():
         print(f"resuming {folder} at step {training.step}")
@@ -280,7 +280,7 @@ def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadl
         return 0
     held_out = held_out_numbers(store, args.validation)
     model = diffusion_model(args, target, store).to(device=args.device, dtype=target.embedding.dtype)
-    frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
+    frozen = FrozenTarget(target.embedding, target.head[model.vocab].contiguous())
     schedule = make_schedule("left", model.config.gamma, min(registry.find(args.kind).denoising_steps, args.gamma))
     for stage in DIFFUSION_STAGES[args.kind]:
         refines = stage == "stage-2"
@@ -320,7 +320,7 @@ def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Dead
     torch.manual_seed(args.seed)
     model = convert(target, config, layout, args.delta_rank).to(device=args.device, dtype=target.embedding.dtype)
     training = ConversionRun(
-        args.out, model, Frozen(target.embedding, target.head[model.vocab].contiguous()),
+        args.out, model, FrozenTarget(target.embedding, target.head[model.vocab].contiguous()),
         replace(make_recipe(args, args.kind), short_steps=0), streams=args.streams, stops=target.stop_ids,
     )  # fmt: skip
     if training.resume():

@@ -16,7 +16,7 @@ from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams
 from outrider.kernels.sampling import Rules
 
-from ..block.sampling import choose
+from ..block.sampling import draw_columns
 from .flat import flat_layers
 from .store import Sequence
 from .target import TargetModel
@@ -26,7 +26,7 @@ JOINING = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FeatureSpec:
     """Training data of a text beside its tokens: outputs of these layers, and so many likeliest tokens."""
 
     layers: tuple[int, ...]
@@ -56,10 +56,10 @@ class _Row:
     slots: list[int]
 
 
-class _Kept:
+class _SlotFeatures:
     """Kept data by KV slot: a token's features, and the likeliest tokens behind it."""
 
-    def __init__(self, wanted: Wanted, slots: int, target: TargetModel) -> None:
+    def __init__(self, wanted: FeatureSpec, slots: int, target: TargetModel) -> None:
         width, device = len(wanted.layers) * target.config.hidden_size, target.device
         self.features = torch.zeros(slots, width, dtype=torch.bfloat16, device=device)
         self.ids = torch.zeros(slots, wanted.top, dtype=torch.int32, device=device)
@@ -77,8 +77,8 @@ class _Kept:
         slots = torch.tensor(text.slots[: len(text.ids)], device=self.ids.device)
         features = self.features[slots]
         features[-1] = 0
-        told = slots[text.prompt - 1 : -1]
-        ids, probs = self.ids[told].long().cpu(), self.probs[told].cpu()
+        answered = slots[text.prompt - 1 : -1]
+        ids, probs = self.ids[answered].long().cpu(), self.probs[answered].cpu()
         return Sequence(torch.tensor(text.ids), text.prompt, features.cpu(), ids, probs)
 
 
@@ -92,7 +92,7 @@ def decode(
     stop_ids: set[int],
     seeds: list[int],
     rows: int = 64,
-    wanted: Wanted | None = None,
+    wanted: FeatureSpec | None = None,
 ) -> Iterator[Text]:
     """Continue every prompt, `rows` of them at a time; a text comes as soon as it has ended.
 
@@ -105,7 +105,7 @@ def decode(
     rows = min(rows, len(prompts))
     slots = max(lengths[0], rows * sum(lengths) // len(lengths))
     layers = flat_layers(target, slots, lengths[0], read)
-    kept = _Kept(wanted, slots, target) if wanted else None
+    kept = _SlotFeatures(wanted, slots, target) if wanted else None
     table = torch.zeros(rows, lengths[0], dtype=torch.int32, device=device)
     free_slots, free_rows = list(range(slots)), list(range(rows))
     live: dict[int, _Row] = {}
@@ -132,7 +132,7 @@ def decode(
             kept.put(places, features, last, logits)
         heat = torch.tensor([temperatures[text.number] for text in texts], device=device)
         own = torch.tensor([seeds[text.number] for text in texts], device=device)
-        chosen, _ = choose(logits, Rules(heat), streams(own, batch.kv_lens.long(), Purpose.TOKEN))
+        chosen, _ = draw_columns(logits, Rules(heat), streams(own, batch.kv_lens.long(), Purpose.TOKEN))
         for (row, text), token in zip(list(live.items()), chosen.tolist(), strict=True):
             text.ids.append(token)
             if token in stop_ids or len(text.ids) - text.prompt >= max_new_tokens:

@@ -11,9 +11,9 @@ from ..acceptance import Acceptance
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
 from .batches import BatchMaker, random_steps
-from .forward import Frozen
+from .forward import FrozenTarget
 from .loop import DraftRun, Recipe, learn_from
-from .masked import MaskedStep, block_states, hide, masked_anywhere, masked_at_the_end
+from .masked import MaskedStep, block_states, mask_blocks, masked_anywhere, masked_at_the_end
 from .store import FeatureStore, Sequence
 from .validate import acceptance, denoised_hits
 
@@ -28,7 +28,7 @@ class DiffusionRun(DraftRun[DiffusionModel]):
         self,
         folder: Path,
         model: DiffusionModel,
-        frozen: Frozen,
+        frozen: FrozenTarget,
         recipe: Recipe,
         *,
         schedule: Schedule,
@@ -54,13 +54,13 @@ class DiffusionRun(DraftRun[DiffusionModel]):
                 masks = masked_anywhere(count, size, generator)
             else:
                 masks = masked_at_the_end(count, size, self.alpha, generator)
-            yield hide(step, *masks)
+            yield mask_blocks(step, *masks)
 
     def learn(self, batch: MaskedStep) -> dict[str, torch.Tensor]:
         step, recipe = batch.step, self.recipe
         hidden = block_states(self.model, self.frozen, step, step.tokens[:, :-1], batch.revealed)
-        how = recipe.losses(self.step)
-        return learn_from(self.model, self.frozen, step, hidden, how, alpha_conf=recipe.alpha_conf)
+        loss_weights = recipe.losses(self.step)
+        return learn_from(self.model, self.frozen, step, hidden, loss_weights, alpha_conf=recipe.alpha_conf)
 
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
         maker = self._maker()

@@ -11,7 +11,7 @@ from .batches import Step, Tile
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class FrozenTarget:
     """The target's share of the drafter: embedding [V, d] and the head rows of the draft vocabulary [V', d]."""
 
     embedding: torch.Tensor
@@ -41,7 +41,7 @@ def tile_attention(
     return out.view(groups, blocks, per, queries, dim).permute(1, 3, 0, 2, 4).reshape(blocks, queries, heads, dim)
 
 
-def hidden_states(model: BlockModel, frozen: Frozen, step: Step, size: int) -> torch.Tensor:
+def hidden_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
     """Hidden states [A, size, d] of the predicted positions of every block."""
     first = model.config.first_row
     queries = size + first

@@ -19,9 +19,9 @@ from ..acceptance import Acceptance
 from ..block.config import BlockConfig
 from ..block.model import BlockModel, DraftModel
 from ..networks import network_of
-from .batches import BatchMaker, Step, ahead, random_steps
+from .batches import BatchMaker, Step, prefetched, random_steps
 from .deadline import NEVER, Deadline
-from .forward import Frozen, hidden_states
+from .forward import FrozenTarget, hidden_states
 from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
 from .store import FeatureStore, Sequence
@@ -99,25 +99,35 @@ class Recipe:
 
 
 def train_step(
-    model: BlockModel, frozen: Frozen, step: Step, how: LossWeights, *, alpha_conf: float
+    model: BlockModel, frozen: FrozenTarget, step: Step, loss_weights: LossWeights, *, alpha_conf: float
 ) -> dict[str, torch.Tensor]:
     """Forward and backward of one step; the losses are means over the weighted positions.
 
     Returns scalars that are still on the device, so that a step waits for nothing.
     """
     size = step.valid.shape[1]
-    return learn_from(model, frozen, step, hidden_states(model, frozen, step, size), how, alpha_conf=alpha_conf)
+    return learn_from(
+        model, frozen, step, hidden_states(model, frozen, step, size), loss_weights, alpha_conf=alpha_conf
+    )
 
 
 def learn_from(
-    model: DraftModel, frozen: Frozen, step: Step, hidden: torch.Tensor, how: LossWeights, *, alpha_conf: float
+    model: DraftModel,
+    frozen: FrozenTarget,
+    step: Step,
+    hidden: torch.Tensor,
+    loss_weights: LossWeights,
+    *,
+    alpha_conf: float,
 ) -> dict[str, torch.Tensor]:
     """The same from the hidden states [A, size, d] of the step's blocks."""
     head = model.markov_head
     latent = head.latents(step.tokens[:, :-1], hidden).flatten(0, 1)[step.rows] if head else None
     kept = hidden.flatten(0, 1)[step.rows]
     labels = step.labels
-    loss, parts, accept, weights = draft_loss(kept, latent, frozen.head, head.w2.weight if head else None, labels, how)
+    loss, parts, accept, weights = draft_loss(
+        kept, latent, frozen.head, head.w2.weight if head else None, labels, loss_weights
+    )
     total = weights.sum()
     conf = torch.zeros((), device=loss.device)
     if model.confidence_head is not None:
@@ -159,7 +169,7 @@ class TrainingRun(ABC, Generic[Model]):
 
     measured: str
 
-    def __init__(self, folder: Path, model: Model, frozen: Frozen, recipe: Recipe) -> None:
+    def __init__(self, folder: Path, model: Model, frozen: FrozenTarget, recipe: Recipe) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self.frozen, self.recipe = folder, model, frozen, recipe
         self.optimiser = Optimiser(model, lr=recipe.lr, weight_decay=recipe.weight_decay, ema=recipe.ema)
@@ -251,7 +261,7 @@ class TrainingRun(ABC, Generic[Model]):
             if batches is None or size != recipe.block(self.step, config.gamma):
                 size = recipe.block(self.step, config.gamma)
                 batches = self.batches(store, numbers(), size)
-                batches = ahead(batches) if self.frozen.head.device.type == "cuda" else batches
+                batches = prefetched(batches) if self.frozen.head.device.type == "cuda" else batches
             batch = next(batches)
             row = self.learn(batch)
             rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)

@@ -74,7 +74,7 @@ def chunks(blocks: list[int], rows: int, size: int) -> list[slice]:
 
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, latent, head, w2, labels, how, chunk):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, latent, head, w2, labels, loss_weights, chunk):  # type: ignore[no-untyped-def]
         total = torch.zeros(3, device=hidden.device)
         loss = torch.zeros((), device=hidden.device)
         accept = torch.empty(hidden.shape[0], device=hidden.device)
@@ -98,18 +98,18 @@ class _FusedLoss(torch.autograd.Function):
             p_top = log_p_top.exp()
             kept = torch.minimum(p_top, target).sum(-1)
             weight = labels.weight[rows]
-            if how.survival:
+            if loss_weights.survival:
                 weight = weight * survival(kept, labels.place[rows])
             accept[rows], weights[rows] = kept, weight
-            ce_weight = how.ce * weight * known
+            ce_weight = loss_weights.ce * weight * known
             total[0] -= (weight * known * log_p).sum()
             total[1] += (2 * weight * (1 - kept)).sum()
             rising = p_top * ((p_top < target) & (top >= 0))
-            scale = ce_weight + 2 * how.tv * weight * rising.sum(-1)
-            corrections = -2 * how.tv * weight[:, None] * rising
-            if how.kl:
+            scale = ce_weight + 2 * loss_weights.tv * weight * rising.sum(-1)
+            corrections = -2 * loss_weights.tv * weight[:, None] * rising
+            if loss_weights.kl:
                 kl = torch.xlogy(target, target).sum(-1) - (target * log_p_top).sum(-1)
-                kl_weight = how.kl * weight * (-how.kl_falloff * kept).exp()
+                kl_weight = loss_weights.kl * weight * (-loss_weights.kl_falloff * kept).exp()
                 total[2] += (weight * kl).sum()
                 loss += (kl_weight * kl).sum()
                 scale = scale + kl_weight * target.sum(-1)
@@ -123,7 +123,7 @@ class _FusedLoss(torch.autograd.Function):
                 grad_w2 += z.T @ latent[rows]
         ctx.grads = (grad_hidden, grad_latent, None if grad_w2 is None else grad_w2.to(w2.dtype))
         ctx.mark_non_differentiable(total, accept, weights)
-        return loss + how.ce * total[0] + how.tv * total[1], total, accept, weights
+        return loss + loss_weights.ce * total[0] + loss_weights.tv * total[1], total, accept, weights
 
     @staticmethod
     def backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]
@@ -137,17 +137,17 @@ def draft_loss(
     head: torch.Tensor,
     w2: torch.Tensor | None,
     labels: Labels,
-    how: LossWeights,
+    loss_weights: LossWeights,
     *,
     chunk: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The losses added up as `how` says, summed over N positions.
+    """The losses added up as `loss_weights` says, summed over N positions.
 
     hidden: [N, d]; latent: [N, r] of the sequential head or None; head: [V', d], frozen; w2: [V', r].
     Returns (loss, [L_ce, L_tv, L_kl], c* [N] of equation 8, the weights [N] of the positions).
     """
     chunk = chunk or (CPU_CHUNK if hidden.device.type == "cpu" else GPU_CHUNK)
-    return _FusedLoss.apply(hidden, latent, head, w2, labels, how, chunk)
+    return _FusedLoss.apply(hidden, latent, head, w2, labels, loss_weights, chunk)
 
 
 def confidence_loss(logits: torch.Tensor, accept: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

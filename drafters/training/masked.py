@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from ..diffusion.model import DiffusionModel
 from .batches import Step
-from .forward import Frozen, tile_attention
+from .forward import FrozenTarget, tile_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def masked_at_the_end(
     return masked, weights / weights.sum(1, keepdim=True)
 
 
-def hide(step: Step, masked: torch.Tensor, weights: torch.Tensor) -> MaskedStep:
+def mask_blocks(step: Step, masked: torch.Tensor, weights: torch.Tensor) -> MaskedStep:
     """The step with these [A, size] tokens masked, and nothing but them to be learnt."""
     labels, size = step.labels, masked.shape[1]
     masked, weights = masked.to(step.rows.device), weights.to(step.rows.device)
@@ -82,7 +82,7 @@ def hide(step: Step, masked: torch.Tensor, weights: torch.Tensor) -> MaskedStep:
 
 
 def block_states(
-    model: DiffusionModel, frozen: Frozen, step: Step, ids: torch.Tensor, revealed: torch.Tensor
+    model: DiffusionModel, frozen: FrozenTarget, step: Step, ids: torch.Tensor, revealed: torch.Tensor
 ) -> torch.Tensor:
     """Normed states [A, size, d] of blocks behind the step's contexts.
 

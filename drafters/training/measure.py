@@ -23,7 +23,7 @@ from ..networks import load_any
 from .batches import BatchMaker
 from .decode import decode
 from .features import answer_chances, sequence_features
-from .forward import Frozen
+from .forward import FrozenTarget
 from .prompts import read_samples
 from .store import Sequence
 from .target import TargetModel
@@ -92,7 +92,7 @@ def measure(
     for arm in arms:
         model = load_any(arm.folder, dtype=target.embedding.dtype).to(target.device)
         check_target(model.config, target_identity(target.config, target.embedding))
-        frozen = Frozen(target.embedding, target.head[model.vocab].contiguous())
+        frozen = FrozenTarget(target.embedding, target.head[model.vocab].contiguous())
         maker = BatchMaker(model.config, model.vocab, device=target.device)
         if isinstance(model, BlockModel):
             hits.append(block_hits(model, frozen, maker.columns))

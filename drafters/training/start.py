@@ -29,26 +29,26 @@ def check_shape(config: BlockConfig, layer: Any) -> None:
         raise ValueError(f"draft layers cannot start from the target's: {', '.join(differ)}; use --start fresh")
 
 
-def copy_layer(ours: DraftLayer, theirs: Any) -> None:
+def copy_layer(layer: DraftLayer, source: Any) -> None:
     """The weights of a target's layer, without norms of queries and keys."""
-    ours.input_layernorm.weight.copy_(theirs.input_layernorm.weight)
-    ours.post_attention_layernorm.weight.copy_(theirs.post_attention_layernorm.weight)
-    ours.qkv.weight.copy_(torch.cat([getattr(theirs.self_attn, f"{p}_proj").weight for p in "qkv"]))
-    ours.o_proj.weight.copy_(theirs.self_attn.o_proj.weight)
-    ours.gate_up.weight.copy_(torch.cat([theirs.mlp.gate_proj.weight, theirs.mlp.up_proj.weight]))
-    ours.down_proj.weight.copy_(theirs.mlp.down_proj.weight)
+    layer.input_layernorm.weight.copy_(source.input_layernorm.weight)
+    layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
+    layer.qkv.weight.copy_(torch.cat([getattr(source.self_attn, f"{p}_proj").weight for p in "qkv"]))
+    layer.o_proj.weight.copy_(source.self_attn.o_proj.weight)
+    layer.gate_up.weight.copy_(torch.cat([source.mlp.gate_proj.weight, source.mlp.up_proj.weight]))
+    layer.down_proj.weight.copy_(source.mlp.down_proj.weight)
 
 
 @torch.no_grad()
 def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable[int]) -> None:
     """Copy these layers of the target, in order, and its last norm."""
-    for ours, number in zip(model.draft_layers, layers, strict=True):
-        theirs = target.model.model.layers[number]
-        check_shape(model.config, theirs)
-        copy_layer(ours, theirs)
+    for layer, number in zip(model.draft_layers, layers, strict=True):
+        source = target.model.model.layers[number]
+        check_shape(model.config, source)
+        copy_layer(layer, source)
         if model.config.qk_norm:
-            ours.q_norm.weight.copy_(theirs.self_attn.q_norm.weight)
-            ours.k_norm.weight.copy_(theirs.self_attn.k_norm.weight)
+            layer.q_norm.weight.copy_(source.self_attn.q_norm.weight)
+            layer.k_norm.weight.copy_(source.self_attn.k_norm.weight)
     model.norm.weight.copy_(target.model.model.norm.weight)
     start_vectors(model, target)
 
@@ -69,14 +69,14 @@ def start_from_target(model: BlockModel, target: TargetModel, tokens: torch.Tens
     target's own queries and keys, measured on `tokens` [S].
     """
     config, size = model.config, model.config.hidden_size
-    theirs = list(target.model.model.layers)[-config.num_layers :]
-    check_shape(config, theirs[0])
+    sources = list(target.model.model.layers)[-config.num_layers :]
+    check_shape(config, sources[0])
     sizes: dict[tuple[int, str], float] = {}
     hooks = []
-    for i, layer in enumerate(theirs):
+    for i, source in enumerate(sources):
         for name in ("q", "k"):
             hooks.append(
-                getattr(layer.self_attn, f"{name}_proj").register_forward_hook(
+                getattr(source.self_attn, f"{name}_proj").register_forward_hook(
                     lambda _m, _a, out, key=(i, name): sizes.__setitem__(
                         key, float(out.float().unflatten(-1, (-1, config.head_dim)).square().mean(-1).sqrt().mean())
                     )
@@ -85,12 +85,12 @@ def start_from_target(model: BlockModel, target: TargetModel, tokens: torch.Tens
     target.model(input_ids=tokens[None].to(target.device), use_cache=False, logits_to_keep=1)
     for hook in hooks:
         hook.remove()
-    for i, (ours, layer) in enumerate(zip(model.draft_layers, theirs, strict=True)):
-        copy_layer(ours, layer)
-        ours.q_norm.weight.fill_(sizes[i, "q"])
-        ours.k_norm.weight.fill_(sizes[i, "k"])
+    for i, (layer, source) in enumerate(zip(model.draft_layers, sources, strict=True)):
+        copy_layer(layer, source)
+        layer.q_norm.weight.fill_(sizes[i, "q"])
+        layer.k_norm.weight.fill_(sizes[i, "k"])
     model.norm.weight.copy_(target.model.model.norm.weight)
-    model.hidden_norm.weight.copy_(theirs[0].input_layernorm.weight)
+    model.hidden_norm.weight.copy_(sources[0].input_layernorm.weight)
     model.fc.weight.normal_(std=0.002)
     model.fc.weight[:, -size:] += torch.eye(size, device=model.fc.weight.device, dtype=model.fc.weight.dtype)
 

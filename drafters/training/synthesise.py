@@ -16,7 +16,7 @@ from tqdm import tqdm
 from outrider.storage.appending import appending
 
 from .deadline import NEVER, Deadline
-from .decode import Wanted, decode
+from .decode import FeatureSpec, decode
 from .features import usable
 from .prompts import Sample, read_samples
 from .store import FeatureStore, Sequence
@@ -27,11 +27,11 @@ SYNCED_ANSWERS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class FeatureSink:
     """Receives the features of answers while they are written, of the first `max_tokens` tokens of each."""
 
     store: FeatureStore
-    wanted: Wanted
+    wanted: FeatureSpec
     max_tokens: int
 
     def add(self, sequence: Sequence, answer: Sample) -> None:
@@ -82,7 +82,7 @@ def answer(
     seed: int,
     rows: int = 64,
     max_prompt_tokens: int = 1024,
-    keep: Keep | None = None,
+    keep: FeatureSink | None = None,
     deadline: Deadline = NEVER,
 ) -> None:
     """Append an answer of the target for every sample to `out` (JSONL); what is there already is not written again.

@@ -21,7 +21,7 @@ from ..block.model import BlockModel
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
 from .batches import BatchMaker, Step, anchor_range
-from .forward import Frozen, hidden_states
+from .forward import FrozenTarget, hidden_states
 from .masked import block_states
 from .store import Sequence
 
@@ -39,7 +39,7 @@ class Chances:
     generator: torch.Generator
 
 
-def greedy_tokens(model: BlockModel, frozen: Frozen, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+def greedy_tokens(model: BlockModel, frozen: FrozenTarget, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     """Blocks [A, gamma] drafted at temperature 0 from hidden states [A, gamma, d] behind anchors [A]."""
     head, previous, out = model.markov_head, anchors, []
     state = head.start(hidden) if head else hidden
@@ -70,7 +70,7 @@ Hits = Callable[[Step, Chances | None], torch.Tensor]
 """Which tokens [A, gamma] behind a step's anchors a draft hits: greedy, or drawn where there are chances."""
 
 
-def block_hits(model: BlockModel, frozen: Frozen, columns: torch.Tensor) -> Hits:
+def block_hits(model: BlockModel, frozen: FrozenTarget, columns: torch.Tensor) -> Hits:
     """Of a block drafter; columns: as of `kept`."""
 
     def hits(step: Step, chances: Chances | None) -> torch.Tensor:
@@ -85,7 +85,7 @@ def block_hits(model: BlockModel, frozen: Frozen, columns: torch.Tensor) -> Hits
     return hits
 
 
-def denoised_hits(model: DiffusionModel, frozen: Frozen, columns: torch.Tensor, schedule: Schedule) -> Hits:
+def denoised_hits(model: DiffusionModel, frozen: FrozenTarget, columns: torch.Tensor, schedule: Schedule) -> Hits:
     """Of a diffusion drafter that denoises from left to right: what is revealed is the answer, as long as it is hit."""
     if schedule.pick is not None:
         raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")

@@ -10,7 +10,7 @@ from tiny_drafters import TINY, make_model, make_sequence
 
 from outrider.drafters.training import batches
 from outrider.drafters.training.batches import BatchMaker, random_steps
-from outrider.drafters.training.forward import Frozen
+from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import train_step
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.store import FeatureStore
@@ -37,7 +37,7 @@ def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
 def test_empty_context_rows_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     sequences = [make_sequence(length, 4, 96) for length in (70, 20)]
-    frozen = Frozen(torch.randn(96, 32), torch.randn(96, 32))
+    frozen = FrozenTarget(torch.randn(96, 32), torch.randn(96, 32))
     gradients = []
     for rows in (1, 64):
         monkeypatch.setattr(batches, "CONTEXT_ROWS", rows)

@@ -12,7 +12,7 @@ from outrider.drafters.base import Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError
 from outrider.drafters.block.heads import GREEDY, SAMPLED
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.forward import Frozen, hidden_states
+from outrider.drafters.training.forward import FrozenTarget, hidden_states
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.validate import greedy_tokens
 
@@ -46,7 +46,7 @@ def test_drafts_what_the_training_forward_predicts(config: BlockConfig) -> None:
     drafter, table = prepared(config)
     draft = drafter.propose(batch(table, [0, 1, 2], list(LENGTHS)))
     maker = BatchMaker(config, drafter.model.vocab, device=torch.device("cpu"))
-    frozen = Frozen(drafter.embedding, drafter.head)
+    frozen = FrozenTarget(drafter.embedding, drafter.head)
     for row, length in enumerate(LENGTHS):
         tokens = torch.zeros(length + config.gamma + 1, dtype=torch.int64)
         tokens[length] = 3 + row

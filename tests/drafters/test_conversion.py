@@ -24,7 +24,7 @@ from outrider.drafters.conversion.start import convert
 from outrider.drafters.training import cli
 from outrider.drafters.training.arguments import add_arguments
 from outrider.drafters.training.export import export
-from outrider.drafters.training.forward import Frozen
+from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import Recipe
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
@@ -59,8 +59,8 @@ def model(layout: Layout, target: TargetModel) -> ConvertedModel:
 
 
 @pytest.fixture
-def frozen(model: ConvertedModel, target: TargetModel) -> Frozen:
-    return Frozen(target.embedding, target.head[model.vocab].contiguous())
+def frozen(model: ConvertedModel, target: TargetModel) -> FrozenTarget:
+    return FrozenTarget(target.embedding, target.head[model.vocab].contiguous())
 
 
 def answers(count: int = 2, top: int = 5) -> list[Sequence]:
@@ -128,7 +128,9 @@ def reference(model: ConvertedModel, target: TargetModel, ids: torch.Tensor, sta
     return logits
 
 
-def test_every_open_block_is_a_forward_of_its_own(model: ConvertedModel, frozen: Frozen, target: TargetModel) -> None:
+def test_every_open_block_is_a_forward_of_its_own(
+    model: ConvertedModel, frozen: FrozenTarget, target: TargetModel
+) -> None:
     sequences = answers()
     pack = pack_of(model.layout, sequences)
     with torch.no_grad():
@@ -149,7 +151,7 @@ def test_every_open_block_is_a_forward_of_its_own(model: ConvertedModel, frozen:
         assert next(blocks, None) is None
 
 
-def test_loss_and_gradients(model: ConvertedModel, frozen: Frozen, target: TargetModel, tmp_path: Path) -> None:
+def test_loss_and_gradients(model: ConvertedModel, frozen: FrozenTarget, target: TargetModel, tmp_path: Path) -> None:
     sequences = answers()
     pack = pack_of(model.layout, sequences)
     terms = []
@@ -209,7 +211,7 @@ def test_masks_rise_with_position() -> None:
 @pytest.mark.parametrize("per_step", [1, 2])
 @pytest.mark.parametrize("prompt", [1, 6, 8])
 def test_generation_is_unmasking_with_everything_read_anew(
-    model: ConvertedModel, frozen: Frozen, target: TargetModel, per_step: int, prompt: int
+    model: ConvertedModel, frozen: FrozenTarget, target: TargetModel, per_step: int, prompt: int
 ) -> None:
     ids = torch.randint(3, MASK, (prompt,), generator=torch.Generator().manual_seed(prompt)).tolist()
     made = generate(model, frozen, ids, tokens=13, stops=set(), per_step=per_step)
@@ -238,7 +240,7 @@ def test_generation_is_unmasking_with_everything_read_anew(
     )
 
 
-def test_a_text_of_its_own_agrees(model: ConvertedModel, frozen: Frozen) -> None:
+def test_a_text_of_its_own_agrees(model: ConvertedModel, frozen: FrozenTarget) -> None:
     prompt = list(range(10, 18))
     made = generate(model, frozen, prompt, tokens=12, stops=set())
     s = Sequence(

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from tiny_drafters import save_target
 
-from outrider.drafters.training.decode import Wanted, decode
+from outrider.drafters.training.decode import FeatureSpec, decode
 from outrider.drafters.training.features import build_store
 from outrider.drafters.training.flat import CompiledLayers, ModuleLayers, flat_layers
 from outrider.drafters.training.prompts import Sample, read_samples
 from outrider.drafters.training.store import FeatureStore
-from outrider.drafters.training.synthesise import Keep, answer
+from outrider.drafters.training.synthesise import FeatureSink, answer
 from outrider.drafters.training.target import TargetModel
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
@@ -73,12 +73,12 @@ def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Pat
 def test_features_kept_while_writing_are_those_of_a_pass_over_the_answer(target_folder: Path, tmp_path: Path) -> None:
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     samples = [Sample((f"w{i} w9 w{i + 20}",), "here") for i in range(10)]
-    wanted, cut = Wanted((1, 4, 5), 6), 12
+    wanted, cut = FeatureSpec((1, 4, 5), 6), 12
     meta = {"width": 96, "top": wanted.top, "meta": {}}
     kept, later = (FeatureStore(tmp_path / name, **meta) for name in ("kept", "later"))
     answer(
         target, samples, tmp_path / "answers.jsonl", temperatures=[0.0, 1.0], max_new_tokens=9, seed=3, rows=4,
-        keep=Keep(kept, wanted, cut),
+        keep=FeatureSink(kept, wanted, cut),
     )  # fmt: skip
     answers = list(read_samples(tmp_path / "answers.jsonl"))
     build_store(target, answers, later, layers=wanted.layers, top=wanted.top, max_tokens=cut)

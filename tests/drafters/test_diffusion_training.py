@@ -19,9 +19,9 @@ from outrider.drafters.diffusion.denoise import make_schedule
 from outrider.drafters.training import cli
 from outrider.drafters.training.arguments import add_arguments
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.forward import Frozen
+from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import checkpoint_model
-from outrider.drafters.training.masked import hide, masked_anywhere, masked_at_the_end
+from outrider.drafters.training.masked import mask_blocks, masked_anywhere, masked_at_the_end
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
 from outrider.drafters.training.validate import denoised_hits
@@ -99,7 +99,7 @@ def test_what_is_measured_is_what_is_drafted(order: str, steps: int) -> None:
     anchors = torch.arange(10, length - config.gamma)
     maker = BatchMaker(config, model.vocab, device=torch.device("cpu"))
     step = maker.cut([sequence], [anchors], config.gamma)
-    frozen, schedule = Frozen(embedding, head[model.vocab]), make_schedule(order, config.gamma, steps)
+    frozen, schedule = FrozenTarget(embedding, head[model.vocab]), make_schedule(order, config.gamma, steps)
     measured = denoised_hits(model, frozen, maker.columns, schedule)(step, None).long().cumprod(1).sum(1)
 
     served = DiffusionDrafter(model, embedding=embedding, head=head, denoising_steps=steps, denoising_order=order)
@@ -123,7 +123,9 @@ def test_what_is_measured_is_what_is_drafted(order: str, steps: int) -> None:
 def test_what_is_revealed_out_of_order_cannot_be_followed() -> None:
     model = make_diffusion(DIFFUSION)
     with pytest.raises(ValueError, match="from left to right alone"):
-        denoised_hits(model, Frozen(torch.empty(0), torch.empty(0)), torch.empty(0), make_schedule("certain", 4, 2))
+        denoised_hits(
+            model, FrozenTarget(torch.empty(0), torch.empty(0)), torch.empty(0), make_schedule("certain", 4, 2)
+        )
 
 
 def test_masks_of_stage_one_weigh_what_they_are_rare() -> None:
@@ -153,7 +155,7 @@ def test_only_masked_tokens_are_learnt() -> None:
     step = maker.cut([sequence], [torch.tensor([11, 17])], 4)
     masked = torch.tensor([[True, False, True, True], [False, True, True, True]])
     weights = torch.tensor([[2.0, 9, 3, 4], [9, 5, 9, 9]])
-    hidden = hide(step, masked, weights)
+    hidden = mask_blocks(step, masked, weights)
     assert hidden.step.labels.token.tolist() == [12, 14, 15, 19]  # the second block ends with the answer
     assert hidden.step.labels.weight.tolist() == [2.0, 3.0, 4.0, 5.0]
     assert hidden.step.labels.top[:, 0].tolist() == [12, 14, 15, 19]

@@ -46,7 +46,7 @@ def batch(drafter: Drafter, *, temperature: float = 1.0) -> DraftBatch:
         rows=torch.arange(3),
         temperatures=torch.full((3,), temperature),
         keys=torch.randint(2**62, (3, drafter.gamma), generator=torch.Generator().manual_seed(1)),
-        answered=torch.tensor(ANSWERED),
+        answer_lens=torch.tensor(ANSWERED),
     )
 
 
@@ -63,7 +63,7 @@ def test_answers_that_are_long_enough_get_the_models_drafts(tmp_path: Path) -> N
     assert made.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, False, True]))).drafting == 0
     assert made.propose(dataclasses.replace(asking, look_up=False)).drafting == 3  # to be measured
     with pytest.raises(ValueError, match="how long the answers are"):
-        made.propose(dataclasses.replace(asking, answered=None))
+        made.propose(dataclasses.replace(asking, answer_lens=None))
 
 
 def test_shorter_ones_are_left_to_prompt_lookup(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tiny_drafters import DFLASH, GATED, TRUNCATED
 
 from outrider.drafters.block import BlockConfig, BlockModel
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.forward import Frozen
+from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import train_step
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.padded import padded_attention, rectangles
@@ -55,7 +55,7 @@ def test_a_training_step_on_a_gpu_waits_for_nothing(config: BlockConfig) -> None
     )  # fmt: skip
     step = maker.cut([sequence, sequence], [torch.arange(10, 28)] * 2, config.gamma)
     embedding = torch.randn(config.vocab_size, config.hidden_size)
-    frozen = Frozen(embedding, embedding[: config.logit_size])
+    frozen = FrozenTarget(embedding, embedding[: config.logit_size])
     with META:
         model = BlockModel(config)
     told = train_step(model, _moved(frozen), _moved(step), HOW, alpha_conf=1.0)

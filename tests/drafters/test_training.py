@@ -21,7 +21,7 @@ from outrider.drafters.training.arguments import add_arguments, add_export_argum
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.export import export
 from outrider.drafters.training.features import answer_chances, sequence_features
-from outrider.drafters.training.forward import Frozen, hidden_states
+from outrider.drafters.training.forward import FrozenTarget, hidden_states
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.optimise import learning_rate
 from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
@@ -138,7 +138,7 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
     model = BlockModel(shape, vocab)
     for weight in (model.markov_head.w1.weight, model.markov_head.w2.weight):
         weight.data *= 60  # q of a position depends on the token before it
-    frozen = Frozen(target.embedding, target.head[vocab])
+    frozen = FrozenTarget(target.embedding, target.head[vocab])
     maker = BatchMaker(shape, vocab, device=torch.device("cpu"))
 
     def chances_after(ids: torch.Tensor) -> torch.Tensor:

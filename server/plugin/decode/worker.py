@@ -317,7 +317,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 keys=sampling.draft_keys(seq_lens, gamma),
                 wants_probs=not sampling.all_decided,
                 all_greedy=sampling.all_greedy,
-                answered=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
+                answer_lens=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
                 longest=None if on_host else 1 << int(step.view.contexts.max()).bit_length(),
                 **sampling.rules._asdict(),
             )

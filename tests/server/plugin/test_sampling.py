@@ -18,7 +18,7 @@ from planning import curve_cost
 from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
-from outrider.drafters.block.sampling import choose
+from outrider.drafters.block.sampling import draw_columns
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Budget
@@ -64,7 +64,7 @@ class Table(Drafter):
         previous, tokens, probs, confidence = batch.anchors, [], [], []
         for k in range(GAMMA):
             confidence.append(self.overlap[previous])
-            previous, q = choose(self.rows[previous].log(), batch.rules, batch.keys[:, k])
+            previous, q = draw_columns(self.rows[previous].log(), batch.rules, batch.keys[:, k])
             tokens.append(previous)
             probs.append(q)
         return Draft(
