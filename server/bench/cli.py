@@ -20,8 +20,8 @@ COMMANDS = {
     "peers": ("outrider.server.bench.peers", "tokens per second beside other engines"),
     "accept": ("outrider.server.bench.accept", "accepted length and acceptance by position, on the engine"),
     "drafters": ("outrider.server.bench.drafters", "the same of drafter folders, without a server"),
-    "drafts": ("outrider.server.bench.drafts", "time of a draft beside its verification"),
-    "steps": ("outrider.server.bench.steps", "time of one engine step by shape"),
-    "plan": ("outrider.server.bench.plan", "time that each planner takes per step"),
-    "kernels": ("outrider.server.bench.kernels", "compiled kernels beside plain torch"),
+    "drafts": ("outrider.server.bench.micro.drafts", "time of a draft beside its verification"),
+    "steps": ("outrider.server.bench.micro.steps", "time of one engine step by shape"),
+    "plan": ("outrider.server.bench.micro.plan", "time that each planner takes per step"),
+    "kernels": ("outrider.server.bench.micro.kernels", "compiled kernels beside plain torch"),
 }

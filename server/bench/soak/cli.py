@@ -35,13 +35,13 @@ from pathlib import Path
 import outrider.profiles
 
 from ... import pictures
+from ...engine.questions import read_mixed_questions
 from ...errors import UserError
-from ...prompt_files import read_mixed_questions
-from .. import harness, remote
+from .. import harness, remote, server_processes
 from ..remote import Remote
-from . import processes, report, traffic
+from ..server_processes import Sample, Watched
+from . import report, traffic
 from .attacks import Attacked
-from .processes import Sample, Watched
 from .report import Soak
 from .traffic import Counts, Question
 
@@ -106,7 +106,7 @@ def _questions(args: argparse.Namespace) -> list[Question]:
 async def _soak(args: argparse.Namespace) -> Soak:
     questions = _questions(args)
     async with remote.connect(args.url, args.api_key, args.model) as server:
-        watched = processes.of_server(args.url)
+        watched = server_processes.of_server(args.url)
         if watched is None:
             _say("The server's processes are not to be seen from here: its memory is not watched")
         _say(f"Asking {len(questions)} prompts alone")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..server_processes import Sample
 from .attacks import Attacked
-from .processes import Sample
 from .traffic import Counts
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
 
-from outrider.server.bench.soak import attacks, cli, processes
-from outrider.server.bench.soak.processes import Sample
+from outrider.server.bench import server_processes
+from outrider.server.bench.server_processes import Sample
+from outrider.server.bench.soak import attacks, cli
 from outrider.server.bench.soak.report import Soak
 from outrider.server.bench.soak.traffic import Counts
 from outrider.server.cli.main import main
@@ -175,8 +176,8 @@ def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
 def test_processes_of_a_server_are_found() -> None:
     with SmallServer(right) as server, subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
-        watched = processes.of_server(server.url)
+        watched = server_processes.of_server(server.url)
         assert watched is not None
         sample = watched.sample()
     assert 10 < sample.anonymous["server"] < sample.resident["server"] < 100_000
-    assert processes.of_server("http://192.0.2.1:80") is None
+    assert server_processes.of_server("http://192.0.2.1:80") is None

@@ -34,10 +34,10 @@ from outrider.drafters.registry import DENOISING_ORDERS, find
 from outrider.kernels.blocks import KINDS
 from outrider.kernels.cpu import native
 
-from ..errors import UserError
-from ..settings.checkpoints import WEIGHTS
-from ..settings.settings import CHECKPOINT_DRAFTERS
-from . import harness
+from ...engine.checkpoints import WEIGHTS
+from ...engine.settings import CHECKPOINT_DRAFTERS
+from ...errors import UserError
+from .. import harness
 from .kernel_step import OURS, Model, Shape, blocks_of
 
 PARTS = ("products", "attention", "norms, rope", "sampling")

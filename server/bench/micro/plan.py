@@ -27,7 +27,7 @@ from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner, StepView
 from outrider.scheduler.planners.baselines import StaticGamma
 
-from . import harness
+from .. import harness
 
 STAGES = ("budget", "admit", "observe")
 LEAVE = 0.01

@@ -30,17 +30,17 @@ import torch
 
 from outrider.kernels.linear import pack, packed_linear
 
-from ..errors import UserError
-from ..plugin.hooks import step_profiler
-from ..plugin.options import RequestOptions
-from ..processes import client, session
-from ..settings.flags import add_engine_flags, settings_of
-from ..settings.resolve import Resolved, resolve
-from ..settings.settings import MEASURING_DRAFTER
-from . import harness, step_breakdown
+from ...engine import client, session
+from ...engine.flags import add_engine_flags, settings_of
+from ...engine.resolve import Resolved, resolve
+from ...engine.settings import MEASURING_DRAFTER
+from ...errors import UserError
+from ...plugin.hooks import step_profiler
+from ...plugin.options import RequestOptions
+from .. import harness, step_breakdown
 
 if TYPE_CHECKING:
-    from ..processes.engine import Engine
+    from ...engine.engine import Engine
 
 DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.server.bench import plan
+from outrider.server.bench.micro import plan
 from outrider.server.errors import UserError
 
 

@@ -23,8 +23,8 @@ from outrider.kernels import attention, fused, int8, linear, noise, sampling
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
 
-from ..errors import UserError
-from . import harness
+from ...errors import UserError
+from .. import harness
 from .kernel_step import OURS, PLAIN, Model, Shape
 
 Arm = Callable[[], object]

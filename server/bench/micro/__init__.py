@@ -1,0 +1,1 @@
+"""`outrider bench micro`: times of parts, without a server."""
