@@ -70,6 +70,11 @@ class Acceptance:
             tuple(a + b for a, b in zip(self.kept, other.kept, strict=True)),
         )
 
+    def __sub__(self, before: Acceptance) -> Acceptance:
+        """The steps since `before`, of the same counters."""
+        tried, kept = (tuple(-count for count in counts) for counts in (before.tried, before.kept))
+        return self + Acceptance(-before.cycles, -before.tokens, tried, kept)
+
 
 def acceptance_table(found: Mapping[str, Acceptance]) -> str:
     """A Markdown table, one row per name: tau, steps, conditional acceptance by position."""

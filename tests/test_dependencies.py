@@ -13,18 +13,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from outrider.server.bench.baselines import XLLAMACPP
-
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "deploy" / "requirements"
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {extra: [Requirement(line) for line in lines] for extra, lines in PROJECT["optional-dependencies"].items()}
 DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
-OPTIONAL = {"matplotlib", "xllamacpp"}
+OPTIONAL = {"matplotlib"}
 """Asked for where they are used, with an error or another way that says so."""
-ELSEWHERE = {"vllm", "openvino", "openvino-genai"}
-"""Imported by `server/bench/isolated.py`, in environments of their own."""
 BY_NAME = {"python-json-logger", "uvloop"}
 """Imported by logging and uvicorn, which are told the names."""
 
@@ -60,7 +56,7 @@ def pins(lock: str) -> dict[str, str]:
 
 def test_what_the_code_imports_is_declared_and_nothing_else() -> None:
     imported, declared = distributions_imported(*FOLDERS), names(DEPENDENCIES) | OPTIONAL
-    assert sorted(imported - declared - ELSEWHERE) == []
+    assert sorted(imported - declared) == []
     assert sorted(declared - imported - BY_NAME) == []
     assert sorted(OPTIONAL - {name for extra in EXTRAS.values() for name in names(extra)}) == []
 
@@ -83,8 +79,7 @@ def test_torch_is_one_version_everywhere() -> None:
 
 
 def test_what_is_locked_is_allowed() -> None:
-    peer = Requirement(XLLAMACPP)  # in no lock: installed by those who compare with it
-    locked = pins("cuda.txt") | pins("dev.txt") | {peer.name: str(peer.specifier).removeprefix("==")}
+    locked = pins("cuda.txt") | pins("dev.txt")
     for requirement in [*DEPENDENCIES, *(line for extra in EXTRAS.values() for line in extra)]:
         version = locked[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement}, locked is {version}"

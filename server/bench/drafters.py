@@ -29,7 +29,7 @@ from ..errors import UserError
 from ..machine import hardware
 from ..model.target import plain_folder
 from ..prompt_files import read_questions
-from . import harness
+from . import harness, record
 
 STEPS = {"walked": walk, "all": everywhere}
 
@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from None
     print(acceptance_table(by_file))
-    harness.write_json(args.json, {name: acceptance.counts() for name, acceptance in by_file.items()})
+    counts = {name: acceptance.counts() for name, acceptance in by_file.items()}
+    record.write(args.json, "drafters", counts, weights={folder.name: folder for folder in args.drafters})
     if args.plot:
         with pictures.figure(args.plot) as figure:
             plot_acceptance(together, figure)

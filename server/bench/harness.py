@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from .. import pictures
 from ..errors import UserError
@@ -62,26 +61,6 @@ def add_output_flags(parser: Flags, *, json: str = "every measurement", plot: st
         parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw a picture there: {plot}")
 
 
-def add_rounds_flags(parser: Flags) -> None:
-    """Of a benchmark whose arms answer the same prompts in turns; what came of it goes to --json."""
-    add = parser.add_argument
-    add("--prompts", type=Path, required=True, metavar="FILE", help=PROMPTS_HELP)
-    add("--temperature", type=float, default=0.0, help="(default: %(default)g)")
-    add("--concurrency", default="1", metavar="LIST", help="requests in flight (default: %(default)s)")
-    add("--count", type=int, default=8, metavar="N", help="prompts per round, at least (default: %(default)s)")
-    add("--new-tokens", type=int, default=128, metavar="N", help="of each answer, at most (default: %(default)s)")
-    add("--rounds", type=int, default=5, metavar="N", help="measurements of each arm (default: %(default)s)")
-    add_output_flags(parser)
-
-
-def check_rounds(args: argparse.Namespace) -> list[int]:
-    """The numbers of requests in flight; raises UserError for what `add_rounds_flags` cannot check."""
-    concurrencies = positive_integers("--concurrency", args.concurrency)
-    check_positive(args, "count", "new_tokens", "rounds")
-    check_outputs(args)
-    return concurrencies
-
-
 def check_outputs(args: argparse.Namespace) -> None:
     """Before a long measurement: raise UserError where its files could not be written."""
     plot = getattr(args, "plot", None)
@@ -92,15 +71,9 @@ def check_outputs(args: argparse.Namespace) -> None:
         pictures.require("--plot")
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """A line for people, beside the results."""
     print(line, file=sys.stderr, flush=True)
-
-
-def write_json(path: Path | None, results: Any) -> None:
-    """Write the results where --json was given."""
-    if path:
-        path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def rotated(items: Sequence[T], number: int) -> list[T]:
@@ -109,7 +82,7 @@ def rotated(items: Sequence[T], number: int) -> list[T]:
     return [*items[start:], *items[:start]]
 
 
-def turns(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> Iterator[tuple[int, Case, Arm]]:
+def alternate_arms(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> Iterator[tuple[int, Case, Arm]]:
     """(round, case, arm) of each measurement, under a progress bar: in every round, at every case, arms take turns.
 
     So what else the machine does meets all arms. Another arm begins in each round, so that none is always the one that

@@ -43,6 +43,14 @@ class Watched:
                 anonymous[name] = _anonymous(process)
         return Sample(time.monotonic() - self.began, resident, anonymous)
 
+    def shared_once(self) -> float:
+        """Memory of all together, MB; what several share counts once."""
+        found = 0.0
+        for process in self.processes.values():
+            with contextlib.suppress(psutil.Error):
+                found += process.memory_full_info().pss / MB
+        return found
+
 
 def of_server(url: str) -> Watched | None:
     """The process that listens at `url`, with its children; None where it is elsewhere, or not ours to see."""

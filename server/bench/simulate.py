@@ -36,7 +36,7 @@ from outrider.scheduler.planners import registry
 
 from .. import pictures
 from ..errors import UserError
-from . import harness
+from . import harness, record
 
 if TYPE_CHECKING:
     from outrider.scheduler.cost.model import StepCost
@@ -48,7 +48,7 @@ EXAMPLES = """\
 examples:
   outrider simulate                                       a GPU-like machine, 1 to 4096 users
   outrider simulate --profile NAME --acceptance accept.json --plot simulated.png
-                                                          this engine, a drafter as `outrider bench accept` measured it
+                                                          this engine, a drafter as `outrider bench load` measured it
   outrider simulate --cost base=8,token=0.02,knee=256,draft=0.6 --acceptance 0.9,0.85,0.8,0.8,0.75
   outrider simulate --arrivals bursty --load 1.1 --level 30 --level-share 0.33
 """
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--acceptance",
         default="0.8,0.78,0.76,0.75,0.74,0.73,0.72",
         metavar="LIST_OR_FILE",
-        help="by position, given those before; or a file of `outrider bench accept --json` (default: %(default)s)",
+        help="by position, given those before; or a file of `outrider bench load --json` (default: %(default)s)",
     )
     parser.add_argument(
         "--overconfidence", type=float, default=1.0, metavar="X", help="of the drafter; 1 is calibrated (default: 1)"
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
-    harness.write_json(args.json, clean)
+    record.write(args.json, "simulate", clean)
     if args.plot:
         from outrider.scheduler.simulation.plot import plot_simulation
 
@@ -205,7 +205,7 @@ def _scenario(args: argparse.Namespace, largest: int) -> Scenario:
 
 
 def _conditional(wanted: str) -> list[float]:
-    """Acceptance by position from a list, or from the counts that `outrider bench accept --json` wrote, summed up."""
+    """Acceptance by position from a list, or from the counts of a record of `outrider bench`, summed up."""
     path = Path(wanted)
     if not path.is_file():
         try:
@@ -213,10 +213,12 @@ def _conditional(wanted: str) -> list[float]:
         except ValueError:
             raise UserError(f"--acceptance is a list like 0.8,0.7 or a file that exists, not {wanted!r}") from None
     try:
-        counts = list(json.loads(path.read_text()).values())
+        counts = list(record.acceptance_counts(json.loads(path.read_text())))
         tried, kept = (np.sum([c[key] for c in counts], axis=0) for key in ("tried", "kept"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"--acceptance {path} is not from `outrider bench accept --json`: {error}") from error
+        if not counts:
+            raise ValueError("it counts no drafts")
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--acceptance {path} is not from `outrider bench load --json`: {error}") from error
     seen = int(np.count_nonzero(tried))
     if not seen or not np.all(tried[:seen] > 0):
         raise UserError(f"--acceptance {path} counts no tokens at its first positions")

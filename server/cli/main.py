@@ -29,7 +29,7 @@ examples:
   outrider serve -- --tp-size 2                   anything after -- goes to SGLang as it is
   outrider train dspark --target ./Qwen3-4B --self-prompts 5000 --out runs/dspark
   outrider tune                                   measure this machine, for better planning
-  outrider bench steps                            what an engine step costs here
+  outrider bench micro steps                      what an engine step costs here
   outrider prepare                                only prepare the embedded model, then exit
 
 When the server is ready it prints a curl command to try. Ctrl-C drains and stops it.
@@ -65,7 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="outrider", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=WideHelp
     )
     parser.add_argument("--version", action="store_true", help="print Outrider's version")
-    add_commands(parser.add_subparsers(dest="command", metavar="COMMAND", title="commands"), COMMANDS, argv)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    try:
+        add_commands(subparsers, COMMANDS, argv)
+    except UserError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 1
     args = parser.parse_args(argv)
     if args.version:
         print(f"outrider {version('outrider')}")
@@ -83,7 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv: Sequence[str]) -> None:
-    """Add the commands of a table, and the arguments of the one that `argv` chooses."""
+    """Add the commands of a table, and the arguments of the one that `argv` chooses.
+
+    Raises UserError for one that a module's `MOVED` table names, with the command that answers its question now.
+    """
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, summary) in commands.items():
         if name != chosen:
@@ -93,7 +101,10 @@ def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv:
         parser = subparsers.add_parser(name, help=summary, description=module.__doc__, formatter_class=WideHelp)
         if hasattr(module, "COMMANDS"):
             nested = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-            add_commands(nested, module.COMMANDS, argv[argv.index(name) + 1 :])
+            rest = argv[argv.index(name) + 1 :]
+            if rest and (instead := getattr(module, "MOVED", {}).get(rest[0])):
+                raise UserError(f"`outrider {name} {rest[0]}` is gone: use {instead}")
+            add_commands(nested, module.COMMANDS, rest)
         else:
             module.add_arguments(parser)
             parser.set_defaults(run=module.run)

@@ -111,24 +111,16 @@ def add_drafter_flags(flags: Flags, drafters: Sequence[str] = DRAFTERS) -> None:
     )
 
 
-def add_unmasking_flags(flags: Flags, several: bool = False) -> None:
-    """How a block-diffusion model's tokens are revealed. several: --unmasking takes a list of policies."""
+def add_unmasking_flags(flags: Flags) -> None:
+    """How a block-diffusion model's tokens are revealed."""
     defaults = Settings()
-    meaning = "threshold: all that are certain enough; static: a fixed number, the most certain (default: %(default)s)"
-    if several:
-        flags.add_argument(
-            "--unmasking",
-            default=defaults.unmasking,
-            metavar="LIST",
-            help=f"which masked tokens a forward reveals; static,threshold: by each in turn. {meaning}",
-        )
-    else:
-        flags.add_argument(
-            "--unmasking",
-            choices=UNMASKINGS,
-            default=defaults.unmasking,
-            help=f"which masked tokens a forward reveals; {meaning}",
-        )
+    flags.add_argument(
+        "--unmasking",
+        choices=UNMASKINGS,
+        default=defaults.unmasking,
+        help="which masked tokens a forward reveals; threshold: all that are certain enough; static: a fixed number, "
+        "the most certain (default: %(default)s)",
+    )
     flags.add_argument(
         "--unmasking-threshold",
         type=float,

@@ -34,7 +34,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPat
         ["simulate", "--plot", "a.png"],
         ["tune", "--pictures", "."],
         ["bench", "load", "--prompts", __file__, "--plot", "a.png"],
-        ["bench", "peers", "--prompts", __file__, "--device", "cpu", "--plot", "a.png"],
+        ["bench", "load", "--url", "http://127.0.0.1:9", "--plot", "a.png"],
     ],
 )
 def test_commands_say_so_before_they_measure(

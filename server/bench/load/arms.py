@@ -1,7 +1,6 @@
-"""Throughput and latency of an engine of our own: without drafts, verifying every draft, and as the planner decides.
+"""Throughput and latency of an engine of our own, whose arms take turns: an option of each request says what to do.
 
-Arms take turns round by round on the same engine, which an option of each request tells what to do. Its table has one
-row per concurrency and arm, medians over rounds.
+Beside the times, the worker's counters give the tokens per request and step, and acceptance by position.
 """
 
 from __future__ import annotations
@@ -9,24 +8,27 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from outrider.drafters.acceptance import Acceptance, acceptance_table
 
-from ... import pictures
 from ...errors import UserError
+from ...plugin import worker_rpc
 from ...plugin.options import RequestOptions
 from ...processes import client, session
 from ...prompt_files import read_mixed_questions
-from ...settings.flags import Flags, settings_of
-from ...settings.resolve import resolve
-from .. import harness
+from ...settings.flags import settings_of
+from ...settings.resolve import Resolved, resolve
+from .. import harness, record
+from ..remote import Reply
+from . import report
+from .generate import Record
+from .scenario import UNITS, Objectives
+from .summary import Results, Summary, summarise
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ...processes.engine import Engine
 
 ARMS = {
@@ -34,124 +36,78 @@ ARMS = {
     "verify all": RequestOptions(planned=False),
     "planned": RequestOptions(),
 }
+DIFFUSION_ARMS = {
+    "off": RequestOptions(enabled=False),
+    **{f"D={states}": RequestOptions(gamma=states, planned=False) for states in range(4)},
+    "planned": RequestOptions(),
+}
+"""Of a block-diffusion model. D=0 makes drafts' tokens ready and drafts none."""
 LEVEL_EVERY = 3
 """Every third request is one with a service level."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One request: tokens of its answer, seconds to the first and to the last; whether it is one with a level."""
-
-    tokens: int
-    ttft: float
-    seconds: float
-    has_level: bool
-
-    @property
-    def tpot(self) -> float:
-        """Seconds per token after the first."""
-        return (self.seconds - self.ttft) / max(1, self.tokens - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One arm at one concurrency, once. Speeds in tokens per second, times in seconds.
-
-    per_user: median speed of a request after its first token. attained: share of the requests with a level that got
-    it; None without levels.
-    """
-
-    throughput: float
-    per_user: float
-    ttft_p50: float
-    ttft_p99: float
-    tpot_p50: float
-    tpot_p99: float
-    attained: float | None
-
-    @classmethod
-    def of(cls, answers: Sequence[Answer], seconds: float, level: float | None) -> Round:
-        """Sum up the answers that took `seconds` together."""
-        ttft, tpot = np.array([a.ttft for a in answers]), np.array([a.tpot for a in answers])
-        attained = [1 / a.tpot >= level for a in answers if a.has_level] if level else []
-        return cls(
-            throughput=sum(a.tokens for a in answers) / seconds,
-            per_user=1 / float(np.median(tpot)),
-            ttft_p50=float(np.percentile(ttft, 50)),
-            ttft_p99=float(np.percentile(ttft, 99)),
-            tpot_p50=float(np.percentile(tpot, 50)),
-            tpot_p99=float(np.percentile(tpot, 99)),
-            attained=statistics.mean(attained) if attained else None,
-        )
-
-
-Results = dict[int, dict[str, list[Round]]]
-"""{concurrency: {arm: [one per round]}}"""
-
-
 CONCURRENCY = "1,2,4,8,16,32"
 NEW_TOKENS = 128
+ROUNDS = 3
 
 
-def add_flags(flags: Flags) -> None:
-    add = flags.add_argument
-    add(
-        "--count",
-        type=int,
-        default=8,
-        metavar="N",
-        help="requests per round, at least; never fewer than twice those in flight (default: %(default)s)",
-    )
-    add("--rounds", type=int, default=3, metavar="N", help="measurements of each arm (default: %(default)s)")
-    add("--arms", nargs="+", choices=[*ARMS], default=[*ARMS], help="(default: all)")
-    add("--level", type=float, metavar="X", help="service level that every third request asks for, in tokens/s")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Start an engine, let the arms take turns on it, print and write what was measured."""
+def run(args: argparse.Namespace) -> Results:
+    """Start an engine, let the arms take turns on it; print and write what was measured."""
     from ...tune.first import measure_first
 
     if not args.prompts:
         raise UserError("--prompts FILE… is needed without --url")
     concurrencies = harness.positive_integers("--concurrency", args.concurrency or CONCURRENCY)
     new_tokens = NEW_TOKENS if args.new_tokens is None else args.new_tokens
-    harness.check_positive(args, "count", "rounds")
+    harness.check_positive(args, "count")
     if new_tokens < 1:
         raise UserError(f"--new-tokens is at least 1, not {new_tokens}")
     if args.level is not None and args.level <= 0:
         raise UserError("--level is a number of tokens per second above 0")
-    harness.check_outputs(args)
     questions = read_mixed_questions(args.prompts)
     resolved = resolve(settings_of(args, disable_radix_cache=True, max_running_requests=max(concurrencies)))
+    arms = _arms(args, resolved)
 
     async def measurement(engine: Engine) -> Results:
-        await measure_first(engine, resolved, harness.say)
-        load = Load(engine.tokenizer_manager, args.temperature or 0.0, new_tokens, args.level)
-        return await _measure(load, questions, concurrencies, args)
+        await measure_first(engine, resolved, harness.log)
+        load = Load(engine.tokenizer_manager, resolved, args.temperature or 0.0, new_tokens, args.level)
+        return await _measure(load, questions, concurrencies, arms, args)
 
     results = session.run(resolved, measurement)
-    print(table(results))
-    plain = {c: {arm: [asdict(r) for r in rounds] for arm, rounds in arms.items()} for c, arms in results.items()}
-    harness.write_json(args.json, plain)
-    if args.plot:
-        with pictures.figure(args.plot) as figure:
-            plot(results, figure)
-    return 0
+    report.show(results, UNITS["closed"], args.plot)
+    if accepted := acceptance_of(results):
+        print(acceptance_table(accepted))
+    record.write(args.json, "load", report.named(results), resolved=resolved)
+    return results
+
+
+def _arms(args: argparse.Namespace, resolved: Resolved) -> dict[str, RequestOptions]:
+    known = ARMS if resolved.settings.diffusion is None else DIFFUSION_ARMS
+    if unknown := [arm for arm in args.arms or () if arm not in known]:
+        raise UserError(f"--arms of this model are {', '.join(known)}, not {', '.join(unknown)}")
+    arms = {name: known[name] for name in args.arms or known}
+    if args.level and report.OURS in arms:
+        arms[report.ALSO_OURS] = arms[report.OURS]
+    return arms
 
 
 async def _measure(
-    load: Load, questions: Sequence[str], concurrencies: Sequence[int], args: argparse.Namespace
+    load: Load,
+    questions: Sequence[str],
+    concurrencies: Sequence[int],
+    arms: Mapping[str, RequestOptions],
+    args: argparse.Namespace,
 ) -> Results:
-    arms = {name: ARMS[name] for name in args.arms}
-    if args.level and "planned" in arms:
-        arms["no levels"] = arms["planned"]
     results: Results = {concurrency: {arm: [] for arm in arms} for concurrency in concurrencies}
-    await load.run(questions[:2], 1, RequestOptions(), ask_level=False)  # warm
-    for number, concurrency, arm in harness.turns(args.rounds, concurrencies, list(arms)):
+    texts: dict[tuple[int, int], list[str]] = {}
+    for options in arms.values():  # warm
+        await load.run(questions[:2], 1, options, ask_level=False)
+    for number, concurrency, arm in harness.alternate_arms(args.rounds or ROUNDS, concurrencies, list(arms)):
         count = max(args.count, 2 * concurrency)
         chosen = [questions[(number * count + i) % len(questions)] for i in range(count)]
-        measured = await load.run(chosen, concurrency, arms[arm], ask_level=arm == "planned")
-        results[concurrency][arm].append(measured)
+        summary, answers = await load.run(chosen, concurrency, arms[arm], ask_level=arm == report.OURS)
+        if not load.temperature:  # a sampled answer may differ
+            first = texts.setdefault((number, concurrency), answers)
+            summary = replace(summary, differ=sum(a != b for a, b in zip(first, answers, strict=True)))
+        results[concurrency][arm].append(summary)
     return results
 
 
@@ -160,25 +116,31 @@ class Load:
     """What all requests have in common. level: the service level of every third one, in tokens per second."""
 
     manager: Any
+    resolved: Resolved
     temperature: float
     new_tokens: int
     level: float | None
 
     async def run(
         self, questions: Sequence[str], concurrency: int, options: RequestOptions, *, ask_level: bool
-    ) -> Round:
-        """Answer the questions in a closed loop; ask_level: requests with a level ask for it."""
+    ) -> tuple[Summary, list[str]]:
+        """Answer the questions in a closed loop; ask_level: requests with a level ask for it. Returns the texts too."""
+        before, start = await self._counts(), time.perf_counter()
 
-        async def ask(numbered: tuple[int, str]) -> Answer:
+        async def ask(numbered: tuple[int, str]) -> Record:
             index, question = numbered
-            has_level = index % LEVEL_EVERY == 0
-            level = self.level if has_level and ask_level else None
-            return await self._answer(question, replace(options, min_tokens_per_second=level), has_level)
+            level = self.level if ask_level and index % LEVEL_EVERY == 0 else None
+            due = time.perf_counter() - start
+            reply = await self._answer(question, replace(options, min_tokens_per_second=level))
+            return Record("", due, 0.0, reply)
 
-        answers, seconds = await harness.closed_loop(ask, enumerate(questions), concurrency)
-        return Round.of(answers, seconds, self.level)
+        records, seconds = await harness.closed_loop(ask, enumerate(questions), concurrency)
+        summary = summarise(records, concurrency, 0.0, seconds, Objectives())
+        counts = _counted(before, await self._counts())
+        summary = replace(summary, counts=counts, level_kept=level_kept([one.reply for one in records], self.level))
+        return summary, [one.reply.text for one in records]
 
-    async def _answer(self, question: str, options: RequestOptions, has_level: bool) -> Answer:
+    async def _answer(self, question: str, options: RequestOptions) -> Reply:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = GenerateReqInput(
@@ -190,56 +152,63 @@ class Load:
             },
             stream=True,
         )
-        start, ttft, tokens = time.perf_counter(), 0.0, 0
+        start, last, reply = time.perf_counter(), 0.0, Reply()
         async for piece in self.manager.generate_request(request):
-            tokens = piece["meta_info"]["completion_tokens"]
-            ttft = ttft or time.perf_counter() - start
-        return Answer(tokens, ttft, time.perf_counter() - start, has_level)
+            now, about = time.perf_counter() - start, piece["meta_info"]
+            reply.ttft = reply.ttft or now
+            reply.longest_gap, last = max(reply.longest_gap, now - (last or now)), now
+            reply.text, reply.completion_tokens = piece["text"], about["completion_tokens"]
+            reply.prompt_tokens = about["prompt_tokens"]
+        reply.seconds = time.perf_counter() - start
+        return reply
+
+    async def _counts(self) -> Acceptance | dict[str, int]:
+        """What the worker has counted since it started: of drafts, or of block diffusion."""
+        settings = self.resolved.settings
+        if settings.diffusion is not None:
+            engines = [live["diffusion"] for live in await worker_rpc.read_live(self.manager)]
+            return {name: sum(engine[name] for engine in engines) for name in engines[0]}
+        await worker_rpc.read(self.manager)  # brings its counters up to date
+        from prometheus_client import CollectorRegistry, multiprocess
+
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        samples = [sample for metric in registry.collect() for sample in metric.samples]
+
+        def value(name: str, **labels: str) -> int:
+            return int(sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items()))
+
+        positions = [str(k) for k in range(1, settings.plugin_config.longest + 1)]
+        return Acceptance(
+            cycles=value("outrider_request_steps_total"),
+            tokens=value("outrider_accepted_length_sum"),
+            tried=tuple(value("outrider_verified_position_total", position=k) for k in positions),
+            kept=tuple(value("outrider_accepted_position_total", position=k) for k in positions),
+        )
 
 
-def table(results: Results) -> str:
-    """One row per concurrency and arm; in the planned arm's row its throughput over that of the better other arm."""
-    lines = [
-        f"{'requests':>8} {'arm':>10} {'tok/s':>7} {'per user':>8} {'TTFT p50':>9} {'p99':>7} {'TPOT p50':>9}"
-        f" {'p99':>7} {'level kept':>10}  planned over the better of the others"
-    ]
-    for concurrency, arms in results.items():
+def _counted(before: Any, after: Any) -> dict[str, Any]:
+    """What came between two readings of the counters, with tau."""
+    if isinstance(after, Acceptance):
+        found = after - before
+        return {"cycles": found.cycles, "tokens": found.tokens, **found.counts()}
+    more = {name: after[name] - before[name] for name in after}
+    return more | {"tau": more["tokens"] / more["request_forwards"] if more["request_forwards"] else 0.0}
+
+
+def level_kept(replies: Sequence[Reply], level: float | None) -> float | None:
+    """Share of the replies with a service level that came at that speed, in tokens per second; None without levels."""
+    with_level = replies[::LEVEL_EVERY] if level else []
+    return statistics.mean(reply.tpot * level <= 1 for reply in with_level) if level and with_level else None
+
+
+def acceptance_of(results: Results) -> dict[str, Acceptance]:
+    """Of all rounds and loads together, by arm, where something was drafted."""
+    found: dict[str, Acceptance] = {}
+    for arms in results.values():
         for arm, rounds in arms.items():
-            middle = {name: statistics.median(getattr(r, name) for r in rounds) for name in _SHOWN}
-            attained = [r.attained for r in rounds if r.attained is not None]
-            planned = planned_ratio(arms) if arm == "planned" else None
-            lines.append(
-                f"{concurrency:>8} {arm:>10} {middle['throughput']:7.1f} {middle['per_user']:8.1f}"
-                f" {middle['ttft_p50'] * 1e3:6.0f} ms {middle['ttft_p99'] * 1e3:4.0f} ms"
-                f" {middle['tpot_p50'] * 1e3:6.1f} ms {middle['tpot_p99'] * 1e3:4.0f} ms"
-                f" {f'{statistics.median(attained):.0%}' if attained else '':>10}"
-                + (f"  {planned.cell}" if planned else "")
-            )
-    return "\n".join(lines)
-
-
-_SHOWN = ("throughput", "per_user", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
-
-
-def planned_ratio(arms: dict[str, list[Round]]) -> harness.Ratio | None:
-    """Throughput of the planned arm over that of the better other arm (by median); None without another arm."""
-    throughput = {arm: [r.throughput for r in rounds] for arm, rounds in arms.items() if arm in ARMS}
-    planned = throughput.pop("planned")
-    if not throughput:
-        return None
-    return harness.ratio(planned, max(throughput.values(), key=statistics.median))
-
-
-def plot(results: Results, figure: Figure) -> None:
-    """Draw throughput over speed per user, a line per arm."""
-    figure.set_size_inches(7, 4.5)
-    axis = figure.subplots()
-    for arm in next(iter(results.values())):
-        speeds = [statistics.median(r.per_user for r in arms[arm]) for arms in results.values()]
-        rates = [statistics.median(r.throughput for r in arms[arm]) for arms in results.values()]
-        axis.plot(speeds, rates, "o-", label=arm)
-        for concurrency, x, y in zip(results, speeds, rates, strict=True):
-            axis.annotate(str(concurrency), (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
-    axis.set_xlabel("tokens/s per user (median)")
-    axis.set_ylabel("tokens/s, all requests")
-    axis.legend()
+            for counts in (one.counts for one in rounds):
+                if counts and any(counts.get("tried", ())):
+                    one = Acceptance(*(counts[name] for name in ("cycles", "tokens", "tried", "kept")))
+                    found[arm] = found[arm] + one if arm in found else one
+    return found

@@ -1,32 +1,39 @@
-"""A load test of any OpenAI server by URL: its flags, its run and what it writes."""
+"""A load test of OpenAI servers by URL: its flags, its run and what it writes. Several servers take turns."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
-import sys
-from dataclasses import asdict
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ... import pictures
 from ...errors import UserError
 from ...settings.flags import Flags
-from .. import harness, remote
+from .. import harness, record, remote, server_processes
 from . import arrivals, generate, report, scenario, workload
 from .generate import Record
 from .scenario import UNITS, Scenario, Trace
-from .summary import Summary, summarise
+from .summary import Results, summarise
 from .workload import Counting, Workload
 
 URL = "http://127.0.0.1:30000"
+ROUNDS = 3
+"""Of several servers; of one a single round."""
+Records = dict[tuple[float, str, int], list[Record]]
+"""By load, arm and round."""
 OBJECTIVES = ("ttft", "tpot", "e2e")
 
 
 def add_flags(flags: Flags) -> None:
     add = flags.add_argument
-    add("--url", help=f"of an OpenAI server (default with --scenario: {URL})")
+    add(
+        "--url",
+        nargs="+",
+        metavar="[NAME=]URL",
+        help=f"of an OpenAI server, or of several that take turns (default with --scenario: {URL})",
+    )
     add("--scenario", type=Path, metavar="FILE", help="a load test as a file, see deploy/loadtest; flags win over it")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="or OUTRIDER_API_KEY")
     add("--arrivals", choices=["closed", "fixed", "poisson", "bursts", "trace"], help="when requests come")
@@ -43,48 +50,66 @@ def add_flags(flags: Flags) -> None:
     add("--csv", type=Path, metavar="FILE", help="write a row per request there")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure at each load in turn; 1 where not one request was answered. Interrupted, what is measured is kept."""
-    harness.check_outputs(args)
+def run(args: argparse.Namespace) -> Results:
+    """Measure at each load in turn. Interrupted, what is measured is printed and written all the same."""
     test = scenario.read(args.scenario, _changes(args))
-    records: dict[float, list[Record]] = {}
-    answered = False
+    records: Records = {}
+    memory: dict[str, float] = {}
     try:
-        asyncio.run(_measure(test, args, records))
+        asyncio.run(_measure(test, args, records, memory))
     finally:
-        if records:
-            answered = _write(test, args, records)
-    return 0 if answered else 1
+        results = _write(test, args, records, memory)
+    return results
 
 
-def _write(test: Scenario, args: argparse.Namespace, records: dict[float, list[Record]]) -> bool:
-    """Print and write the loads measured; whether any request was answered."""
-    summaries = _summaries(test, records)
-    unit = UNITS[test.arrivals.kind]
-    print(report.table(summaries, unit))
-    harness.write_json(
-        args.json, {"scenario": test.model_dump(mode="json"), "loads": [asdict(summary) for summary in summaries]}
-    )
-    if args.csv:
-        report.write_csv(args.csv, records, test.warm_up)
-    if args.plot:
-        with pictures.figure(args.plot) as figure:
-            report.plot(summaries, unit, figure)
-    return any(summary.whole for summary in summaries)
+def urls(args: argparse.Namespace) -> dict[str, str]:
+    """Addresses by the names of their arms; raises UserError where two have one name."""
+    found: dict[str, str] = {}
+    for text in args.url or [URL]:
+        name, named, url = text.partition("=")
+        if not named or "/" in name:
+            name, url = text.partition("://")[2].removesuffix("/v1").rstrip("/") or text, text
+        if name in found:
+            raise UserError(f"--url names {name} twice")
+        found[name] = url
+    return found
 
 
-async def _measure(test: Scenario, args: argparse.Namespace, records: dict[float, list[Record]]) -> None:
-    """Fill `records`, load by load."""
+def _write(test: Scenario, args: argparse.Namespace, records: Records, memory: dict[str, float]) -> Results:
+    """Print and write the loads measured."""
+    results: Results = {}
+    for (load, arm, _), found in records.items():
+        summary = summarise(found, load, test.warm_up, test.seconds, test.objectives)
+        results.setdefault(load, {}).setdefault(arm, []).append(summary)
+    if results:
+        report.show(results, UNITS[test.arrivals.kind], args.plot)
+        record.write(
+            args.json, "load by URL", report.named(results), scenario=test.model_dump(mode="json"), memory_mb=memory
+        )
+        if args.csv:
+            report.write_csv(args.csv, records, test.warm_up)
+    return results
+
+
+async def _measure(test: Scenario, args: argparse.Namespace, records: Records, memory: dict[str, float]) -> None:
+    """Fill `records`, load by load, and the memory that each server's processes then have, where they are here."""
     trace = arrivals.read_trace(test.arrivals.file) if isinstance(test.arrivals, Trace) else []
-    async with remote.connect(args.url or URL, args.api_key, args.model) as server:
-        counting = await Counting.of(server, test.timeout) if workload.needs_counting(test, trace) else None
-        for load in test.arrivals.loads:
-            print(f"{server.model} at {load:g} {UNITS[test.arrivals.kind]}", file=sys.stderr, flush=True)
-            records[load] = await generate.at_load(server, test, Workload(test, counting), trace, load)
-
-
-def _summaries(test: Scenario, records: dict[float, list[Record]]) -> list[Summary]:
-    return [summarise(of_load, load, test.warm_up, test.seconds, test.objectives) for load, of_load in records.items()]
+    async with AsyncExitStack() as stack:
+        servers = {
+            name: await stack.enter_async_context(remote.connect(url, args.api_key, args.model))
+            for name, url in urls(args).items()
+        }
+        countings = {
+            name: await Counting.of(server, test.timeout) if workload.needs_counting(test, trace) else None
+            for name, server in servers.items()
+        }
+        rounds = args.rounds or (1 if len(servers) == 1 else ROUNDS)
+        for number, load, arm in harness.alternate_arms(rounds, test.arrivals.loads, list(servers)):
+            work = Workload(test, countings[arm])
+            records[load, arm, number] = await generate.at_load(servers[arm], test, work, trace, load)
+        for name, url in urls(args).items():
+            if watched := server_processes.of_server(url):
+                memory[name] = watched.shared_once()
 
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:

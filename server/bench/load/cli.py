@@ -12,13 +12,19 @@ where more come than can be served. Each load is one row; docs/loadtest.md expla
   E2E          time to the end of the answer
   good         share of all requests that kept every one of --goodput's times; goodput: such requests per second
 
-Without them, an engine is started here and the arms take turns on it, round by round: "off" (no drafts), "verify all",
-"planned". Prompts of several files are mixed. With --level a third of the requests asks for a service level, "level
-kept" is the share that got it, and an arm "no levels" plans without being asked. Times are medians over the rounds.
-Where no profile fits, a quick one is measured first, as a server does.
+Several servers (--url ours=http://… vllm=http://…) take turns, round by round, each alone at its turn; "× ours" is the
+ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
+
+Without --url and --scenario, an engine is started here and arms take turns on it, round by round: "off" (no drafts),
+"verify all", "planned"; of a block-diffusion model D=0 to D=3 draft so many states. Prompts of several files are mixed.
+tau is tokens per request and step; acceptance by position is in a table, and in --json FILE for `outrider simulate`.
+With --level a third of the requests asks for a service level, "level kept" is the share that got it, and an arm "no
+levels" plans without being asked. Times are medians over the rounds. Where no profile fits, a quick one is measured
+first, as a server does.
 
 examples:
   outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50
+  outrider bench load --url ours=http://127.0.0.1:30000 vllm=http://127.0.0.1:8000 --concurrency 1,8 --seconds 20
   outrider bench load --scenario deploy/loadtest/chat.toml --json chat.json --csv chat.csv --plot chat.png
   outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
 """
@@ -30,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...settings.flags import Flags, add_engine_flags
+from ...settings.flags import Flags, add_engine_flags, add_unmasking_flags
 from .. import harness
 from . import arms, by_url
 
@@ -45,22 +51,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", metavar="LIST", help=f"requests in flight (default: {arms.CONCURRENCY})")
     add("--temperature", type=float, help="(default: 0)")
     add("--new-tokens", type=int, metavar="N", help=f"of each answer, at most (default: {arms.NEW_TOKENS})")
-    harness.add_output_flags(both, plot="throughput over speed per user")
+    add("--rounds", type=int, metavar="N", help=f"measurements of each arm (default: {arms.ROUNDS}; of one server 1)")
+    harness.add_output_flags(both, plot="throughput over speed per user, and times over load")
     of_url = _Noted(parser.add_argument_group("a server by URL"))
     by_url.add_flags(of_url)
     of_arms = _Noted(parser.add_argument_group("an engine of our own (--model: by URL, the name to ask for)"))
-    arms.add_flags(of_arms)
+    add = of_arms.add_argument
+    count = "requests per round, at least; never fewer than twice those in flight (default: %(default)s)"
+    add("--count", type=int, default=8, metavar="N", help=count)
+    add("--arms", nargs="+", choices=[*arms.ARMS | arms.DIFFUSION_ARMS], help="(default: all)")
+    add("--level", type=float, metavar="X", help="service level that every third request asks for, in tokens/s")
     add_engine_flags(of_arms, drafter=True)
+    add_unmasking_flags(of_arms)
     parser.set_defaults(of_url=of_url.defaults, of_arms=of_arms.defaults)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measure; 1 where not one request was answered."""
     chosen = args.url is not None or args.scenario is not None
     others = args.of_arms if chosen else args.of_url
     for name, (flag, default) in others.items():
         if name not in SHARED and name != "api_key" and getattr(args, name) != default:
             raise UserError(f"{flag} goes {'without' if chosen else 'with'} --url or --scenario")
-    return by_url.run(args) if chosen else arms.run(args)
+    if args.rounds is not None:
+        harness.check_positive(args, "rounds")
+    harness.check_outputs(args)
+    results = (by_url if chosen else arms).run(args)
+    return 0 if any(one.whole for of_load in results.values() for rounds in of_load.values() for one in rounds) else 1
 
 
 class _Noted:

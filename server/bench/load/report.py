@@ -3,80 +3,144 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import pictures
+from .. import harness
 from .generate import Record
-from .summary import Spread, Summary
+from .summary import Results, Spread, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = (
-    *("load", "name", "warm_up", "due", "late", "ttft", "tpot", "e2e", "longest_gap", "prompt_tokens"),
-    *("completion_tokens", "finish_reason", "status", "failure", "detail"),
+    *("load", "arm", "round", "name", "warm_up", "due", "late", "ttft", "tpot", "e2e", "longest_gap"),
+    *("prompt_tokens", "completion_tokens", "finish_reason", "status", "failure", "detail"),
 )
 NOTHING = "–"
 """Where no answer was whole."""
 LATE_SECONDS = 0.05
 """Requests sent later than this are worth a word."""
+OURS, ALSO_OURS = "planned", "no levels"
+"""The arm that is compared with the best of the others, and one that is none of those."""
 
 
-def table(summaries: Sequence[Summary], unit: str) -> str:
-    """A row per load."""
+def show(results: Results, unit: str, picture: Path | None) -> None:
+    """Print the table, and draw the picture where --plot was given."""
+    print(table(results, unit))
+    if picture:
+        with pictures.figure(picture) as figure:
+            plot(results, unit, figure)
+
+
+def named(results: Results) -> dict[str, dict[str, list[Summary]]]:
+    """For JSON, whose names are strings."""
+    return {f"{load:g}": arms for load, arms in results.items()}
+
+
+def table(results: Results, unit: str) -> str:
+    """A row per load and arm, medians over the rounds; ratios to the first arm are of the same round."""
     lines = [
-        f"{unit:>9} {'whole/asked':>12} {'req/s':>6} {'tok/s':>7} {'per user':>8} {'TTFT p50':>9} {'p90':>6} {'p99':>6}"
-        f" {'TPOT p50':>9} {'p99':>5} {'E2E p50':>8} {'p99':>6} {'good':>5} {'goodput':>8}  failures"
+        f"{unit:>9} {'arm':>16} {'whole/asked':>12} {'req/s':>6} {'tok/s':>7} {'per user':>8} {'TTFT p50':>9}"
+        f" {'p90':>6} {'p99':>6} {'TPOT p50':>9} {'p99':>5} {'E2E p50':>8} {'p99':>6} {'good':>5} {'goodput':>8}"
+        f" {'tau':>5}  failures, ratios"
     ]
-    for s in summaries:
-        failures = ", ".join(f"{failure}: {count}" for failure, count in s.failures.items())
-        good = f"{'':>5} {'':>8}"
-        if s.goodput is not None:
-            good = f"{NOTHING:>5}" if s.good is None else f"{s.good:5.0%}"
-            good += f" {s.goodput:6.2f}/s"
-        ttft, tpot, e2e = _times(s.ttft, 1e3), _times(s.tpot, 1e3), _times(s.e2e, 1)
-        lines.append(
-            f"{s.load:>9g} {f'{s.whole}/{s.asked}':>12} {s.requests_per_second:6.2f} {s.throughput:7.1f}"
-            f" {_cell(s.per_user, 8, 1)} {_cell(ttft.get('p50'), 6)} ms {_cell(ttft.get('p90'), 6)}"
-            f" {_cell(ttft.get('p99'), 6)} {_cell(tpot.get('p50'), 6, 1)} ms {_cell(tpot.get('p99'), 5)}"
-            f" {_cell(e2e.get('p50'), 6, 2)} s {_cell(e2e.get('p99'), 6, 2)} {good}  {failures or 'none'}"
-        )
-    if (late := max(s.late for s in summaries)) > LATE_SECONDS:
+    every = [one for arms in results.values() for rounds in arms.values() for one in rounds]
+    for load, arms in results.items():
+        lines += [
+            f"{load:>9g} {arm:>16} {_columns(rounds)}  {_remarks(arm, arms)}" for arm, rounds in arms.items() if rounds
+        ]
+    if (late := max(one.late for one in every)) > LATE_SECONDS:
         lines.append(
             f"This client was up to {late * 1e3:.0f} ms late (p99): it needs more of a core, or fewer requests."
         )
+    if compared := [one.differ for one in every if one.differ is not None]:
+        lines.append(f"answers that differ between arms: {sum(compared)}")
     return "\n".join(lines)
 
 
-def _times(spread: Spread | None, per_second: float) -> dict[str, float]:
-    """By name; empty where nothing was measured. per_second: 1000 for milliseconds."""
-    return {} if spread is None else {name: per_second * seconds for name, seconds in asdict(spread).items()}
+def _columns(rounds: Sequence[Summary]) -> str:
+    def times(name: str, percentile: str, scale: float = 1e3) -> float | None:
+        spreads: list[Spread | None] = [getattr(one, name) for one in rounds]
+        return _median(getattr(spread, percentile) * scale for spread in spreads if spread is not None)
+
+    def middle(name: str) -> float | None:
+        return _median(value for one in rounds if (value := getattr(one, name)) is not None)
+
+    good, goodput, tau = middle("good"), middle("goodput"), _median(one.counts["tau"] for one in rounds if one.counts)
+    whole = f"{sum(one.whole for one in rounds)}/{sum(one.asked for one in rounds)}"
+    asked_good = goodput is not None
+    return (
+        f"{whole:>12} {_cell(middle('requests_per_second'), 6, 2)} {_cell(middle('throughput'), 7, 1)}"
+        f" {_cell(middle('per_user'), 8, 1)} {_cell(times('ttft', 'p50'), 6)} ms {_cell(times('ttft', 'p90'), 6)}"
+        f" {_cell(times('ttft', 'p99'), 6)} {_cell(times('tpot', 'p50'), 6, 1)} ms {_cell(times('tpot', 'p99'), 5)}"
+        f" {_cell(times('e2e', 'p50', 1), 6, 2)} s {_cell(times('e2e', 'p99', 1), 6, 2)}"
+        f" {(NOTHING if good is None else f'{good:.0%}') if asked_good else '':>5}"
+        f" {f'{goodput:.2f}/s' if asked_good else '':>8} {f'{tau:.2f}' if tau is not None else '':>5}"
+    )
+
+
+def _remarks(arm: str, arms: Mapping[str, Sequence[Summary]]) -> str:
+    failures: dict[str, int] = {}
+    for one in arms[arm]:
+        for failure, count in one.failures.items():
+            failures[failure] = failures.get(failure, 0) + count
+    said = [", ".join(f"{failure}: {count}" for failure, count in failures.items()) or "none"]
+    levels = [one.level_kept for one in arms[arm] if one.level_kept is not None]
+    if levels:
+        said.append(f"level kept {statistics.median(levels):.0%}")
+    first = next(iter(arms))
+    if arm != first and (found := ratio(arms[arm], arms[first])):
+        said.append(f"{found.cell} × {first}")
+    if arm == OURS and len(arms) > 2 and (best := best_of(arms, OURS)) and (found := ratio(arms[arm], arms[best])):
+        said.append(f"{found.cell} × the better of the others, {best}")
+    return "; ".join(said)
+
+
+def ratio(ours: Sequence[Summary], theirs: Sequence[Summary]) -> harness.Ratio | None:
+    """Throughput of one arm over that of another; None where a round of one is missing or brought nothing."""
+    rates = [[one.throughput for one in rounds] for rounds in (ours, theirs)]
+    if len(ours) != len(theirs) or not rates[1] or min(rates[1]) <= 0:
+        return None
+    return harness.ratio(*rates)
+
+
+def best_of(arms: Mapping[str, Sequence[Summary]], but: str) -> str | None:
+    """The arm with the highest median throughput beside the arm `but`; None without another."""
+    rates = {
+        arm: statistics.median(one.throughput for one in rounds)
+        for arm, rounds in arms.items()
+        if rounds and arm not in (but, ALSO_OURS)
+    }
+    return max(rates, key=lambda arm: rates[arm], default=None)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None
 
 
 def _cell(value: float | None, width: int, digits: int = 0) -> str:
     return f"{NOTHING:>{width}}" if value is None else f"{value:{width}.{digits}f}"
 
 
-def write_csv(path: Path, records: Mapping[float, Sequence[Record]], warm_up: float) -> None:
-    """A row per request, those of the warm-up marked; times in seconds."""
-    rows = [
-        _row(load, record, warm_up)
-        for load, of_load in records.items()
-        for record in sorted(of_load, key=lambda record: record.due)
-    ]
+def write_csv(path: Path, records: Mapping[tuple[float, str, int], Sequence[Record]], warm_up: float) -> None:
+    """A row per request, those of the warm-up marked; times in seconds. records: by load, arm and round."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows(rows)
+        for (load, arm, number), found in records.items():
+            for record in sorted(found, key=lambda record: record.due):
+                writer.writerow({"load": load, "arm": arm, "round": number, **_row(record, warm_up)})
 
 
-def _row(load: float, record: Record, warm_up: float) -> dict[str, Any]:
+def _row(record: Record, warm_up: float) -> dict[str, Any]:
     reply = record.reply
     times = {"due": record.due, "late": record.late, "ttft": record.ttft, "tpot": reply.tpot, "e2e": record.e2e}
     return {
-        "load": load,
         "name": record.name,
         "warm_up": int(record.due < warm_up),
         **{name: f"{seconds:.6f}" for name, seconds in (times | {"longest_gap": reply.longest_gap}).items()},
@@ -89,26 +153,35 @@ def _row(load: float, record: Record, warm_up: float) -> dict[str, Any]:
     }
 
 
-def plot(summaries: Sequence[Summary], unit: str, figure: Figure) -> None:
-    """Draw throughput over speed per user, and times over load."""
+def plot(results: Results, unit: str, figure: Figure) -> None:
+    """Draw throughput over speed per user, and times to the first token and per token over load; a line per arm."""
     figure.set_size_inches(10, 4)
     curve, times = figure.subplots(1, 2)
-    points = [(s.per_user, s.throughput, s.load) for s in summaries if s.per_user is not None]
-    curve.plot([speed for speed, _, _ in points], [rate for _, rate, _ in points], "o-")
-    for speed, rate, load in points:
-        curve.annotate(f"{load:g}", (speed, rate), textcoords="offset points", xytext=(4, 4), fontsize=7)
+    for arm in dict.fromkeys(arm for arms in results.values() for arm in arms):
+        found = {load: arms[arm] for load, arms in results.items() if arms.get(arm)}
+        medians = {
+            load: (_median(one.per_user for one in rounds if one.per_user), _median(o.throughput for o in rounds))
+            for load, rounds in found.items()
+        }
+        points = [(speed, rate, load) for load, (speed, rate) in medians.items() if speed is not None]
+        (line,) = curve.plot([speed for speed, _, _ in points], [rate for _, rate, _ in points], "o-", label=arm)
+        for speed, rate, load in points:
+            curve.annotate(f"{load:g}", (speed, rate), textcoords="offset points", xytext=(4, 4), fontsize=7)
+        for name, style in (("ttft", "o-"), ("tpot", "o--")):
+            ms = {
+                load: _median(spread.p50 * 1e3 for one in rounds if (spread := getattr(one, name)))
+                for load, rounds in found.items()
+            }
+            kept = {load: value for load, value in ms.items() if value is not None}
+            if kept:
+                label = f"{arm} {name.upper()} p50".strip()
+                times.plot(list(kept), list(kept.values()), style, color=line.get_color(), label=label)
+                times.set_yscale("log")
     curve.set_xlabel("tokens/s per user (median)")
     curve.set_ylabel("tokens/s, all requests")
     curve.set_title(f"at each point: {unit}", fontsize=9)
-    for name in ("ttft", "tpot", "e2e"):
-        found = {s.load: ms for s in summaries if (ms := _times(getattr(s, name), 1e3))}
-        if not found:
-            continue
-        (line,) = times.plot(list(found), [ms["p50"] for ms in found.values()], "o-", label=f"{name.upper()} p50")
-        slow = [ms["p99"] for ms in found.values()]
-        times.plot(list(found), slow, "o--", color=line.get_color(), label=f"{name.upper()} p99")
-        times.set_yscale("log")
+    curve.legend(fontsize=7)
     times.set_xlabel(unit)
     times.set_ylabel("ms")
     if times.lines:
-        times.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+        times.legend(fontsize=7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class Summary:
     per_user: tokens per second of one answer after its first token, median.
     goodput: whole answers per second, of those due in it, that kept every objective; good: their share of all asked.
     None without objectives. late: how much later than due requests were sent, 99th percentile.
+    The rest is known only of an engine of our own. level_kept: share of the requests with a service level that got it.
+    counts: `tau`, tokens per request and step, with what drafts came to. differ: answers that are not the first arm's.
     """
 
     load: float
@@ -65,6 +68,13 @@ class Summary:
     goodput: float | None
     good: float | None
     late: float
+    level_kept: float | None = None
+    counts: dict[str, Any] | None = None
+    differ: int | None = None
+
+
+Results = dict[float, dict[str, list[Summary]]]
+"""{load: {arm: [one per round]}}"""
 
 
 def summarise(

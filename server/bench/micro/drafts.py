@@ -8,18 +8,16 @@ draft: what its operations took, and the rest. With one thread times are its pro
 disturbs least, otherwise wall-clock time.
 
 examples:
-  outrider bench drafts
-  outrider bench drafts runs/dspark/drafter --requests 1,8 --temperature 1 --weights Q4_1
+  outrider bench micro drafts
+  outrider bench micro drafts runs/dspark/drafter --requests 1,8 --temperature 1 --weights Q4_1
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -34,18 +32,16 @@ from outrider.drafters.registry import DENOISING_ORDERS, find
 from outrider.kernels.blocks import KINDS
 from outrider.kernels.cpu import native
 
-from ...engine.checkpoints import WEIGHTS
-from ...engine.settings import CHECKPOINT_DRAFTERS
 from ...errors import UserError
-from .. import harness
+from ...settings.checkpoints import WEIGHTS
+from ...settings.settings import CHECKPOINT_DRAFTERS
+from .. import harness, record
+from . import timing
 from .kernel_step import OURS, Model, Shape, blocks_of
 
 PARTS = ("products", "attention", "norms, rope", "sampling")
 """As the kernels' stopwatch names them."""
-Arms = dict[str, Callable[[], object]]
-Times = dict[str, list[float]]
-Parts = dict[str, list[list[float]]]
-Measured = BlockDrafter | DiffusionDrafter
+Drafter = BlockDrafter | DiffusionDrafter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,20 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--denoising-order", choices=DENOISING_ORDERS, default="left", help="of theirs (default: left)")
     add("--temperature", type=float, default=0.0, metavar="T", help="of all requests (default: 0)")
     add("--weights", choices=["bfloat16", *KINDS], default="bfloat16", help="of the target (default: %(default)s)")
-    add("--threads", type=int, default=torch.get_num_threads(), metavar="N", help="(default: %(default)s)")
-    add("--rounds", type=int, default=9, metavar="N", help="measurements of each case (default: %(default)s)")
-    harness.add_output_flags(parser)
+    timing.add_flags(parser, torch.get_num_threads())
 
 
 def run(args: argparse.Namespace) -> int:
-    harness.check_positive(args, "context", "committed", "threads", "rounds")
-    harness.check_outputs(args)
+    harness.check_positive(args, "context", "committed")
     counts = harness.positive_integers("--requests", args.requests)
     if not native.available():
-        raise UserError("outrider bench drafts times the compiled kernels, which this machine has not")
-    torch.set_num_threads(args.threads)
-    clock = time.thread_time if args.threads == 1 else time.perf_counter
-    print(f"instruction set {native.instruction_set()}, target {args.weights}, {args.threads} thread(s), milliseconds")
+        raise UserError("outrider bench micro drafts times the compiled kernels, which this machine has not")
+    clock = timing.start(args, f"target {args.weights}")
     try:
         drafters = {
             name: drafter for folder in args.drafters for name, drafter in _drafters(folder, max(counts), args).items()
@@ -81,62 +72,53 @@ def run(args: argparse.Namespace) -> int:
         target = _target(next(iter(drafters.values())).model.config, args.weights)
     except ValueError as error:  # a CheckpointError, or a kind whose blocks do not fit the target's shape
         raise UserError(str(error)) from None
-    measured = {count: measure(_arms(drafters, target, count, args), args.rounds, clock) for count in counts}
-    results: dict[str, Any] = {}
-    for name in drafters:
-        print(f"\n{name:>9}{'':>9}{'propose':>9}{'':9}{'observe':>9}{'':9}   share of verification")
-        print(
-            f"{'requests':>9}{'verify':>9}{'torch':>9}{'ours':>9}{'torch':>9}{'ours':>9}   "
-            f"{'torch':25}{'ours':25}parts of ours"
-        )
-        for count, (times, parts) in measured.items():
-            own = {arm.removeprefix(f"{name}: "): found for arm, found in times.items() if arm.startswith(f"{name}: ")}
-            own["verify"] = times["verify"]
-            results[f"{name}, {count}"] = {"times": own, "parts": parts[name]}
-            print(_line(count, own, parts[name]), flush=True)
-    _print_ratios(list(drafters), measured)
-    harness.write_json(args.json, results)
+    found = {count: _Case(drafters, target, count, args).measure(args.rounds, clock) for count in counts}
+    results = {f"{name}, {count}": found[count][name] for name in drafters for count in counts}
+    print(f"{'':>34}{'verify':>9}{'propose':>9}{'observe':>9}   share of verification; parts of ours")
+    for name, measured in results.items():
+        times = measured["times"]
+        for kind in "torch", "ours":
+            draft = times[f"propose, {kind}"]
+            low, middle, high = timing.quartiles(draft, times["verify"])
+            cells = [median(times["verify"]), median(draft), median(times[f"observe, {kind}"])]
+            line = f"{f'{name}, {kind}':>34}" + "".join(f"{cell:9.2f}" for cell in cells)
+            print(f"{line}   {middle:.3f} ({low:.3f} .. {high:.3f})", end="\n" if kind == "torch" else "   ")
+        taken = [median(part) for part in zip(*measured["parts"], strict=True)]
+        named = [f"{part} {spent:.2f}" for part, spent in zip(PARTS, taken, strict=True)]
+        print(", ".join([*named, f"rest {median(times['propose, ours']) - sum(taken):.2f}"]), flush=True)
+    first, *others = drafters
+    for name in others:
+        for count in counts:
+            both = [_whole(results[f"{drafter}, {count}"]["times"]) for drafter in (name, first)]
+            low, middle, high = timing.quartiles(*both)
+            print(f"{name}, {count}: propose and observe over {first}'s: {middle:.3f} ({low:.3f} .. {high:.3f})")
+    record.write(args.json, "micro drafts", results, weights={folder.name: folder for folder in args.drafters})
     return 0
 
 
-def _print_ratios(names: list[str], measured: dict[int, tuple[Times, Parts]]) -> None:
-    """A draft of each but the first over the first one's, both with what observing takes."""
-    first, *others = names
-    if others:
-        print(f"\npropose and observe, ours, over those of {first}")
-    for name in others:
-        for count, (times, _) in measured.items():
-
-            def whole(drafter: str, times: Times = times) -> list[float]:
-                both = zip(times[f"{drafter}: propose, ours"], times[f"{drafter}: observe, ours"], strict=True)
-                return [propose + observe for propose, observe in both]
-
-            print(f"{name}, {count}: {_quartiles([a / b for a, b in zip(whole(name), whole(first), strict=True)])}")
+def _whole(times: dict[str, list[float]]) -> list[float]:
+    return [a + b for a, b in zip(times["propose, ours"], times["observe, ours"], strict=True)]
 
 
-def _drafters(folder: Path, requests: int, args: argparse.Namespace) -> dict[str, Measured]:
+def _drafters(folder: Path, requests: int, args: argparse.Namespace) -> dict[str, Drafter]:
     """The drafter of a folder, a diffusion drafter once with each number of steps, beside a target with random weights
     and with room for `requests`."""
+    made: dict[str, Any] = {}
     if BlockConfig.read(folder).kind in BLOCK_KINDS:
-        made: dict[str, Measured] = {folder.name: _made(partial(BlockDrafter, load(folder)), requests, args.context)}
-        return made
-    model = load_as(DiffusionModel, folder)
-    return {
-        f"{folder.name}, {steps} step{'s' * (steps > 1)}": _made(
-            partial(DiffusionDrafter, model, denoising_steps=steps, denoising_order=args.denoising_order),
-            requests,
-            args.context,
-        )
-        for steps in args.denoising_steps
-    }
-
-
-def _made(make: Callable[..., Measured], requests: int, context: int) -> Measured:
-    config = make.args[0].config  # type: ignore[attr-defined]
-    embedding, head = torch.randn(2, config.vocab_size, config.hidden_size).mul_(0.1).bfloat16()
-    drafter = make(embedding=embedding, head=head)
-    drafter.allocate(requests * (context + drafter.gamma + 1))
-    return drafter
+        made[folder.name] = partial(BlockDrafter, load(folder))
+    else:
+        model = load_as(DiffusionModel, folder)
+        for steps in args.denoising_steps:
+            name = f"{folder.name}, {steps} step{'s' * (steps > 1)}"
+            options = {"denoising_steps": steps, "denoising_order": args.denoising_order}
+            made[name] = partial(DiffusionDrafter, model, **options)
+    drafters = {}
+    for name, make in made.items():
+        config = make.args[0].config
+        embedding, head = torch.randn(2, config.vocab_size, config.hidden_size).mul_(0.1).bfloat16()
+        drafters[name] = make(embedding=embedding, head=head)
+        drafters[name].allocate(requests * (args.context + drafters[name].gamma + 1))
+    return drafters
 
 
 def _target(config: BlockConfig, weights: str) -> Model:
@@ -148,87 +130,71 @@ def _target(config: BlockConfig, weights: str) -> Model:
     return Model(shape, torch.bfloat16, OURS if weights == "bfloat16" else blocks_of(weights))
 
 
-def _arms(drafters: dict[str, Measured], target: Model, requests: int, args: argparse.Namespace) -> Arms:
-    first = next(iter(drafters.values()))
-    width = args.context + first.gamma + 1
-    table = torch.randperm(requests * width).int().view(requests, width)
-    arms: Arms = {"verify": target.step(requests, first.gamma + 1, width)}
-    for drafter_name, drafter in drafters.items():
-        config = drafter.model.config
-        batch = DraftBatch(
-            anchors=torch.randint(config.vocab_size, (requests,)),
-            seq_lens=torch.full((requests,), args.context),
-            page_table=table,
-            rows=torch.arange(requests),
-            temperatures=torch.full((requests,), args.temperature),
-            keys=torch.randint(2**62, (requests, drafter.gamma)),
-        )
+class _Case:
+    """All drafters and the target with one number of requests, whose contexts are in the caches."""
 
-        def observed(start: int, stop: int, config: BlockConfig = config) -> Features:
-            slots = table[:, start:stop].flatten().long()
-            hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).bfloat16()
-            return Features(hidden, torch.zeros_like(slots), torch.arange(start, stop).repeat(requests), slots)
+    def __init__(self, drafters: dict[str, Drafter], target: Model, requests: int, args: argparse.Namespace):
+        first = next(iter(drafters.values()))
+        width = args.context + first.gamma + 1
+        self.drafters, self.table = drafters, torch.randperm(requests * width).int().view(requests, width)
+        self.verify = target.step(requests, first.gamma + 1, width)
+        self.last: dict[str, Features] = {}
+        self.batch: dict[str, DraftBatch] = {}
+        for name, drafter in drafters.items():
+            self.batch[name] = DraftBatch(
+                anchors=torch.randint(drafter.model.config.vocab_size, (requests,)),
+                seq_lens=torch.full((requests,), args.context),
+                page_table=self.table,
+                rows=torch.arange(requests),
+                temperatures=torch.full((requests,), args.temperature),
+                keys=torch.randint(2**62, (requests, drafter.gamma)),
+            )
+            drafter.observe(self._observed(drafter, 0, args.context))
+            for _ in range(-(-args.context // BACKLOG_EACH)):  # until a diffusion drafter has encoded all of it
+                drafter.propose(self.batch[name])
+            self.last[name] = self._observed(drafter, args.context - args.committed, args.context)
 
-        drafter.observe(observed(0, args.context))
-        for _ in range(-(-args.context // BACKLOG_EACH)):  # until a diffusion drafter has encoded all of it
-            drafter.propose(batch)
-        last = observed(args.context - args.committed, args.context)
-        for name in "ours", "torch":
-            arms[f"{drafter_name}: observe, {name}"] = partial(_as, name, drafter, drafter.observe, last)
-            arms[f"{drafter_name}: propose, {name}"] = partial(_as, name, drafter, drafter.propose, batch)
-    return arms
+    def _observed(self, drafter: Drafter, start: int, stop: int) -> Features:
+        config, slots = drafter.model.config, self.table[:, start:stop].flatten().long()
+        hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).bfloat16()
+        return Features(hidden, torch.zeros_like(slots), torch.arange(start, stop).repeat(len(self.table)), slots)
 
+    def measure(self, rounds: int, clock: timing.Clock) -> dict[str, Any]:
+        """By drafter: `times`, milliseconds of each arm, one per round, and `parts` of its compiled drafts.
 
-def measure(arms: Arms, rounds: int, clock: Callable[[], float]) -> tuple[Times, Parts]:
-    """Milliseconds of each arm, one per round, and of each drafter what the operations of its drafts by ours took.
+        A draft follows what it has to observe, and the drafters take turns.
+        """
+        found: dict[str, Any] = {name: {"times": {"verify": []}, "parts": []} for name in self.drafters}
+        arms = [(name, kind) for name in self.drafters for kind in ("ours", "torch")]
+        for number in range(-1, rounds):  # the first warms up
+            start = clock()
+            self.verify()
+            spent = (clock() - start) * 1e3
+            for name, kind in harness.rotated(arms, number + 1):
+                times = self._draft(name, kind, clock)
+                if number < 0:
+                    continue
+                if kind == "ours":
+                    found[name]["times"]["verify"].append(spent)
+                    found[name]["parts"].append(times.pop("parts"))
+                for call, seconds in times.items():
+                    found[name]["times"].setdefault(f"{call}, {kind}", []).append(seconds * 1e3)
+        return found
 
-    A draft follows what it has to observe, and the drafters take turns.
-    """
-    times: Times = {name: [] for name in arms}
-    parts: Parts = {}
-    groups: dict[str, list[str]] = {}
-    for name in arms:
-        groups.setdefault(name.rpartition(", ")[2] + name.partition(":")[0] if ":" in name else name, []).append(name)
-    for arm in arms.values():
-        arm()
-    for number in range(rounds):
-        for group in harness.rotated(list(groups), number):
-            for name in groups[group]:
-                stopwatch = name.endswith("propose, ours")
-                if stopwatch:
-                    torch.ops.outrider.time_spent(True)
-                start = clock()
-                arms[name]()
-                times[name].append((clock() - start) * 1e3)
-                if stopwatch:
-                    spent = [seconds * 1e3 for seconds in torch.ops.outrider.time_spent(False)]
-                    parts.setdefault(name.partition(":")[0], []).append(spent)
-    return times, parts
-
-
-def _line(requests: int, times: Times, parts: list[list[float]]) -> str:
-    verify, ours = times["verify"], times["propose, ours"]
-    cells = [f"{requests:9}"]
-    for name in ("verify", "propose, torch", "propose, ours", "observe, torch", "observe, ours"):
-        cells.append(f"{median(times[name]):9.2f}")
-    for name in ("torch", "ours"):
-        shares = [a / b for a, b in zip(times[f"propose, {name}"], verify, strict=True)]
-        cells.append(f"   {_quartiles(shares)}")
-    taken = [median(part) for part in zip(*parts, strict=True)]
-    named = [f"{name} {part:.2f}" for name, part in zip(PARTS, taken, strict=True)]
-    return "".join(cells) + "   " + ", ".join([*named, f"rest {median(ours) - sum(taken):.2f}"])
-
-
-def _quartiles(values: list[float]) -> str:
-    low, middle, high = quantiles(values, n=4) if len(values) > 1 else values * 3
-    return f"{middle:.3f} ({low:.3f} .. {high:.3f})"
-
-
-def _as(name: str, drafter: Measured, call: Callable[[Any], object], what: Any) -> object:
-    """The call with the compiled block, or in plain torch."""
-    compiled = drafter.compiled
-    drafter.compiled = compiled if name == "ours" else None
-    try:
-        return call(what)
-    finally:
-        drafter.compiled = compiled
+    def _draft(self, name: str, kind: str, clock: timing.Clock) -> dict[str, Any]:
+        """Seconds of one observation and the draft that follows, with the compiled block or in plain torch."""
+        drafter = self.drafters[name]
+        compiled, drafter.compiled = drafter.compiled, drafter.compiled if kind == "ours" else None
+        try:
+            start = clock()
+            drafter.observe(self.last[name])
+            observed = clock()
+            if kind == "ours":
+                torch.ops.outrider.time_spent(True)
+            drafter.propose(self.batch[name])
+            times: dict[str, Any] = {"observe": observed - start, "propose": clock() - observed}
+            if kind == "ours":
+                times["parts"] = [seconds * 1e3 for seconds in torch.ops.outrider.time_spent(False)]
+        finally:
+            drafter.compiled = compiled
+        return times

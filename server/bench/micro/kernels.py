@@ -1,21 +1,19 @@
 """Compiled kernels beside plain torch: times of both and their ratio, one line per case.
 
-The two take turns, round by round; the quartiles of the rounds' ratios follow the median. Times are processor time of
-one thread by default, which a busy machine disturbs least; with --threads above 1 they are wall-clock time. Shapes are
-those of SmolLM2-135M: attention, norms and activation, matrix products, sampling, and a whole decode step.
+The two take turns, round by round; the quartiles of the rounds' ratios follow the median. Shapes are those of
+SmolLM2-135M: attention, norms and activation, matrix products, sampling, and a whole decode step.
 
 examples:
-  outrider bench kernels --only attention
-  outrider bench kernels --only "step 1x1" --threads 2 --json kernels.json
+  outrider bench micro kernels --only attention
+  outrider bench micro kernels --only "step 1x1" --threads 2 --json kernels.json
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import median, quantiles
+from statistics import median
 
 import torch
 
@@ -24,57 +22,32 @@ from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
 
 from ...errors import UserError
-from .. import harness
+from .. import record
+from . import timing
 from .kernel_step import OURS, PLAIN, Model, Shape
-
-Arm = Callable[[], object]
+from .timing import Arm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--only", default="", metavar="TEXT", help="only cases whose name contains this (default: all)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(default: %(default)s)")
-    add("--threads", type=int, default=1, metavar="N", help="above 1 wall-clock time is measured (default: 1)")
-    add("--rounds", type=int, default=9, metavar="N", help="measurements of each case (default: %(default)s)")
-    harness.add_output_flags(parser)
+    timing.add_flags(parser, threads=1)
 
 
 def run(args: argparse.Namespace) -> int:
-    harness.check_positive(args, "threads", "rounds")
-    harness.check_outputs(args)
-    torch.set_num_threads(args.threads)
-    clock = time.thread_time if args.threads == 1 else time.perf_counter
-    print(f"instruction set {native.instruction_set()}, {args.dtype}, {args.threads} thread(s)")
-    print(f"{'case':34}{'torch ms':>10}{'ours ms':>10}{'torch/ours':>12}   quartiles")
+    clock = timing.start(args, args.dtype)
+    print(f"{'case':34}{'torch':>10}{'ours':>10}{'torch/ours':>12}   quartiles")
     results = {}
     for name, plain, ours in cases(Shape(), getattr(torch, args.dtype), args.only):
-        times = results[name] = measure({"torch": plain, "ours": ours}, args.rounds, clock)
-        ratios = [a / b for a, b in zip(times["torch"], times["ours"], strict=True)]
-        low, middle, high = quantiles(ratios, n=4) if args.rounds > 1 else ratios * 3
+        times = results[name] = timing.measure({"torch": plain, "ours": ours}, args.rounds, clock)
+        low, middle, high = timing.quartiles(times["torch"], times["ours"])
         columns = "".join(f"{median(arm):10.3f}" for arm in times.values())
         print(f"{name:34}{columns}{middle:12.2f}   {low:.2f} .. {high:.2f}", flush=True)
     if not results:
         raise UserError(f"no case here has {args.only!r} in its name")
-    harness.write_json(args.json, results)
+    record.write(args.json, "micro kernels", results)
     return 0
-
-
-def measure(arms: dict[str, Arm], rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Milliseconds per call, one per round; short arms are repeated to about a millisecond."""
-    repeats = {}
-    for name, arm in arms.items():
-        arm()
-        start = clock()
-        arm()
-        repeats[name] = max(1, int(1e-3 / max(clock() - start, 1e-6)))
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds):
-        for name in harness.rotated(list(arms), number):
-            start = clock()
-            for _ in range(repeats[name]):
-                arms[name]()
-            times[name].append((clock() - start) / repeats[name] * 1e3)
-    return times
 
 
 def cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
@@ -132,21 +105,13 @@ def _linear_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple
     packed, codes = [linear.pack(w) for w in weights], [int8.pack_int8(w) for w in weights]
     for name, rows in wanted.items():
         x = {depth: torch.randn(rows, depth).to(dtype) for depth in {w.shape[1] for w in weights}}
-        if name.startswith("int8"):
-            ours = partial(_multiply, int8.int8_linear, x, codes)
-        else:
-            ours = partial(_multiply, linear.packed_linear, x, packed)
-        yield name, partial(_multiply_plain, x, weights), ours
-
-
-def _multiply_plain(x: dict[int, torch.Tensor], weights: Sequence[torch.Tensor]) -> None:
-    for weight in weights:
-        torch.nn.functional.linear(x[weight.shape[1]], weight)
+        product, weighed = (int8.int8_linear, codes) if name.startswith("int8") else (linear.packed_linear, packed)
+        yield name, partial(_multiply, torch.nn.functional.linear, x, weights), partial(_multiply, product, x, weighed)
 
 
 def _multiply(product: Callable, x: dict[int, torch.Tensor], weights: Sequence) -> None:
     for weight in weights:
-        product(x[weight.depth], weight)
+        product(x[weight.shape[1] if isinstance(weight, torch.Tensor) else weight.depth], weight)
 
 
 def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:

@@ -5,7 +5,7 @@ random and calibrated: acceptance is drawn from them. The cost model is a made-u
 every step. Planners take turns, round by round.
 
 example:
-  outrider bench plan --requests 512 --levels
+  outrider bench micro plan --requests 512 --levels
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner, StepView
 from outrider.scheduler.planners.baselines import StaticGamma
 
-from .. import harness
+from .. import harness, record
 
 STAGES = ("budget", "admit", "observe")
 LEAVE = 0.01
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         planner = planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
         planner.admit_by = admit if native.available() else None
     results: dict[str, dict[str, list[float]]] = {name: {s: [] for s in (*STAGES, "total")} for name in planners}
-    for number, _, name in harness.turns(args.rounds, [f"{args.requests} requests"], list(planners)):
+    for number, _, name in harness.alternate_arms(args.rounds, [f"{args.requests} requests"], list(planners)):
         times = measure(planners[name], args.requests, args.gamma, args.steps, levels=args.levels, seed=number)
         for stage, median in zip(STAGES, np.median(times, axis=0), strict=True):
             results[name][stage].append(float(median))
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     for name, found in results.items():
         columns = " ".join(f"{statistics.median(found[stage]):8.1f}" for stage in (*STAGES, "total"))
         print(f"{name:>14} {columns}  {min(found['total']):.1f} to {max(found['total']):.1f}")
-    harness.write_json(args.json, results)
+    record.write(args.json, "micro plan", results, requests=args.requests)
     return 0
 
 

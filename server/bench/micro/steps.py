@@ -7,22 +7,20 @@ floor is what carries over to another machine.
 With --beside, the same step also takes its turn while other processes keep as many processors busy.
 
 examples:
-  outrider bench steps --shapes 1x1,8x8 --breakdown
-  outrider bench steps --shapes 8x1,8x8 --beside 1,2
+  outrider bench micro steps --shapes 1x1,8x8 --breakdown
+  outrider bench micro steps --shapes 8x1,8x8 --beside 1,2
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +28,18 @@ import torch
 
 from outrider.kernels.linear import pack, packed_linear
 
-from ...engine import client, session
-from ...engine.flags import add_engine_flags, settings_of
-from ...engine.resolve import Resolved, resolve
-from ...engine.settings import MEASURING_DRAFTER
 from ...errors import UserError
 from ...plugin.hooks import step_profiler
 from ...plugin.options import RequestOptions
-from .. import harness, step_breakdown
+from ...processes import client, session
+from ...settings.flags import add_engine_flags, settings_of
+from ...settings.resolve import Resolved, resolve
+from ...settings.settings import MEASURING_DRAFTER
+from .. import harness, record, step_breakdown
+from . import kernel_step
 
 if TYPE_CHECKING:
-    from ...engine.engine import Engine
+    from ...processes.engine import Engine
 
 DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             step_breakdown.report(
                 step_breakdown.read(log), kinds | {f"prefill {PREFILL}": (1, PREFILL, True)}, helpers.per_step()
             )
-    harness.write_json(args.json, results)
+    record.write(args.json, "micro steps", results, resolved=resolved)
     return 0
 
 
@@ -142,20 +141,18 @@ async def _measure(
     results: Results = {str(shape): {arm: [] for arm in arms} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)
-    turns = harness.turns(args.rounds, shapes, arms)
-    for _, turns_of_round in itertools.groupby(turns, key=itemgetter(0)):
-        for _, shape, arm in turns_of_round:
-            times = results[str(shape)][arm]
-            if arm in beside:
-                with harness.busy_processes(beside[arm]):
-                    times.append(await _steps(manager, shape, args.context))
-            elif arm == "step":
-                with helpers.during(str(shape)):
-                    times.append(await _steps(manager, shape, args.context, helpers))
-            else:
-                times.append(products.milliseconds(arm, shape.requests * shape.tokens))
-        if args.breakdown:
-            await client.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
+    for _, shape, arm in harness.alternate_arms(args.rounds, shapes, arms):
+        times = results[str(shape)][arm]
+        if arm in beside:
+            with harness.busy_processes(beside[arm]):
+                times.append(await _steps(manager, shape, args.context))
+        elif arm == "step":
+            with helpers.during(str(shape)):
+                times.append(await _steps(manager, shape, args.context, helpers))
+        else:
+            times.append(products.milliseconds(arm, shape.requests * shape.tokens))
+    for _ in range(args.rounds if args.breakdown else 0):
+        await client.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
     return results
 
 
@@ -204,18 +201,17 @@ class Products:
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(model_path)
-        hidden, heads = config.hidden_size, config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or hidden // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        layer = [
-            ((heads + 2 * kv_heads) * head_dim, hidden),
-            (hidden, heads * head_dim),
-            (2 * config.intermediate_size, hidden),
-            (hidden, config.intermediate_size),
-        ]
-        shapes = layer * config.num_hidden_layers + [(config.vocab_size, hidden)]
+        heads = config.num_attention_heads
+        shape = kernel_step.Shape(
+            hidden=config.hidden_size,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            mlp=config.intermediate_size,
+        )
+        shapes = shape.weights * config.num_hidden_layers + [(config.vocab_size, config.hidden_size)]
         self.device = device
-        weights = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+        weights = [torch.randn(size, device=device).to(dtype) for size in shapes]
         self.arms: dict[str, tuple[Callable, list]] = {
             "torch": (torch.nn.functional.linear, weights),
             "ours": (packed_linear, [pack(weight) for weight in weights]),

@@ -28,16 +28,15 @@ import asyncio
 import os
 import random
 import re
-import sys
 import time
 from pathlib import Path
 
 import outrider.profiles
 
 from ... import pictures
-from ...engine.questions import read_mixed_questions
 from ...errors import UserError
-from .. import harness, remote, server_processes
+from ...prompt_files import read_mixed_questions
+from .. import harness, record, remote, server_processes
 from ..remote import Remote
 from ..server_processes import Sample, Watched
 from . import report, traffic
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     harness.check_outputs(args)
     soak = asyncio.run(_soak(args))
     print(soak.table())
-    harness.write_json(args.json, soak.plain())
+    record.write(args.json, "soak", soak.plain())
     if args.plot:
         with pictures.figure(args.plot) as figure:
             report.plot(soak, figure)
@@ -108,8 +107,8 @@ async def _soak(args: argparse.Namespace) -> Soak:
     async with remote.connect(args.url, args.api_key, args.model) as server:
         watched = server_processes.of_server(args.url)
         if watched is None:
-            _say("The server's processes are not to be seen from here: its memory is not watched")
-        _say(f"Asking {len(questions)} prompts alone")
+            harness.log("The server's processes are not to be seen from here: its memory is not watched")
+        harness.log(f"Asking {len(questions)} prompts alone")
         questions, failures = await traffic.ask_alone(server, questions, args.timeout)
         if failures:
             raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
@@ -155,7 +154,7 @@ async def _watch(watched: Watched | None, samples: list[Sample], counts: Counts)
         if (now := time.monotonic()) - said >= SAY_SECONDS:
             said = now
             memory = f", {sum(samples[-1].resident.values()):.0f} MB" if samples else ""
-            _say(
+            harness.log(
                 f"{(now - began) / 60:5.1f} min: {sum(counts.asked.values())} requests, {counts.compared} compared,"
                 f" {counts.changed} changed, {counts.broken} broken{memory}"
             )
@@ -178,7 +177,3 @@ async def _becomes_empty(server: Remote) -> tuple[float | None, dict[str, float]
         if seconds > EMPTY_SECONDS:
             return None, held
         await asyncio.sleep(1)
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

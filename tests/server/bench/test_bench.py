@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 from pathlib import Path
 
@@ -13,8 +11,7 @@ from tiny_diffusion import TinyDiffusion
 
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
-from outrider.server.bench import diffusion
-from outrider.server.errors import UserError
+from outrider.server.bench import record
 
 
 def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -25,13 +22,14 @@ def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.server
 def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
-    done = bench("steps", "--shapes", "1x1,2x3", "--rounds", "1", "--breakdown", "--json", str(tmp_path / "steps.json"))
+    flags = ("--shapes", "1x1,2x3", "--rounds", "1", "--breakdown", "--json", str(tmp_path / "steps.json"))
+    done = bench("micro", "steps", *flags)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     ratios, _, parts = done.stdout.partition("\n\n")
     rows = [line.split() for line in ratios.splitlines()[1:]]
     assert [row[0] for row in rows] == ["1x1", "2x3"]
-    measured = json.loads((tmp_path / "steps.json").read_text())
+    measured = record.read(tmp_path / "steps.json")["results"]
     for shape, *columns, ratio, _ in (row[:6] for row in rows):
         step, plain, ours = (measured[shape][arm][0] for arm in ("step", "torch", "ours"))
         assert min(map(float, columns)) > 0
@@ -45,79 +43,72 @@ def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
-def test_where_no_profile_fits_speed_measures_one_first_as_a_server_does(tmp_path: Path) -> None:
+def test_arms_on_an_engine_without_a_profile(tmp_path: Path) -> None:
+    """One is measured first, as a server does; the arms' answers are the same, and every accepted token is counted."""
     for made in ("kernels", "models"):
         (tmp_path / made).symlink_to(cache_root() / made)
-    prompts = tmp_path / "echo.jsonl"
-    prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n')
-    flags = ("--drafter", "ngram", "--prompts", str(prompts), "--count", "1", "--new-tokens", "8", "--rounds", "1")
-    done = bench("speed", *flags, OUTRIDER_CACHE=str(tmp_path))
+    prompts, written = tmp_path / "echo.jsonl", tmp_path / "load.json"
+    prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n' * 2)
+    done = bench(
+        "load", "--drafter", "ngram", "--gamma", "3", "--prompts", str(prompts), "--new-tokens", "40", "--count", "2",
+        "--concurrency", "1,2", "--rounds", "1", "--json", str(written), "--plot", str(tmp_path / "load.png"),
+        OUTRIDER_CACHE=str(tmp_path),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "profiles").iterdir()
     assert not store.read(folder).thorough
     assert f"Profile {folder.name}: " in done.stderr
+    assert "answers that differ between arms: 0" in done.stdout
+    assert "| verify all |" in done.stdout
+    measured = record.read(written)
+    assert measured["weights"]["target"] == measured["engine"]["target"] != ""
+    assert list(measured["results"]) == ["1", "2"]
+    for arms in measured["results"].values():
+        assert list(arms) == ["off", "verify all", "planned"]
+        for [one] in arms.values():
+            assert (one["whole"], one["asked"], one["differ"], one["failures"]) == (one["asked"], one["asked"], 0, {})
+            assert one["throughput"] > 0
+            assert one["output_tokens"] * one["whole"] / one["seconds"] == pytest.approx(one["throughput"], rel=0.05)
+        [off], [every] = arms["off"], arms["verify all"]
+        assert off["counts"]["tau"] == 1
+        found = every["counts"]
+        assert 1 < found["tau"] <= 4
+        assert len(found["tried"]) == 3
+        assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
+        assert found["tried"][1] == found["kept"][0]  # a draft is observed behind accepted ones only, all are verified
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.server
-def test_accept_counts_what_the_engine_accepted(tmp_path: Path) -> None:
-    prompts = tmp_path / "echo.jsonl"
-    prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n' * 2)
-    counts = tmp_path / "counts.json"
-    done = bench(
-        "accept", "--drafter", "ngram", "--gamma", "3", "--prompts", str(prompts), "--new-tokens", "40",
-        "--temperatures", "0", "--json", str(counts), "--plot", str(tmp_path / "accept.png"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "| echo, T=0 |" in done.stdout
-    [found] = json.loads(counts.read_text()).values()
-    assert 1 < found["tau"] <= 4
-    assert len(found["tried"]) == 3
-    assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
-    assert found["tried"][1] == found["kept"][0]  # a draft is observed behind accepted ones only, and all are verified
-    assert (tmp_path / "accept.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.server
-def test_diffusion_measures_every_arm_of_every_policy(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_every_arm_of_a_block_diffusion_model(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts an engine for each policy")
     model, prompts = TinyDiffusion(tied=False).write(tmp_path / "model"), tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one two three"}\n{"prompt": "the sky is"}\n')
-    done = bench(
-        "diffusion", "--model", str(model), "--dtype", "float32", "--unmasking", "static,threshold",
-        "--unmasking-threshold", "0.3", "--prompts", str(prompts), "--count", "2", "--new-tokens", "12",
-        "--rounds", "1", "--json", str(tmp_path / "found.json"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert list(found) == ["static 1", "threshold 0.3"]
-    assert done.stdout.count("answers that differ between arms: 0") == 2
-    for policy, arms in ((policy, by_requests["1"]) for policy, by_requests in found.items()):
-        assert f"unmasking {policy}" in done.stdout
-        forwards = {arm: measured[0]["forwards_per_token"] for arm, measured in arms.items()}
-        assert list(forwards) == ["base", "D=0", "D=1", "D=2", "D=3", "planned"]
-        assert forwards["base"] == forwards["D=0"] >= forwards["D=3"]
-        drafted = [arms[f"D={states}"][0]["drafted_per_forward"] for states in range(4)]
+    for policy in ("static", "threshold"):
+        done = bench(
+            "load", "--model", str(model), "--dtype", "float32", "--unmasking", policy, "--unmasking-threshold", "0.3",
+            "--prompts", str(prompts), "--count", "2", "--concurrency", "1", "--new-tokens", "12", "--rounds", "1",
+            "--json", str(tmp_path / "found.json"),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "answers that differ between arms: 0" in done.stdout
+        arms = {arm: one["counts"] for arm, [one] in record.read(tmp_path / "found.json")["results"]["1"].items()}
+        assert list(arms) == ["off", "D=0", "D=1", "D=2", "D=3", "planned"]
+        assert arms["off"]["tau"] == arms["D=0"]["tau"] <= arms["D=3"]["tau"]
+        drafted = [arms[f"D={states}"]["drafted"] / arms[f"D={states}"]["request_forwards"] for states in range(4)]
         assert drafted == sorted(drafted)
         assert drafted[0] == 0 < drafted[1]
-
-
-def test_a_policy_that_there_is_not_is_refused_before_anything_is_measured() -> None:
-    parser = argparse.ArgumentParser()
-    diffusion.add_arguments(parser)
-    for named, says in (("static,best", "--unmasking is one of"), (",", "names no policy")):
-        with pytest.raises(UserError, match=says):
-            diffusion.run(parser.parse_args(["--prompts", "none.jsonl", "--unmasking", named]))
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["steps", "--shapes", "8by8"], "REQUESTSxTOKENS"),
-        (["steps", "--shapes", "0x1"], "at least one request"),
-        (["accept", "--prompts", "/nowhere.jsonl"], "does not exist"),
-        (["accept", "--prompts", __file__], "not JSON"),
-        (["speed", "--prompts", __file__, "--concurrency", "two"], "a list of positive numbers like 1,8"),
+        (["micro", "steps", "--shapes", "8by8"], "REQUESTSxTOKENS"),
+        (["micro", "steps", "--shapes", "0x1"], "at least one request"),
+        (["load", "--prompts", "/nowhere.jsonl"], "does not exist"),
+        (["load", "--prompts", __file__], "not JSON"),
+        (["load", "--prompts", __file__, "--concurrency", "two"], "a list of positive numbers like 1,8"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:

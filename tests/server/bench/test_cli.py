@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from outrider.server.bench.cli import COMMANDS
+from outrider.server.bench.cli import COMMANDS, MOVED
+from outrider.server.bench.micro import cli as micro_cli
 from outrider.server.cli.main import main
 
 
@@ -28,17 +29,30 @@ finally:
         assert any(line.split() == [name, *summary.split()] for line in lines), shown
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_benchmark_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+MODULES = {(name,): module for name, (module, _) in COMMANDS.items() if name != "micro"}
+MODULES |= {("micro", name): module for name, (module, _) in micro_cli.COMMANDS.items()}
+
+
+@pytest.mark.parametrize("words", MODULES, ids=" ".join)
+def test_every_benchmark_explains_itself(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["bench", name, "--help"])
+        main(["bench", *words, "--help"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    module = importlib.import_module(COMMANDS[name][0])
+    module = importlib.import_module(MODULES[words])
     assert module.__doc__ is not None
     assert module.__doc__.strip() in shown
-    assert f"outrider bench {name}" in module.__doc__.partition("example")[2]
-    assert "--json FILE" in shown
+    assert f"outrider bench {' '.join(words)}" in module.__doc__.partition("example")[2]
+    assert "--json FILE" in shown or words == ("report",)
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_name_of_before_is_answered_with_what_replaces_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", name, "--rounds", "3"]) == 1
+    assert capsys.readouterr().err == f"outrider: `outrider bench {name}` is gone: use {MOVED[name]}\n"
+    words = MOVED[name].split()
+    assert words[2] in COMMANDS
+    assert words[2] != "micro" or words[3] in micro_cli.COMMANDS
 
 
 def test_one_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tiny_drafters import DFLASH, DIFFUSION, TINY, make_diffusion, make_model, save_target
 
 from outrider.drafters.block.checkpoint import save_compact
+from outrider.server.bench import record
 from outrider.server.cli.main import main
 
 DRAFTERS = ("dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps")
@@ -38,7 +39,7 @@ def test_drafters_are_compared_along_the_same_answers(
     drafters = [str(folder / name) for name in ("dspark", "dflash", "diffusion")]
     assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), *outputs) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| d")]
-    counts = json.loads((tmp_path / "counts.json").read_text())
+    counts = record.read(tmp_path / "counts.json")["results"]
     names = [f"{drafter}, words, T={temperature}" for temperature in (0, 1) for drafter in DRAFTERS]
     assert list(counts) == names
     for line, (name, found) in zip(table, counts.items(), strict=True):
@@ -49,7 +50,7 @@ def test_drafters_are_compared_along_the_same_answers(
     assert len(list((tmp_path / "answers").iterdir())) == 2
     assert (tmp_path / "drafters.png").read_bytes().startswith(b"\x89PNG")
     assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), "--anchors", "all", *outputs) == 0
-    everywhere = json.loads((tmp_path / "counts.json").read_text())
+    everywhere = record.read(tmp_path / "counts.json")["results"]
     for name, found in everywhere.items():
         assert found["tried"][0] == everywhere[f"dspark, words, {name[-3:]}"]["tried"][0] >= counts[name]["tried"][0]
     assert main(["simulate", "--acceptance", str(tmp_path / "counts.json"), "--concurrency", "1", "--steps", "10"]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -61,14 +60,8 @@ def test_files_that_cannot_be_written_are_refused_before_the_measurement(
         harness.check_outputs(outputs("--plot", str(tmp_path / "new.png")))
 
 
-def test_json_is_written_where_it_was_asked_for(tmp_path: Path) -> None:
-    harness.write_json(None, {"a": 1})
-    harness.write_json(tmp_path / "a.json", {"a": [1.5]})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [1.5]}
-
-
 def test_arms_take_turns_and_another_begins_each_round() -> None:
-    taken = list(harness.turns(3, [1, 8], ["off", "on", "planned"]))
+    taken = list(harness.alternate_arms(3, [1, 8], ["off", "on", "planned"]))
     assert [turn[:2] for turn in taken[::3]] == [(0, 1), (0, 8), (1, 1), (1, 8), (2, 1), (2, 8)]
     assert [arm for _, _, arm in taken[:3]] == ["off", "on", "planned"]
     assert [arm for _, _, arm in taken[6:9]] == ["on", "planned", "off"]

@@ -10,6 +10,7 @@ import pytest
 from profile_samples import profile
 
 from outrider.profiles import store
+from outrider.server.bench import record
 from outrider.server.cli.main import main
 
 QUICK = ["simulate", "--concurrency", "1,16", "--steps", "60", "--output", "30"]
@@ -18,7 +19,7 @@ QUICK = ["simulate", "--concurrency", "1,16", "--steps", "60", "--output", "30"]
 def test_it_compares_planners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "plot.png")]) == 0
     table = capsys.readouterr().out.splitlines()
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    rows = record.read(tmp_path / "rows.json")["results"]
     assert [(row["requests"], row["planner"]) for row in rows] == [
         (size, name) for size in (1, 16) for name in ("off", "verify-all", "threshold", "synchronous", "asynchronous")
     ]
@@ -37,7 +38,7 @@ def test_a_load_that_a_plain_server_can_just_bear(arrivals: str, tmp_path: Path)
     for load in ("0.5", "2"):
         words = ["--arrivals", arrivals, "--load", load, "--planners", "off", "--level", "1", "--level-share", "1"]
         assert main([*QUICK, "--steps", "400", *words, "--json", str(tmp_path / "rows.json")]) == 0
-        found[load] = json.loads((tmp_path / "rows.json").read_text())[1]
+        found[load] = record.read(tmp_path / "rows.json")["results"][1]
     assert found["2"]["wait_mean"] > 3 * found["0.5"]["wait_mean"]
     assert found["2"]["throughput"] > 1.2 * found["0.5"]["throughput"]
     assert found["2"]["attainment"] == 1
@@ -61,7 +62,7 @@ def test_costs_of_a_profile_and_counts_of_the_benchmark(tmp_path: Path) -> None:
     ]
     words += ["--concurrency", "2", "--prompt", "10", "--steps", "4000", "--prefill", "0"]
     assert main([*QUICK, *words, "--json", str(tmp_path / "rows.json")]) == 0
-    [row] = json.loads((tmp_path / "rows.json").read_text())
+    [row] = record.read(tmp_path / "rows.json")["results"]
     assert row["verified_per_request"] == 3  # the third position was never tried
     assert row["accepted_length"] == pytest.approx(1 + 0.5 + 0.5 * 0.4, rel=0.05)
     step = 10.5e-3 + 6e-3 + (2e-3 + 1e-3 / 3)  # at 2 requests: 6 tokens, then drafting
@@ -108,8 +109,8 @@ def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("[1]", "not from `outrider bench accept"),
-        ("no JSON", "not from `outrider bench accept"),
+        ("[1]", "not from `outrider bench load"),
+        ("no JSON", "not from `outrider bench load"),
         ('{"a": {"tried": [0], "kept": [0]}}', "counts no tokens"),
     ],
 )

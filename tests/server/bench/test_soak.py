@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
 
-from outrider.server.bench import server_processes
+from outrider.server.bench import record, server_processes
 from outrider.server.bench.server_processes import Sample
 from outrider.server.bench.soak import attacks, cli
 from outrider.server.bench.soak.report import Soak
@@ -40,7 +40,7 @@ def soak(
                 *("--json", str(results), "--plot", str(folder / "soak.png"), *flags),
             ]
         )
-    return code, capsys.readouterr().out, json.loads(results.read_text())
+    return code, capsys.readouterr().out, record.read(results)["results"]
 
 
 def test_a_right_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What `outrider bench load` sums up and shows of the arms on its own engine."""
+"""What `outrider bench load` sums up and shows of arms that take turns."""
 
 from __future__ import annotations
 
@@ -7,32 +7,64 @@ from pathlib import Path
 
 import pytest
 
+from outrider.drafters.acceptance import Acceptance
 from outrider.server import pictures
-from outrider.server.bench.load.arms import Answer, Round, planned_ratio, plot, table
+from outrider.server.bench.load import report
+from outrider.server.bench.load.arms import acceptance_of, level_kept
+from outrider.server.bench.load.generate import Record
+from outrider.server.bench.load.scenario import Objectives
+from outrider.server.bench.load.summary import Summary, summarise
+from outrider.server.bench.remote import Reply
 
 
-def test_a_round_sums_up_its_answers() -> None:
-    fast, slow = Answer(11, 0.5, 1.5, has_level=True), Answer(21, 1.0, 5.0, has_level=True)
-    found = Round.of([fast, slow, replace(slow, has_level=False)], 10.0, 9.0)
-    assert found.throughput == pytest.approx(5.3)
-    assert found.ttft_p50 == 1.0
-    assert found.tpot_p50 == pytest.approx(0.2)
-    assert found.per_user == pytest.approx(5.0)
-    assert found.attained == 0.5  # 10 tokens per second against 9 asked for, and 5
-    assert Round.of([fast], 10.0, None).attained is None
+def rounds(*throughputs: float, **more: object) -> list[Summary]:
+    """One each, of an answer that took a second to its first token and then came at so many tokens per second."""
+    found = []
+    for rate in throughputs:
+        reply = Reply(completion_tokens=11, ttft=1.0, seconds=1 + 10 / rate)
+        summary = summarise([Record("", 0.0, 0.0, reply)], 8, 0.0, 1 + 10 / rate + 1e-9, Objectives())
+        found.append(replace(summary, throughput=rate, **more))
+    return found
+
+
+def test_who_got_their_level() -> None:
+    fast, slow = Reply(completion_tokens=11, ttft=0.5, seconds=1.5), Reply(completion_tokens=21, ttft=1.0, seconds=5.0)
+    replies = [fast, slow, slow, slow, fast, fast]  # the first and the fourth ask
+    assert level_kept(replies, 9.0) == 0.5  # 10 tokens per second against 9 asked for, and 5
+    assert level_kept(replies, None) is None
+    assert level_kept([], 9.0) is None
 
 
 def test_planned_is_compared_with_the_better_of_the_others(tmp_path: Path) -> None:
-    rounds = [Round(rate, 5.0, 0.1, 0.2, 0.01, 0.02, None) for rate in (10.0, 20.0, 30.0)]
-    slower = [replace(r, throughput=r.throughput / 2) for r in rounds]
-    faster = [replace(r, throughput=r.throughput * 2, attained=0.75) for r in rounds]
-    arms = {"off": slower, "verify all": rounds, "planned": faster, "no levels": slower}
-    assert planned_ratio(arms) == (2, 2, 2)
-    assert planned_ratio({"planned": faster, "no levels": slower}) is None
-    _, off, _, planned, _ = table({8: arms}).splitlines()
-    assert off.split()[:3] == ["8", "off", "10.0"]
-    assert planned.endswith("75%  2.00 (2.00 to 2.00)")
+    arms = {
+        "off": rounds(5, 10, 15),
+        "verify all": rounds(10, 20, 30),
+        "planned": rounds(20, 40, 60, level_kept=0.75),
+        "no levels": rounds(50, 50, 50),
+    }
+    assert report.best_of(arms, "planned") == "verify all"
+    assert report.best_of({"planned": arms["planned"], "no levels": arms["no levels"]}, "planned") is None
+    assert report.ratio(arms["off"], arms["off"][:2]) is None  # a round is missing
+    _, off, every, planned, _ = report.table({8: arms}, "in flight").splitlines()
+    assert off.split()[:6] == ["8", "off", "3/3", "0.50", "10.0", "10.0"]
+    assert every.endswith("none; 2.00 (2.00 to 2.00) × off")
+    assert planned.endswith(
+        "none; level kept 75%; 4.00 (4.00 to 4.00) × off; 2.00 (2.00 to 2.00) × the better of the others, verify all"
+    )
     with pictures.figure(tmp_path / "load.png") as figure:
-        plot({8: arms}, figure)
+        report.plot({8: arms}, "in flight", figure)
     assert len(figure.axes[0].lines) == 4
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_acceptance_is_summed_up_by_arm() -> None:
+    drafted = {"tau": 2.0, "cycles": 3, "tokens": 6, "tried": (3, 2), "kept": (2, 1)}
+    nothing = {"tau": 1.0, "cycles": 5, "tokens": 5, "tried": (0, 0), "kept": (0, 0)}
+    of_one = {"off": rounds(5, counts=nothing), "planned": rounds(5, 6, counts=drafted)}
+    assert acceptance_of({1: of_one, 8: of_one}) == {"planned": Acceptance(12, 24, (12, 8), (8, 4))}
+
+
+def test_readings_of_a_counter_are_subtracted() -> None:
+    before, after = Acceptance(1, 2, (1, 1), (1, 0)), Acceptance(4, 9, (4, 3), (3, 2))
+    assert after - before == Acceptance(3, 7, (3, 2), (2, 2))
+    assert pytest.approx((after - before).accepted_length) == 7 / 3

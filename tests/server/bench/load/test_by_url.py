@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import itertools
 import json
 import os
 import signal
+import statistics
 import time
 import warnings
 from pathlib import Path
@@ -15,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from small_openai import SmallServer, answer, send
+from small_openai import Handler, SmallServer, answer, send
 
 from outrider.server import pictures
+from outrider.server.bench import record
 from outrider.server.bench.load import arrivals, report, scenario
 from outrider.server.bench.load.generate import Record
 from outrider.server.bench.load.scenario import Bursts, Objectives, Rate
@@ -47,15 +50,15 @@ def test_times_of_arrivals() -> None:
 
 
 def test_a_load_is_summed_up(tmp_path: Path) -> None:
-    def record(due: float, **reply: Any) -> Record:
+    def one(due: float, **reply: Any) -> Record:
         return Record("", due, 0.0, Reply(**reply))
 
     records = [
-        record(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # of the warm-up: five of its tokens come after it
-        record(6.0, completion_tokens=11, ttft=0.5, seconds=1.5),
-        record(7.0, completion_tokens=5, ttft=2.0, seconds=4.0),
-        record(14.0, completion_tokens=11, ttft=0.5, seconds=2.0),  # ends after the measured time
-        record(8.0, failure="429", seconds=0.01),
+        one(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # of the warm-up: five of its tokens come after it
+        one(6.0, completion_tokens=11, ttft=0.5, seconds=1.5),
+        one(7.0, completion_tokens=5, ttft=2.0, seconds=4.0),
+        one(14.0, completion_tokens=11, ttft=0.5, seconds=2.0),  # ends after the measured time
+        one(8.0, failure="429", seconds=0.01),
     ]
     found = summarise(records, 2.0, warm_up=6.0, seconds=9.0, objectives=Objectives(ttft=1000, e2e=1900))
     assert (found.asked, found.whole, found.failures) == (4, 3, {"429": 1})
@@ -66,13 +69,13 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
     assert (found.goodput, found.good) == (pytest.approx(1 / 9), 0.25)
     nothing = summarise(records[-1:], 2.0, 6.0, 9.0, Objectives())
     assert (nothing.whole, nothing.throughput, nothing.goodput, nothing.ttft) == (0, 0.0, None, None)
-    _, first, second = report.table([found, nothing], "req/s").splitlines()
+    _, first, second = report.table({1.0: {"a": [found]}, 2.0: {"a": [nothing]}}, "req/s").splitlines()
     assert "500 ms" in first
     assert "– ms" in second  # and not 0, which would be fast
     assert second.endswith("429: 1")
-    for summaries in ([found, nothing], [nothing]):
+    for results in ({1.0: {"a": [found]}, 2.0: {"a": [nothing]}}, {2.0: {"a": [nothing]}}):
         with warnings.catch_warnings(action="error"), pictures.figure(tmp_path / "load.png") as figure:
-            report.plot(summaries, "req/s", figure)
+            report.plot(results, "req/s", figure)
 
 
 def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +95,7 @@ def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert len(server.asked) == 15
     assert all(body["max_tokens"] == 3 and body["stream"] for body in server.asked)
-    (found,) = json.loads(results.read_text())["loads"]
+    [[found]] = record.read(results)["results"]["10"].values()
     assert (found["asked"], found["whole"], found["good"]) == (10, 10, 0.0)  # TPOT is 50 ms, not 1
     assert 0.8 <= found["ttft"]["p50"] < 1.2
     assert 0.04 < found["tpot"]["p50"] < 0.1
@@ -154,10 +157,45 @@ def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.Ca
     finally:
         signal.signal(signal.SIGINT, before)
     assert code == 130
-    (measured,) = json.loads(written.read_text())["loads"]
+    [(_, [measured])] = record.read(written)["results"]["1"].items()
     assert (measured["load"], measured["failures"]) == (1, {})
     assert measured["whole"] > 3
     assert "tok/s" in shown
+
+
+def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Never two at once, every other round the other one first; the ratio is of the same round."""
+    order: list[str] = []
+
+    def named(name: str, tpot: float) -> Handler:
+        async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            order.append(name)
+            return await answer(request, body, ttft=0.02, tpot=tpot)
+
+        return handler
+
+    written = tmp_path / "load.json"
+    with SmallServer(named("fast", 0.01)) as fast, SmallServer(named("slow", 0.06)) as slow:
+        flags = ("--concurrency", "2", "--seconds", "0.7", "--warm-up", "0.1", "--rounds", "2", "--new-tokens", "4")
+        urls = (f"fast={fast.url}", f"slow={slow.url}/v1")
+        code, shown = load(capsys, "--url", *urls, *flags, "--json", str(written))
+    assert code == 0
+    assert [name for name, _ in itertools.groupby(order)] == [
+        "fast",
+        "slow",
+        "fast",
+    ]  # the second round begins with slow
+    measured = record.read(written)
+    arms = measured["results"]["2"]
+    assert [len(arms["fast"]), len(arms["slow"])] == [2, 2]
+    ratio = statistics.median(
+        s["throughput"] / f["throughput"] for s, f in zip(arms["slow"], arms["fast"], strict=True)
+    )
+    assert ratio < 0.7
+    assert f"{ratio:.2f} (" in shown
+    assert "× fast" in shown
+    assert set(measured["memory_mb"]) == {"fast", "slow"}
+    assert min(measured["memory_mb"].values()) > 1
 
 
 def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,6 +334,8 @@ def test_a_wrong_scenario_says_what_is_wrong(
         (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
         (["--url", "http://x", "--level", "3"], "--level goes without --url"),
         (["--rate", "3"], "--rate goes with --url"),
+        (["--url", "a=http://127.0.0.1:9", "a=http://127.0.0.1:8"], "--url names a twice"),
+        (["--url", "http://x", "--rounds", "0"], "--rounds is at least 1"),
         (["--url", "http://x", "--rate", "3", "--concurrency", "3"], "exclude each other"),
         (["--url", "http://x", "--goodput", "ttft:fast"], "milliseconds above 0"),
         (["--url", "http://x", "--csv", "/nowhere/at/all.csv"], "the folder /nowhere/at does not exist"),

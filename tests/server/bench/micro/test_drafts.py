@@ -1,8 +1,7 @@
-"""`outrider bench drafts` times a drafter beside a target of its shape."""
+"""`outrider bench micro drafts` times a drafter beside a target of its shape."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tiny_drafters import WIDE, WIDE_DFLASH, WIDE_DIFFUSION, make_diffusion, mak
 
 from outrider.drafters.block.checkpoint import save_compact
 from outrider.kernels.cpu import native
+from outrider.server.bench import record
 from outrider.server.cli.main import main
 
 
@@ -34,24 +34,27 @@ def test_a_line_per_drafter_and_number_of_requests(
     save_compact(make_diffusion(WIDE_DIFFUSION), folders[-1])
     output = tmp_path / "drafts.json"
     flags = ["--requests", "1,3", "--context", "9", "--rounds", "3", "--temperature", "1", "--weights", weights]
-    assert main(["bench", "drafts", *map(str, folders), *flags, "--threads", "1", "--json", str(output)]) == 0
+    assert main(["bench", "micro", "drafts", *map(str, folders), *flags, "--threads", "1", "--json", str(output)]) == 0
     out = capsys.readouterr().out.splitlines()
-    lines = [line.split() for line in out if line.strip()[:1].isdigit()]
-    measured = json.loads(output.read_text())
+    lines = [line for line in out if ", ours " in line or ", torch " in line]
+    measured = record.read(output)["results"]
     names = ["dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps"]
     assert list(measured) == [f"{name}, {count}" for name in names for count in (1, 3)]
-    for line, (name, found) in zip(lines, measured.items(), strict=True):
-        assert line[0] == name.split(", ")[-1]
+    rows = [(name, kind, found) for name, found in measured.items() for kind in ("torch", "ours")]
+    for line, (name, kind, found) in zip(lines, rows, strict=True):
+        label, _, cells = line.partition(f", {kind} ")
+        assert label.strip() == name
         assert {len(times) for times in found["times"].values()} == {3}
-        assert float(line[1]) == pytest.approx(sorted(found["times"]["verify"])[1], abs=0.01)
+        for cell, arm in zip(cells.split(), ("verify", f"propose, {kind}", f"observe, {kind}"), strict=False):
+            assert float(cell) == pytest.approx(sorted(found["times"][arm])[1], abs=0.01)
         parts = found["parts"] if "diffusion" not in name else [part[:3] for part in found["parts"]]
         assert min(map(min, parts)) > 0  # products, attention, norms, and a block drafter's sampling
-    ratios = [line for line in out if line.startswith(("dflash, ", "diffusion, ")) and "(" in line]
+    ratios = [line for line in out if "propose and observe over dspark's: " in line]
     assert [line.partition(":")[0] for line in ratios] == list(measured)[2:]
 
 
 def test_a_folder_without_a_drafter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not native.available():
         pytest.skip("no compiled kernels here")
-    assert main(["bench", "drafts", str(tmp_path)]) == 1
+    assert main(["bench", "micro", "drafts", str(tmp_path)]) == 1
     assert "has no config.json" in capsys.readouterr().err

@@ -1,14 +1,14 @@
-"""`outrider bench kernels` times what it is asked for."""
+"""`outrider bench micro kernels` times what it is asked for."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from outrider.server.bench import record
 from outrider.server.cli.main import main
 
 
@@ -22,10 +22,10 @@ def threads_as_before() -> Iterator[None]:
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_line_per_case(rounds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "kernels.json"
-    assert main(["bench", "kernels", "--rounds", str(rounds), "--only", "silu", "--json", str(path)]) == 0
+    assert main(["bench", "micro", "kernels", "--rounds", str(rounds), "--only", "silu", "--json", str(path)]) == 0
     machine, _, *lines = capsys.readouterr().out.splitlines()
     assert "bfloat16, 1 thread" in machine
-    measured = json.loads(path.read_text())
+    measured = record.read(path)["results"]
     assert list(measured) == ["silu_mul 1", "silu_mul 8", "silu_mul 64"]
     for line, (case, times) in zip(lines, measured.items(), strict=True):
         assert line.startswith(case)
@@ -45,5 +45,5 @@ def test_a_line_per_case(rounds: int, tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "kernels", *words]) == 1
+    assert main(["bench", "micro", "kernels", *words]) == 1
     assert capsys.readouterr().err == f"outrider: {reason}\n"

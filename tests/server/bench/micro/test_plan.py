@@ -1,13 +1,13 @@
-"""`outrider bench plan` times every planner and refuses empty sizes."""
+"""`outrider bench micro plan` times every planner and refuses empty sizes."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
 
+from outrider.server.bench import record
 from outrider.server.bench.micro import plan
 from outrider.server.errors import UserError
 
@@ -23,7 +23,7 @@ def test_every_planner_is_timed(levels: list[str], tmp_path: Path, capsys: pytes
     path = tmp_path / "plan.json"
     words = ["--requests", "9", "--gamma", "3", "--steps", "10", "--rounds", "2", "--json", str(path), *levels]
     assert plan.run(parse(*words)) == 0
-    printed, found = capsys.readouterr().out, json.loads(path.read_text())
+    printed, found = capsys.readouterr().out, record.read(path)["results"]
     assert len(printed.splitlines()) == 1 + len(found)
     for name, stages in found.items():
         assert name in printed

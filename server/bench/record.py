@@ -1,0 +1,94 @@
+"""The file that `--json` writes: what was measured, with the machine, the weights and the command that it holds for."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.kernels.cpu import native
+from outrider.profiles.fingerprint import core_count, cpu_name, folder_digest, package_version
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..settings.resolve import Resolved
+
+PACKAGES = ("outrider", "sglang", "torch")
+
+
+def write(
+    path: Path | None,
+    question: str,
+    results: Any,
+    *,
+    resolved: Resolved | None = None,
+    weights: Mapping[str, Path | str] | None = None,
+    **more: Any,
+) -> None:
+    """Write a record where --json was given.
+
+    question: the benchmark's name. resolved: the engine that was measured. weights: folders or digests by what they
+    are, of a measurement without an engine. more: further entries, beside `results`.
+    """
+    if path is None:
+        return
+    machine = {"device": cpu_name(), "cores": core_count(), "instruction_set": native.instruction_set()}
+    digests = {
+        name: folder_digest(found) if isinstance(found, Path) else found for name, found in (weights or {}).items()
+    }
+    if resolved is not None:
+        from ..settings import profile_lookup
+
+        engine = profile_lookup.fingerprint(resolved.settings, resolved.model).to_json()
+        digests = {"target": engine["target"], "drafter": engine["drafter_checkpoint"]}
+        machine |= {"device": engine["device"]}
+        more["engine"] = engine | {"model": resolved.model.name}
+    whole = {
+        "question": question,
+        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {name: package_version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "machine": machine,
+        "weights": digests,
+        **more,
+        "results": results,
+    }
+    path.write_text(json.dumps(whole, indent=1, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The record in a file; raises UserError where it is none."""
+    try:
+        found: Any = json.loads(path.read_text())
+        missing = {"question", "command", "date", "versions", "machine", "weights", "results"} - found.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is no record of `outrider bench --json`: {error}") from None
+    if missing:
+        raise UserError(f"{path} is no record of `outrider bench --json`: it lacks {', '.join(sorted(missing))}")
+    return dict(found)
+
+
+def acceptance_counts(value: Any) -> Iterator[dict[str, Any]]:
+    """Every {"tried": …, "kept": …} within a record, of a load or of drafters."""
+    if isinstance(value, dict):
+        if {"tried", "kept"} <= value.keys():
+            yield value
+        else:
+            for inner in value.values():
+                yield from acceptance_counts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from acceptance_counts(inner)

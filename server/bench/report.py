@@ -1,0 +1,235 @@
+"""Write docs/performance.md, and README's table, from the records in profiles/results.
+
+One table a question, one row a machine and model. A record is left out where its drafter's weights are not the shipped
+ones of today; `--json` of the benchmarks writes records.
+
+example:
+  outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-zen4.json
+  outrider bench report
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.profiles.fingerprint import folder_digest
+
+from ..errors import UserError
+from ..settings.checkpoints import WEIGHTS
+from . import harness, record
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE, README = ROOT / "profiles" / "results", ROOT / "docs" / "performance.md", ROOT / "README.md"
+BEGIN, END = "<!-- numbers: make performance -->", "<!-- end of numbers -->"
+HEAD = """\
+# Performance
+
+`make performance` writes this page from the records in [profiles/results](../profiles/results), which
+`outrider bench … --json` wrote: today's weights, each record with its machine, versions, date and command.
+Ratios compare arms that took turns: median (smallest to largest) over rounds, or median (quartiles).
+"""
+Record = Mapping[str, Any]
+Row = Sequence[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="of records (default: ours)")
+
+
+def run(args: argparse.Namespace) -> int:
+    records = read_all(args.results)
+    if not README.is_file():
+        raise UserError(f"{README} is missing: this command writes into a checkout of Outrider")
+    PAGE.write_text(page(records))
+    README.write_text(with_numbers(README.read_text(), records))
+    harness.log(f"{PAGE} holds {len(records)} records")
+    return 0
+
+
+def read_all(folder: Path) -> dict[str, Record]:
+    """The records of today's weights by file name; those of others are named on standard error."""
+    today = {folder_digest(path.parent) for path in WEIGHTS.glob("*/*/config.json")}
+    found: dict[str, Record] = {}
+    for path in sorted(folder.glob("*.json")):
+        one = record.read(path)
+        other = [name for name, digest in one["weights"].items() if name != "target" and digest and digest not in today]
+        if other:
+            harness.log(f"{path.name} is left out: {', '.join(other)} had other weights than are shipped today")
+        else:
+            found[path.name] = one
+    return found
+
+
+def page(records: Mapping[str, Record]) -> str:
+    """docs/performance.md."""
+    parts = [HEAD]
+    for question, (title, about, rows) in QUESTIONS.items():
+        of_question = {name: one for name, one in records.items() if one["question"] == question}
+        if not of_question:
+            continue
+        tables: dict[tuple[str, ...], list[Row]] = {}
+        for one in of_question.values():
+            for columns, row in rows(one):
+                tables.setdefault(tuple(columns), []).append([machine(one), *row])
+        parts.append(f"## {title}\n{about}\n")
+        parts += [table(["machine", *columns], found) for columns, found in tables.items()]
+        parts.append(
+            "\n".join(
+                f"- [{name}](../profiles/results/{name}), {one['date']}, SGLang {one['versions']['sglang']}:\n"
+                f"  `{re.sub(r' --json [^ ]+', '', one['command'])}`"
+                for name, one in of_question.items()
+            )
+            + "\n"
+        )
+    return "\n".join(parts)
+
+
+def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
+    """README's text with its table of today, between the two marks."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"README.md has no {BEGIN} … {END}, between which its table stands")
+    rows = [
+        [machine(one), *(speedup(one["results"], load) for load in ("1", "8", "32"))]
+        for one in records.values()
+        if one["question"] == "load"
+    ]
+    return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], rows)}{END}{after}"
+
+
+def machine(one: Record) -> str:
+    """Processor, cores and instruction set in a few words."""
+    about = one["machine"]
+    name = re.sub(r"\((R|TM)\)|\s*\(family.*\)|\s+Processor|\s+CPU", "", about["device"]).strip()
+    return f"{name}, {about['cores']} cores, {about['instruction_set']}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def speedup(results: Mapping[str, Any], load: str, over: str = "off") -> str:
+    """Throughput of the planned arm over another, round by round; "" where it was not measured."""
+    arms = results.get(load, {})
+    if not arms.get("planned") or not arms.get(over):
+        return ""
+    ours, theirs = ([one["throughput"] for one in arms[arm]] for arm in ("planned", over))
+    return harness.ratio(ours, theirs).cell.replace(" (", " × (", 1)
+
+
+def _load(one: Record) -> Iterable[tuple[Row, Row]]:
+    results = one["results"]
+    columns = ["model, drafter", "arm", *(f"{load} in flight" for load in results), "tau"]
+    arms = list(next(iter(results.values())))
+    for arm in arms:
+        rates = [statistics.median(r["throughput"] for r in of_load[arm]) for of_load in results.values()]
+        ratios = [f" = {speedup(results, load)}" if arm == "planned" and "off" in arms else "" for load in results]
+        tau = [r["counts"]["tau"] for of_load in results.values() for r in of_load[arm] if r.get("counts")]
+        cells = [f"{rate:.0f}{ratio}" for rate, ratio in zip(rates, ratios, strict=True)]
+        engine = one.get("engine") or {"model": "", "drafter": ""}
+        yield columns, [f"{engine['model']}, {engine['drafter']}", arm, *cells, f"{statistics.median(tau):.2f}"]
+
+
+def _by_url(one: Record) -> Iterable[tuple[Row, Row]]:
+    results = one["results"]
+    first, *others = next(iter(results.values()))
+    for arm in (first, *others):
+        cells = []
+        for arms in results.values():
+            rates = {name: [r["throughput"] for r in rounds] for name, rounds in arms.items()}
+            over = f" ({first} = {harness.ratio(rates[first], rates[arm]).cell} ×)" if arm in others else ""
+            cells.append(f"{statistics.median(rates[arm]):.0f}{over}")
+        memory = one.get("memory_mb", {}).get(arm)
+        yield ["server", *(f"{load} in flight" for load in results), "MB"], [arm, *cells, f"{memory or 0:.0f}"]
+
+
+def _steps(one: Record) -> Iterable[tuple[Row, Row]]:
+    results, cells = one["results"], []
+    for times in results.values():
+        floor = min(times["torch"], times["ours"], key=statistics.median)
+        cells.append(f"{statistics.median(times['step']):.1f} ms = {harness.ratio(times['step'], floor).median:.2f} ×")
+    yield list(results), cells
+
+
+def _kernels(one: Record) -> Iterable[tuple[Row, Row]]:
+    families: dict[str, list[float]] = {}
+    for case, times in one["results"].items():
+        family = re.split(r" \d| plain| top", case)[0]
+        families.setdefault(family, []).append(harness.ratio(times["torch"], times["ours"]).median)
+    yield list(families), [f"{min(found):.1f} to {max(found):.1f} ×" for found in families.values()]
+
+
+def _drafts(one: Record) -> Iterable[tuple[Row, Row]]:
+    shares: dict[str, dict[str, str]] = {}
+    for case, found in one["results"].items():
+        name, _, requests = case.rpartition(", ")
+        times = found["times"]
+        share = statistics.median(
+            (a + b) / c for a, b, c in zip(times["propose, ours"], times["observe, ours"], times["verify"], strict=True)
+        )
+        shares.setdefault(name, {})[requests] = f"{share:.2f}"
+    for name, row in shares.items():
+        yield ["drafter", *(f"{requests} requests" for requests in row)], [name, *row.values()]
+
+
+def _plan(one: Record) -> Iterable[tuple[Row, Row]]:
+    results = one["results"]
+    totals = [f"{statistics.median(times['total']):.0f} µs" for times in results.values()]
+    yield ["requests", *results], [str(one["requests"]), *totals]
+
+
+def _simulate(one: Record) -> Iterable[tuple[Row, Row]]:
+    rates = {(row["planner"], f"{row['requests']:g}"): row["throughput"] for row in one["results"]}
+    planners = [name for name in dict.fromkeys(planner for planner, _ in rates) if name != "off"]
+    loads = list(dict.fromkeys(load for _, load in rates))
+    for name in planners:
+        yield (
+            ["planner", *(f"{load} in flight" for load in loads)],
+            [
+                name,
+                *(f"{rates[name, load] / rates['off', load]:.2f} ×" for load in loads),
+            ],
+        )
+
+
+QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]]]]] = {
+    "load": (
+        "Throughput, with speculation and without",
+        "Tokens per second of all requests on one engine, greedy; \"planned\" also as a ratio to \"off\".\n"
+        "tau: tokens per request and step.",
+        _load,
+    ),
+    "load by URL": (
+        "Beside other engines",
+        "Tokens per second of all requests over HTTP, greedy; MB of memory of all processes of a server.",
+        _by_url,
+    ),
+    "micro steps": (
+        "An engine step",
+        "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",
+        _steps,
+    ),
+    "micro drafts": (
+        "A draft beside its verification",
+        "Drafting and observing over the target's forward, kernels alone.",
+        _drafts,
+    ),
+    "micro kernels": (
+        "Compiled kernels beside plain torch",
+        "Torch's time over ours, from the least to the largest of a kernel's cases.",
+        _kernels,
+    ),
+    "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
+    "simulate": (
+        "Planners on a simulated server",
+        "SIMULATED: throughput over that without speculation, by a profile's step times.",
+        _simulate,
+    ),
+}  # fmt: skip

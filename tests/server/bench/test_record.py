@@ -1,0 +1,55 @@
+"""What `--json` writes: the results with machine, weights, command, date and versions."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from outrider.profiles.fingerprint import cpu_name, folder_digest
+from outrider.server.bench import record
+from outrider.server.errors import UserError
+
+
+@dataclass
+class Times:
+    milliseconds: list[float]
+
+
+def test_a_record_says_what_it_holds_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = tmp_path / "drafter"
+    drafter.mkdir()
+    (drafter / "config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["/x/bin/outrider", "bench", "micro", "plan", "--only", "two words"])
+    record.write(None, "micro plan", {})
+    record.write(tmp_path / "a.json", "micro plan", {"case": Times([1.5])}, weights={"drafter": drafter}, requests=3)
+    found = record.read(tmp_path / "a.json")
+    assert found["results"] == {"case": {"milliseconds": [1.5]}}
+    assert found["command"] == "outrider bench micro plan --only 'two words'"
+    assert found["machine"]["device"] == cpu_name()
+    assert found["weights"] == {"drafter": folder_digest(drafter)}
+    assert found["requests"] == 3
+    assert set(found["versions"]) == {"outrider", "sglang", "torch", "python"}
+    assert datetime.date.fromisoformat(found["date"]) <= datetime.datetime.now(datetime.UTC).date()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("", "Expecting value"), ("[]", "no attribute"), ('{"question": 1}', "it lacks command, date")]
+)
+def test_other_files_are_no_records(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UserError, match=reason):
+        record.read(tmp_path / "a.json")
+
+
+def test_acceptance_is_found_wherever_it_stands() -> None:
+    counts = [{"tried": [n], "kept": [0], "tau": 1.0} for n in range(3)]
+    value = {
+        "1": {"off": [{"counts": counts[0]}, {"counts": None}], "planned": [{"counts": counts[1]}]},
+        "a": counts[2],
+    }
+    assert list(record.acceptance_counts(json.loads(json.dumps(value)))) == counts
