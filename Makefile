@@ -98,6 +98,10 @@ check-sanitizers: $(PROJECT) $(DEV) ## Run what uses the C++ kernels under ASan 
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		$(BIN)/pytest tests/kernels tests/drafters/test_compiled_block.py $(ARGS)
 
+.PHONY: performance
+performance: $(PROJECT) ## Write docs/performance.md and README's numbers from profiles/results
+	@$(BIN)/outrider bench report
+
 .PHONY: lint
 lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
 	@$(BIN)/ruff check .

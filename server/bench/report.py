@@ -147,7 +147,8 @@ def _by_url(one: Record) -> Iterable[tuple[Row, Row]]:
             over = f" ({first} = {harness.ratio(rates[first], rates[arm]).cell} ×)" if arm in others else ""
             cells.append(f"{statistics.median(rates[arm]):.0f}{over}")
         memory = one.get("memory_mb", {}).get(arm)
-        yield ["server", *(f"{load} in flight" for load in results), "MB"], [arm, *cells, f"{memory or 0:.0f}"]
+        row = [arm, *cells, f"{memory:.0f}" if memory else "–"]
+        yield ["server", *(f"{load} in flight" for load in results), "MB"], row
 
 
 def _steps(one: Record) -> Iterable[tuple[Row, Row]]:

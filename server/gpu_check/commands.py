@@ -82,8 +82,8 @@ class Commands:
             yield url
 
     def read(self, name: str) -> Any:
-        """What a command wrote to NAME.json."""
-        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        """The results that a command wrote to NAME.json."""
+        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))["results"]
 
     def last_line(self, name: str) -> str:
         lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
