@@ -27,23 +27,21 @@ PROMPTS_HELP = 'one JSON object a line, with "prompt" or "turns": [user turns], 
 
 def positive_integers(flag: str, text: str) -> list[int]:
     """The numbers of a list like "1,8"; raises UserError where there are none, or one is not a number above 0."""
-    try:
-        found = [int(part) for part in text.split(",") if part]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UserError(f"{flag} is a list of positive numbers like 1,8, not {text!r}")
-    return found
+    return _numbers(text, int, 1, f"{flag} is a list of positive numbers like 1,8, not {text!r}")
 
 
 def numbers_from_zero(flag: str, text: str) -> list[float]:
     """The numbers of a list like "0,0.7"; raises UserError where there are none, or one is not a number from 0 on."""
+    return _numbers(text, float, 0, f"{flag} is a list like 0,1 of numbers that are not negative, not {text!r}")
+
+
+def _numbers(text: str, convert: Callable[[str], T], least: float, reason: str) -> list[T]:
     try:
-        found = [float(part) for part in text.split(",") if part]
+        found = [convert(part) for part in text.split(",") if part]
     except ValueError:
         found = []
-    if not found or not min(found) >= 0:
-        raise UserError(f"{flag} is a list like 0,1 of numbers that are not negative, not {text!r}")
+    if not found or not min(found) >= least:  # type: ignore[type-var, operator]
+        raise UserError(reason)
     return found
 
 

@@ -115,40 +115,36 @@ def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
-def speedup(results: Mapping[str, Any], load: str, over: str = "off") -> str:
-    """Throughput of the planned arm over another, round by round; "" where it was not measured."""
-    arms = results.get(load, {})
-    if not arms.get("planned") or not arms.get(over):
+def speedup(results: Mapping[str, Any], load: str) -> str:
+    """Throughput of the planned arm over that without speculation; "" where one was not measured."""
+    rates = {arm: [one["throughput"] for one in rounds] for arm, rounds in results.get(load, {}).items()}
+    if not {"planned", "off"} <= rates.keys():
         return ""
-    ours, theirs = ([one["throughput"] for one in arms[arm]] for arm in ("planned", over))
-    return harness.ratio(ours, theirs).cell.replace(" (", " × (", 1)
+    return harness.ratio(rates["planned"], rates["off"]).cell.replace(" (", " × (", 1)
 
 
 def _load(one: Record) -> Iterable[tuple[Row, Row]]:
+    """A row an arm; the planned one is compared with "off", servers by URL with the first of them."""
     results = one["results"]
-    columns = ["model, drafter", "arm", *(f"{load} in flight" for load in results), "tau"]
-    arms = list(next(iter(results.values())))
-    for arm in arms:
-        rates = [statistics.median(r["throughput"] for r in of_load[arm]) for of_load in results.values()]
-        ratios = [f" = {speedup(results, load)}" if arm == "planned" and "off" in arms else "" for load in results]
-        tau = [r["counts"]["tau"] for of_load in results.values() for r in of_load[arm] if r.get("counts")]
-        cells = [f"{rate:.0f}{ratio}" for rate, ratio in zip(rates, ratios, strict=True)]
-        engine = one.get("engine") or {"model": "", "drafter": ""}
-        yield columns, [f"{engine['model']}, {engine['drafter']}", arm, *cells, f"{statistics.median(tau):.2f}"]
-
-
-def _by_url(one: Record) -> Iterable[tuple[Row, Row]]:
-    results = one["results"]
-    first, *others = next(iter(results.values()))
-    for arm in (first, *others):
-        cells = []
+    for arm in next(iter(results.values())):
+        cells, about = [], []
         for arms in results.values():
             rates = {name: [r["throughput"] for r in rounds] for name, rounds in arms.items()}
-            over = f" ({first} = {harness.ratio(rates[first], rates[arm]).cell} ×)" if arm in others else ""
+            first = "off" if "engine" in one else next(iter(arms))
+            compared = first in rates and (arm == "planned" if "engine" in one else arm != first)
+            over = f" = {harness.ratio(rates[arm], rates[first]).cell} × {first}" if compared else ""
             cells.append(f"{statistics.median(rates[arm]):.0f}{over}")
-        memory = one.get("memory_mb", {}).get(arm)
-        row = [arm, *cells, f"{memory:.0f}" if memory else "–"]
-        yield ["server", *(f"{load} in flight" for load in results), "MB"], row
+        if "engine" in one:
+            engine, tau = one["engine"], [r["counts"]["tau"] for arms in results.values() for r in arms[arm]]
+            about = [("model, drafter", f"{engine['model']}, {engine['drafter']}")]
+            about.append(("tau", f"{statistics.median(tau):.2f}"))
+        else:
+            memory = one["memory_mb"].get(arm)
+            about = [("MB", f"{memory:.0f}" if memory else "–")]
+        yield (
+            ["arm", *(f"{load} in flight" for load in results), *(name for name, _ in about)],
+            [arm, *cells, *(cell for _, cell in about)],
+        )
 
 
 def _steps(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -210,7 +206,7 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     "load by URL": (
         "Beside other engines",
         "Tokens per second of all requests over HTTP, greedy; MB of memory of all processes of a server.",
-        _by_url,
+        _load,
     ),
     "micro steps": (
         "An engine step",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,34 +64,36 @@ def table(results: Results, unit: str) -> str:
 
 
 def _columns(rounds: Sequence[Summary]) -> str:
-    def times(name: str, percentile: str, scale: float = 1e3) -> float | None:
-        spreads: list[Spread | None] = [getattr(one, name) for one in rounds]
-        return _median(getattr(spread, percentile) * scale for spread in spreads if spread is not None)
+    def middle(read: Callable[[Summary], float | None], width: int, digits: int = 0) -> str:
+        found = _median(value for one in rounds if (value := read(one)) is not None)
+        return f"{NOTHING:>{width}}" if found is None else f"{found:{width}.{digits}f}"
 
-    def middle(name: str) -> float | None:
-        return _median(value for one in rounds if (value := getattr(one, name)) is not None)
+    def times(name: str, percentile: str, width: int, digits: int = 0, scale: float = 1e3) -> str:
+        def read(one: Summary) -> float | None:
+            spread: Spread | None = getattr(one, name)
+            return None if spread is None else getattr(spread, percentile) * scale
 
-    good, goodput, tau = middle("good"), middle("goodput"), _median(one.counts["tau"] for one in rounds if one.counts)
+        return middle(read, width, digits)
+
+    good = goodput = tau = ""
+    if any(one.goodput is not None for one in rounds):
+        good = middle(lambda one: None if one.good is None else one.good * 100, 4) + "%"
+        goodput = middle(lambda one: one.goodput, 6, 2) + "/s"
+    if any(one.counts for one in rounds):
+        tau = middle(lambda one: one.counts["tau"] if one.counts else None, 5, 2)
     whole = f"{sum(one.whole for one in rounds)}/{sum(one.asked for one in rounds)}"
-    asked_good = goodput is not None
     return (
-        f"{whole:>12} {_cell(middle('requests_per_second'), 6, 2)} {_cell(middle('throughput'), 7, 1)}"
-        f" {_cell(middle('per_user'), 8, 1)} {_cell(times('ttft', 'p50'), 6)} ms {_cell(times('ttft', 'p90'), 6)}"
-        f" {_cell(times('ttft', 'p99'), 6)} {_cell(times('tpot', 'p50'), 6, 1)} ms {_cell(times('tpot', 'p99'), 5)}"
-        f" {_cell(times('e2e', 'p50', 1), 6, 2)} s {_cell(times('e2e', 'p99', 1), 6, 2)}"
-        f" {(NOTHING if good is None else f'{good:.0%}') if asked_good else '':>5}"
-        f" {f'{goodput:.2f}/s' if asked_good else '':>8} {f'{tau:.2f}' if tau is not None else '':>5}"
+        f"{whole:>12} {middle(lambda one: one.requests_per_second, 6, 2)} {middle(lambda one: one.throughput, 7, 1)}"
+        f" {middle(lambda one: one.per_user, 8, 1)} {times('ttft', 'p50', 6)} ms {times('ttft', 'p90', 6)}"
+        f" {times('ttft', 'p99', 6)} {times('tpot', 'p50', 6, 1)} ms {times('tpot', 'p99', 5)}"
+        f" {times('e2e', 'p50', 6, 2, 1)} s {times('e2e', 'p99', 6, 2, 1)} {good:>5} {goodput:>8} {tau:>5}"
     )
 
 
 def _remarks(arm: str, arms: Mapping[str, Sequence[Summary]]) -> str:
-    failures: dict[str, int] = {}
-    for one in arms[arm]:
-        for failure, count in one.failures.items():
-            failures[failure] = failures.get(failure, 0) + count
+    failures = sum((Counter(one.failures) for one in arms[arm]), Counter[str]())
     said = [", ".join(f"{failure}: {count}" for failure, count in failures.items()) or "none"]
-    levels = [one.level_kept for one in arms[arm] if one.level_kept is not None]
-    if levels:
+    if levels := [one.level_kept for one in arms[arm] if one.level_kept is not None]:
         said.append(f"level kept {statistics.median(levels):.0%}")
     first = next(iter(arms))
     if arm != first and (found := ratio(arms[arm], arms[first])):
@@ -121,10 +124,6 @@ def best_of(arms: Mapping[str, Sequence[Summary]], but: str) -> str | None:
 def _median(values: Iterable[float]) -> float | None:
     found = list(values)
     return statistics.median(found) if found else None
-
-
-def _cell(value: float | None, width: int, digits: int = 0) -> str:
-    return f"{NOTHING:>{width}}" if value is None else f"{value:{width}.{digits}f}"
 
 
 def write_csv(path: Path, records: Mapping[tuple[float, str, int], Sequence[Record]], warm_up: float) -> None:

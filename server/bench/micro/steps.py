@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from outrider.kernels.linear import pack, packed_linear
@@ -51,6 +52,8 @@ PREFILL = 512
 Results = dict[str, dict[str, list[float]]]
 """Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […], "step beside 1": […]}}."""
 ARMS = ("torch", "ours", "step")
+HELPERS = "HTTP and detokenizer"
+"""Their processor time per step, beside the scheduler's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,10 @@ def run(args: argparse.Namespace) -> int:
         disable_radix_cache=True,
     )
 
-    resolved, helpers = resolve(settings), step_breakdown.HelperTime()
+    resolved = resolve(settings)
 
     async def measurement(engine: Engine) -> Results:
-        helpers.watch(engine)
-        return await _measure(engine, resolved, shapes, args, helpers, beside)
+        return await _measure(engine, resolved, shapes, args, beside)
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "steps.jsonl"
@@ -117,9 +119,9 @@ def run(args: argparse.Namespace) -> int:
         _report(results)
         if args.breakdown:
             kinds = {str(shape): (shape.requests, shape.requests * shape.tokens, False) for shape in shapes}
-            step_breakdown.report(
-                step_breakdown.read(log), kinds | {f"prefill {PREFILL}": (1, PREFILL, True)}, helpers.per_step()
-            )
+            helpers = {shape: statistics.median(times[HELPERS]) for shape, times in results.items()}
+            kinds[f"prefill {PREFILL}"] = (1, PREFILL, True)
+            step_breakdown.report(step_breakdown.read(log), kinds, helpers)
     record.write(args.json, "micro steps", results, resolved=resolved)
     return 0
 
@@ -129,7 +131,6 @@ async def _measure(
     resolved: Resolved,
     shapes: Sequence[Shape],
     args: argparse.Namespace,
-    helpers: step_breakdown.HelperTime,
     beside: dict[str, int],
 ) -> Results:
     manager, settings = engine.tokenizer_manager, resolved.settings
@@ -138,17 +139,25 @@ async def _measure(
         torch.set_num_threads(settings.resolved_threads)
     products = Products(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
     arms = (*ARMS, *beside)
-    results: Results = {str(shape): {arm: [] for arm in arms} for shape in shapes}
+    results: Results = {str(shape): {arm: [] for arm in (*arms, HELPERS)} for shape in shapes}
+    pids = [process.pid for name, process in engine.processes.items() if not name.startswith("scheduler")]
+    helpers = [psutil.Process(pid) for pid in (os.getpid(), *pids)]
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in helpers)
+
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)
     for _, shape, arm in harness.alternate_arms(args.rounds, shapes, arms):
         times = results[str(shape)][arm]
         if arm in beside:
             with harness.busy_processes(beside[arm]):
-                times.append(await _steps(manager, shape, args.context))
+                times.append((await _steps(manager, shape, args.context))[0])
         elif arm == "step":
-            with helpers.during(str(shape)):
-                times.append(await _steps(manager, shape, args.context, helpers))
+            before = used()
+            milliseconds, steps = await _steps(manager, shape, args.context)
+            times.append(milliseconds)
+            results[str(shape)][HELPERS].append((used() - before) / steps * 1e3)
         else:
             times.append(products.milliseconds(arm, shape.requests * shape.tokens))
     for _ in range(args.rounds if args.breakdown else 0):
@@ -156,8 +165,8 @@ async def _measure(
     return results
 
 
-async def _steps(manager: Any, shape: Shape, context: int, helpers: step_breakdown.HelperTime | None = None) -> float:
-    """Median milliseconds between two pieces of a stream while `shape.requests` requests run."""
+async def _steps(manager: Any, shape: Shape, context: int) -> tuple[float, int]:
+    """Median milliseconds between two pieces of a stream while `shape.requests` requests run, and how many steps."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     options = RequestOptions(enabled=shape.tokens > 1, gamma=shape.tokens - 1)
@@ -185,9 +194,7 @@ async def _steps(manager: Any, shape: Shape, context: int, helpers: step_breakdo
         return pieces
 
     pieces = await asyncio.gather(*(one(index) for index in range(shape.requests)))
-    if helpers is not None:
-        helpers.count(max(pieces))  # requests whose drafts are kept end before others
-    return statistics.median(gaps)
+    return statistics.median(gaps), max(pieces)  # requests whose drafts are kept end before others
 
 
 def _prompt(index: int, tokens: int) -> list[int]:
@@ -241,5 +248,5 @@ def _report(results: Results) -> None:
         columns = "".join(f" {statistics.median(times[arm]):9.1f}" for arm in ("step", "torch", "ours"))
         print(f"{shape:>8}{columns} {found.median:7.2f}  {found.spread}")
     for shape, times in results.items():
-        for arm in list(times)[len(ARMS) :]:
+        for arm in times.keys() - {*ARMS, HELPERS}:
             print(f"{shape:>8} {arm}, over the step alone: {harness.ratio(times[arm], times['step']).cell}")

