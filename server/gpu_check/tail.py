@@ -14,7 +14,7 @@ from outrider.kernels.ragged import Flattened, commit
 from outrider.kernels.sampling import argmax
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 
-from ..plugin.cuda.verify_tail import VerifyTail
+from ..plugin.decode.verify_tail import VerifyTail
 from .device import Device
 from .kernels import differing
 from .report import Measured

@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.flat_batch import FlatBatch
 
-from .decode.spec_inputs import indptr
+from .spec_inputs import indptr
 
 
 class FlatAttentionBackend(AttentionBackend):

@@ -18,7 +18,7 @@ from outrider.drafters.block import checkpoint
 from outrider.drafters.block.sampling import sample_block
 from outrider.kernels import sampling as kernels
 from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.decode.spec_inputs import flatten
+from outrider.server.plugin.spec_inputs import flatten
 
 GAMMA = 4
 Admit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -15,7 +15,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from outrider.kernels.decoder import Decoder
 from outrider.kernels.flat_batch import FlatBatch
 
-from ..decode.spec_inputs import FlatVerify
+from ..spec_inputs import FlatVerify
 from . import fused_model
 
 

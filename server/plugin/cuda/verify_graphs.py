@@ -18,7 +18,7 @@ from outrider.drafters import registry
 
 from ..attention_backends import buckets_of
 from ..config import PluginConfig
-from ..decode.spec_inputs import VerifyInput
+from ..spec_inputs import VerifyInput
 
 
 class VerifyGraphRunner(DecodeCudaGraphRunner):

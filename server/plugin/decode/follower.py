@@ -10,8 +10,8 @@ from sglang.srt.managers.scheduler import GenerationBatchResult
 
 from ..attention_backends import buckets_of
 from ..loading.drafter import whole_weights
+from ..spec_inputs import flatten
 from .logprobs import write_logprobs, write_step_logprobs
-from .spec_inputs import flatten
 from .worker import SpeculativeWorker
 
 

@@ -16,7 +16,7 @@ import torch
 from outrider.drafters.slot_tokens import SlotTokens
 
 if TYPE_CHECKING:
-    from .spec_inputs import FlatVerify
+    from ..spec_inputs import FlatVerify
 
 
 @dataclass(frozen=True, slots=True)

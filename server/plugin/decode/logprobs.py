@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 
-from .spec_inputs import FlatVerify
+from ..spec_inputs import FlatVerify
 
 
 def write_logprobs(

@@ -17,7 +17,7 @@ from outrider.kernels.acceptance import accept, accept_logits
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
 
-from .spec_inputs import FlatVerify
+from ..spec_inputs import FlatVerify
 
 
 def on_host(tensor: torch.Tensor) -> bool:

@@ -28,8 +28,8 @@ from ..attention_backends import buckets_of, captured_sizes, check_taken
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
-from ..cuda.verify_tail import VerifyTail
 from ..loading.planner import load_plan
+from ..spec_inputs import FlatVerify, StepState, VerifyInput, extend_positions, flatten, ragged_layout
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
 from .metrics import SpeculationMetrics
@@ -38,16 +38,9 @@ from .ranks import Ranks
 from .readback import DeviceTime, begin, since
 from .requests import RequestTable
 from .sampling import Sampling
-from .spec_inputs import (
-    FlatVerify,
-    StepState,
-    VerifyInput,
-    extend_positions,
-    flatten,
-    ragged_layout,
-)
 from .step import Step
 from .trace import StepTrace
+from .verify_tail import VerifyTail
 
 
 class HostResult(GenerationBatchResult):

@@ -33,7 +33,7 @@ flatten = ragged.flatten
 ragged.flatten = lambda *given: [x.roll(1) for x in flatten(*given)]
 wrong = main(["gpu-check", "A:lengths", *flags])
 ragged.flatten = flatten
-from outrider.server.plugin.cuda.verify_tail import VerifyTail
+from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 VerifyTail.close = lambda tail: None
 print(code, wrong, main(["gpu-check", "A:tail", *flags]))

@@ -32,7 +32,6 @@ from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.cuda.verify_tail import VerifyTail
 from outrider.server.plugin.decode import worker as worker_module
 from outrider.server.plugin.decode.follower import FollowerWorker
 from outrider.server.plugin.decode.logit_rules import LogitRules
@@ -40,7 +39,8 @@ from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.decode.spec_inputs import StepState
+from outrider.server.plugin.decode.verify_tail import VerifyTail
+from outrider.server.plugin.spec_inputs import StepState
 
 POOL, CONTEXT, SLOTS, REQUESTS = 16, 128, 600, 3
 GREEDY, SAMPLED = {"top_k": 1, "sampling_seed": None}, {"top_k": 1 << 30, "sampling_seed": None}

@@ -24,7 +24,7 @@ from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Budget
 from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
 from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.decode.spec_inputs import flatten
+from outrider.server.plugin.spec_inputs import flatten
 
 A, B, C, OPEN, LEAD, TO_OPEN, TO_LEAD = range(7)
 GAMMA, SEEDS, LENGTH = 2, 2400, 4

@@ -37,9 +37,9 @@ from outrider.kernels.ragged import torch_commit  # noqa: E402
 from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
-from outrider.server.plugin.cuda.verify_tail import VerifyTail  # noqa: E402
-from outrider.server.plugin.decode.spec_inputs import VerifyInput, flatten, ragged_layout  # noqa: E402
+from outrider.server.plugin.decode.verify_tail import VerifyTail  # noqa: E402
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
+from outrider.server.plugin.spec_inputs import VerifyInput, flatten, ragged_layout  # noqa: E402
 
 REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
 BUCKETS = TokenBuckets(REQUESTS, WIDTH, CAPTURED)

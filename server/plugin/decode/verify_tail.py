@@ -16,14 +16,14 @@ from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import argmax
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 
-from ..decode.logit_rules import has_rules
+from .logit_rules import has_rules
 
 if TYPE_CHECKING:  # `outrider gpu-check A` runs without SGLang
     from outrider.drafters.base import Draft
 
-    from ..decode.sampling import Sampling
-    from ..decode.spec_inputs import FlatVerify
-    from ..decode.step import Step
+    from ..spec_inputs import FlatVerify
+    from .sampling import Sampling
+    from .step import Step
 
 Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Takes hidden states, tokens, positions and slots [T]."""
