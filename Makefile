@@ -11,6 +11,9 @@ $(error OUTRIDER_DEVICE is cpu or cuda, not '$(OUTRIDER_DEVICE)')
 endif
 # Further flags for `make serve` and `make test`: make serve ARGS="--port 8000".
 ARGS ?=
+# Processes that run tests. Tests that share servers, or a file, are run by one of them.
+WORKERS ?= 2
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 LOCK := deploy/requirements/$(OUTRIDER_DEVICE).txt
 # torch's builds for CPUs have other hashes than PyPI's.
@@ -35,7 +38,7 @@ help: ## Show this list
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 	@echo
-	@echo '  Variables: OUTRIDER_DEVICE=cpu|cuda (now: $(OUTRIDER_DEVICE)), PYTHON=python3.11, ARGS="--port 8000"'
+	@echo '  Variables: OUTRIDER_DEVICE=cpu|cuda (now: $(OUTRIDER_DEVICE)), PYTHON=python3.11, ARGS="--port 8000", WORKERS=2'
 
 .PHONY: install
 install: $(PROJECT) ## Make .venv and install the pinned packages into it (done by the others when needed)
@@ -46,7 +49,7 @@ serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 
 .PHONY: test
 test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs what some need from Debian)
-	@$(BIN)/pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 # Tried once, where it may be: without a network the next `make test` shall not wait for one. It never fails.
 # Debian starts services that it installs: the tests start their own.
@@ -66,7 +69,7 @@ programs:
 
 .PHONY: check
 check: lint ## Check style and types, run the tests that start no server (about three minutes)
-	@$(BIN)/pytest -m "not server" $(ARGS)
+	@$(PYTEST) -m "not server" $(ARGS)
 
 .PHONY: check-deploy
 check-deploy: $(CHECKERS) ## Check deploy/ with linters and schemas (a minute)
