@@ -11,12 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from asking import MODEL, complete
 from prometheus import Prometheus
-from running import Server
+from running import HTTP, Server
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((FOLDER / "dashboards").glob("*.json"))}
@@ -94,8 +93,8 @@ def load(server: Server) -> None:
             answer.result()
     for number in range(5):
         body = {"model": MODEL, "prompt": prompts[number], "max_tokens": 16, "stream": True}
-        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
-    assert httpx.post(f"{server.url}/v1/completions", json={"max_tokens": -1}, timeout=20).status_code == 400
+        assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+    assert HTTP.post(f"{server.url}/v1/completions", json={"max_tokens": -1}, timeout=20).status_code == 400
 
 
 @pytest.fixture(scope="module")

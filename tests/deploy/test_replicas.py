@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 from aiohttp import web
-from running import Server, environment, free_port, wait_until
+from running import HTTP, Server, environment, free_port, wait_until
 from small_openai import SmallServer, answer
 
 REPLICAS = Path(__file__).parents[2] / "deploy" / "replicas"
@@ -66,7 +66,7 @@ def balancer(kind: str, *servers: Server | SmallServer) -> Iterator[str]:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/v1/models", timeout=5).status_code == 200
+        return HTTP.get(f"{url}/v1/models", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -88,7 +88,7 @@ def front(request: pytest.FixtureRequest, fronts: dict[str, str]) -> str:
 
 def chat(url: str, model: str, messages: list[dict[str, str]], **fields: object) -> dict:
     body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, **fields}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    answer = HTTP.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -120,8 +120,8 @@ def test_it_answers_as_a_server_does(front: str, server: Server, model: str) -> 
 def test_which_fields_come_through(front: str, model: str, request: pytest.FixtureRequest) -> None:
     """docs/scale.md says so. A field that comes through is checked, and its wrong type refused."""
     wrong = {"model": model, "max_tokens": 4, "speculation": "no"}
-    chats = httpx.post(f"{front}/v1/chat/completions", json=wrong | {"messages": [{"role": "user", "content": "Hi"}]})
-    texts = httpx.post(f"{front}/v1/completions", json=wrong | {"prompt": "Hi"}, timeout=60)
+    chats = HTTP.post(f"{front}/v1/chat/completions", json=wrong | {"messages": [{"role": "user", "content": "Hi"}]})
+    texts = HTTP.post(f"{front}/v1/completions", json=wrong | {"prompt": "Hi"}, timeout=60)
     assert texts.status_code == 400
     assert "speculation" in texts.text
     router = request.node.callspec.params["front"] == "sglang-router"
@@ -157,7 +157,7 @@ def test_what_a_server_took_and_failed_at_is_sent_to_no_other(
     for number in range(4):  # to one, or the other
         before = sum(len(each.asked) for each in servers)
         body = {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": f"{told} {number}"}]}
-        status = httpx.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code
+        status = HTTP.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code
         assert status == int(told) if told.isdigit() else status >= 500
         assert sum(len(each.asked) for each in servers) == before + 1
 
@@ -175,7 +175,7 @@ def test_what_a_server_refused_haproxy_sends_to_the_other(small_front: tuple[str
         one.handler = refuse
         for number in range(4):
             body = {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": f"hello {number}"}]}
-            assert httpx.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code == 200
+            assert HTTP.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code == 200
         one.handler = as_told
     assert all(each.asked for each in servers)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asking import MODEL
-from running import Server, changed
+from running import ONE_THREAD, Server, changed
 from small_target import SmallTarget
 
 from outrider.profiles import store
@@ -32,7 +32,11 @@ leave and come back. Not where `ignore_eos` is asked for: without shared prefixe
 
 @pytest.fixture(scope="session")
 def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """The small target; its model drafts where lookup finds nothing, and every draft is verified."""
+    """The small target; its model drafts where lookup finds nothing, and every draft is verified.
+
+    With as many threads as there are cores: the other servers of the small target, whose answers are compared with its
+    own, have one, which is as fast where tests run beside each other.
+    """
     flags = (*_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
     yield from _serve(tmp_path_factory.mktemp("exact") / "log", *EXACT, *flags)
 
@@ -43,9 +47,15 @@ def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: Small
     folder = tmp_path_factory.mktemp("planned")
     flags = _small(small_target, "dspark", small_target.dspark)
     profile = jagged_profile(
-        folder, model=str(small_target.folder), drafter="dspark", drafter_path=str(small_target.dspark)
+        folder,
+        model=str(small_target.folder),
+        drafter="dspark",
+        drafter_path=str(small_target.dspark),
+        threads=1 if ONE_THREAD else None,
     )
-    yield from _serve(folder / "log", *SHARING, *flags, "--profile", str(profile), **changed("profile-costs"))
+    yield from _serve(
+        folder / "log", *SHARING, *ONE_THREAD, *flags, "--profile", str(profile), **changed("profile-costs")
+    )
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +74,7 @@ def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: Sma
         str(INITIAL),
     )
     flags += ("--planner", "threshold", "--threshold", "0.05")
-    yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *flags)
+    yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *ONE_THREAD, *flags)
 
 
 INITIAL = 2
@@ -102,7 +112,7 @@ def specdiff_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 @pytest.fixture(scope="module")
 def int8_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     flags = _small(small_target, "dspark", small_target.dspark)
-    yield from _serve(tmp_path_factory.mktemp("int8") / "log", *EXACT, *flags, "--quantization", "int8")
+    yield from _serve(tmp_path_factory.mktemp("int8") / "log", *EXACT, *ONE_THREAD, *flags, "--quantization", "int8")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 from asking import MODEL, accepted_tokens
+from running import HTTP
 
 CYCLES = (
     "Question: is it so?\nAnswer: yes.\nUser: next\n",
@@ -40,11 +40,11 @@ def seen(server: Any, prompt: str, *, speculate: bool, stream: bool, **body: Any
     request = {"model": MODEL, "prompt": prompt, "logprobs": 2, "return_token_ids": True, "max_tokens": 32} | body
     request["speculation"] = {"enabled": speculate}
     if not stream:
-        answer = httpx.post(f"{server.url}/v1/completions", json=request, timeout=600)
+        answer = HTTP.post(f"{server.url}/v1/completions", json=request, timeout=600)
         assert answer.status_code == 200, answer.text
         return summary([answer.json()["choices"][0]], answer.json()["usage"])
     request |= {"stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=request, timeout=600) as answer:
+    with HTTP.stream("POST", f"{server.url}/v1/completions", json=request, timeout=600) as answer:
         assert answer.status_code == 200
         text = b"".join(answer.iter_bytes()).decode()  # `iter_lines` ends lines where a text has U+2028 or the like
         lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 import stock_dllm
@@ -24,7 +23,7 @@ import torch
 from chi_square import p_value
 from diffusion_servers import ALL, POOL, Served, check_spiffy, serve
 from metrics_page import metric
-from running import environment, wait_until
+from running import HTTP, environment, wait_until
 from tiny_diffusion import MASK, PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
@@ -212,7 +211,7 @@ def test_sixty_four_clients_of_whom_some_leave(served: Served, request: pytest.F
         if number % 4:
             return served.ask(prompts[number], 24, **({"speculation": {"enabled": False}} if number % 8 == 1 else {}))
         url = f"{served.server.url}/v1/completions"
-        with httpx.stream("POST", url, json=body | {"prompt": prompts[number]}, timeout=120) as stream:
+        with HTTP.stream("POST", url, json=body | {"prompt": prompts[number]}, timeout=120) as stream:
             for _ in zip(range(number // 8), stream.iter_lines(), strict=False):
                 pass
         return None
@@ -268,7 +267,7 @@ def test_a_long_prompt_takes_few_rounds(served: Served) -> None:
     (prompt,) = served.prompts([400])
     served.ask(prompt, 1)
     assert metric(served.server.url, "sglang:prompt_tokens_total") > 400
-    assert httpx.get(f"{served.server.url}/outrider/live", timeout=30).json()["requests"]["running"] == 0
+    assert HTTP.get(f"{served.server.url}/outrider/live", timeout=30).json()["requests"]["running"] == 0
 
 
 @pytest.mark.server

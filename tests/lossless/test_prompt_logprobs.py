@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from asking import MODEL
-from running import Server
+from running import HTTP, Server
 from small_target import SmallTarget
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -32,7 +31,7 @@ def expected(small_target: SmallTarget) -> list[torch.Tensor]:
 
 def ask(server: Server, **body: object) -> list[dict]:
     request = {"model": MODEL, "prompt": [*PROMPTS], "echo": True, "logprobs": TOP, "temperature": 0} | body
-    answer = httpx.post(f"{server.url}/v1/completions", json=request, timeout=300)
+    answer = HTTP.post(f"{server.url}/v1/completions", json=request, timeout=300)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"]
 

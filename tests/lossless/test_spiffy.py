@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from diffusion_servers import ALL, Served, check_spiffy, serve
 from metrics_page import MetricsPage, documented
-from running import OUTRIDER, environment
+from running import HTTP, OUTRIDER, environment
 from tiny_diffusion import TinyDiffusion
 
 from outrider.server.http.live import FRESH_SECONDS
@@ -44,10 +43,10 @@ def test_its_metrics_are_those_of_the_table(static_server: Served) -> None:
 
 def test_what_the_dashboard_and_the_page_show_of_it_is_there(static_server: Served) -> None:
     url, (prompt,) = static_server.server.url, static_server.prompts([9])
-    before = httpx.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
+    before = HTTP.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
     static_server.ask(prompt, 9)
     time.sleep(FRESH_SECONDS)
-    now = httpx.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
+    now = HTTP.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
     for name in ("steps", "timed_steps", "tokens"):
         assert now[0][name] > before[0][name]
     counted = "sglang:realtime_tokens_total"

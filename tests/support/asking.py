@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 from metrics_page import metric
-from running import Server
+from running import HTTP, Server
 
 MODEL = "SmolLM2-135M-Instruct"
 
@@ -20,7 +19,7 @@ def complete(
     if chat and isinstance(prompt, str):
         prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
     request = {"model": MODEL, "prompt": prompt, "return_token_ids": True, "speculation": {"enabled": speculate}}
-    answer = httpx.post(f"{server.url}/v1/completions", json=request | body, timeout=600)
+    answer = HTTP.post(f"{server.url}/v1/completions", json=request | body, timeout=600)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from metrics_page import MetricsPage
-from running import Server, overlaps
+from running import HTTP, ONE_THREAD, Server, overlaps
 from tiny_diffusion import PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
 POOL = 512
-FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
+FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny", *ONE_THREAD)
 
 ALL = ("--planner", "verify-all")
 """As many drafts as there are, whatever they cost here."""
@@ -50,7 +50,7 @@ class Served:
         return self.reference.answer(prompt, count, threshold=self.threshold, per_step=self.per_step)
 
     def post(self, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{self.server.url}/v1/completions", json={"model": "tiny"} | body, timeout=120)
+        return HTTP.post(f"{self.server.url}/v1/completions", json={"model": "tiny"} | body, timeout=120)
 
     def ask(self, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
         """Token ids of an answer of `count` tokens."""
@@ -65,7 +65,7 @@ class Served:
 
     def cached(self) -> dict[str, int]:
         """Tokens of the cache that requests hold, and how many it has room for."""
-        return httpx.get(f"{self.server.url}/outrider/live", timeout=30).json()["cache"]
+        return HTTP.get(f"{self.server.url}/outrider/live", timeout=30).json()["cache"]
 
 
 def serve(

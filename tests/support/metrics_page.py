@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import httpx
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from running import HTTP
 
 TABLES = (
     (Path(__file__).parents[2] / "server" / "README.md")
@@ -36,7 +36,7 @@ class MetricsPage:
 
     def __init__(self, url: str) -> None:
         """url: of the server, without `/metrics`."""
-        answer = httpx.get(f"{url}/metrics", timeout=20)
+        answer = HTTP.get(f"{url}/metrics", timeout=20)
         assert answer.status_code == 200, answer.text
         self.families: dict[str, Metric] = {
             family.name: family for family in text_string_to_metric_families(answer.text)

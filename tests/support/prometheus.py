@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from running import free_port
+from running import HTTP, free_port
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "prometheus"
 SCRAPE_SECONDS = 1
@@ -45,7 +45,7 @@ class Prometheus:
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
         """The series of an instant query; fails where Prometheus refuses it."""
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}, timeout=30).json()
+        answer = HTTP.get(f"{self.url}/api/v1/query", params={"query": expression}, timeout=30).json()
         assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
         return answer["data"]["result"]
 

@@ -19,11 +19,17 @@ import openai
 import psutil
 import pytest
 
+from outrider.server.machine import hardware
+
 OUTRIDER = Path(sys.executable).with_name("outrider")
 PLAIN = ("--no-tune", "--sampling-defaults", "openai")
 """Flags of every server here: nothing is measured, and a request that names no sampling has temperature 1."""
+ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
+"""Flags of servers of small models, which a second thread does not speed up."""
 # Far more than a start takes: machines that run tests are busy.
 START_SECONDS = 180
+HTTP = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
+"""Opens a connection for each request, as `httpx.get` does, without its 30 ms for reading certificates."""
 CHANGES = "OUTRIDER_TEST_CHANGES"
 
 
@@ -69,7 +75,7 @@ class Server:
     def status(self, path: str) -> int | None:
         """Status of a GET; None where nothing answers."""
         try:
-            return httpx.get(self.url + path, timeout=5).status_code
+            return HTTP.get(self.url + path, timeout=5).status_code
         except httpx.TransportError:
             return None
 

@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from running import Server
+from running import HTTP, Server
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[str, object, str | None, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_bad_request_is_refused_with_the_reason(server: Server, name: str) -> None:
     route, body, param, message = CASES[name]
-    response = httpx.post(server.url + route, json=body, timeout=30)
+    response = HTTP.post(server.url + route, json=body, timeout=30)
     assert_error(response, 400, param=param, message=message)
 
 
@@ -209,12 +209,12 @@ def assert_error(response: httpx.Response, status: int, *, param: str | None = N
     ids=["empty", "cut off", "NaN", "deep", "deeper", "UTF-8", "surrogate"],
 )
 def test_body_that_is_not_json(server: Server, data: bytes, message: str) -> None:
-    response = httpx.post(server.url + TEXT, content=data, headers={"Content-Type": "application/json"})
+    response = HTTP.post(server.url + TEXT, content=data, headers={"Content-Type": "application/json"})
     assert_error(response, 400, message=message)
 
 
 def test_wrong_content_type(server: Server) -> None:
-    response = httpx.post(server.url + CHAT, data={"prompt": "Hello"})
+    response = HTTP.post(server.url + CHAT, data={"prompt": "Hello"})
     assert_error(response, 415, message="application/json")
 
 
@@ -229,25 +229,23 @@ def test_body_beyond_ten_megabytes(server: Server, declared: bool) -> None:
 
 def test_body_just_below_ten_megabytes_is_read(server: Server) -> None:
     body = json.dumps(text(prompt="")) + " " * (10 * 2**20 - 200)
-    response = httpx.post(server.url + TEXT, content=body, headers={"Content-Type": "application/json"}, timeout=30)
+    response = HTTP.post(server.url + TEXT, content=body, headers={"Content-Type": "application/json"}, timeout=30)
     assert_error(response, 400, param="prompt", message="empty")
 
 
 def test_unknown_model(server: Server) -> None:
     assert_error(
-        httpx.post(server.url + CHAT, json=chat(model="gpt-9")), 404, param="model", message="'gpt-9' is not served"
+        HTTP.post(server.url + CHAT, json=chat(model="gpt-9")), 404, param="model", message="'gpt-9' is not served"
     )
-    assert_error(httpx.get(server.url + "/v1/models/gpt-9"), 404, param="model", message="gpt-9")
+    assert_error(HTTP.get(server.url + "/v1/models/gpt-9"), 404, param="model", message="gpt-9")
 
 
 def test_unknown_route_and_method(server: Server) -> None:
-    assert_error(httpx.post(server.url + "/v1/nothing", json={}), 404, message="/v1/nothing")
-    assert_error(httpx.post(server.url + "/v1/embeddings", json={}), 404, message="generates text only")
-    assert_error(httpx.get(server.url + CHAT), 405, message="GET")
+    assert_error(HTTP.post(server.url + "/v1/nothing", json={}), 404, message="/v1/nothing")
+    assert_error(HTTP.post(server.url + "/v1/embeddings", json={}), 404, message="generates text only")
+    assert_error(HTTP.get(server.url + CHAT), 405, message="GET")
 
 
 def test_null_and_off_mean_not_given(server: Server) -> None:
-    response = httpx.post(
-        server.url + CHAT, json=chat(temperature=None, stop=None, audio=None, store=False), timeout=60
-    )
+    response = HTTP.post(server.url + CHAT, json=chat(temperature=None, stop=None, audio=None, store=False), timeout=60)
     assert response.status_code == 200, response.text

@@ -9,11 +9,10 @@ import json
 import random
 from typing import Any
 
-import httpx
 import pytest
 from attacked import send
 from metrics_page import MetricsPage
-from running import Server
+from running import HTTP, Server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BUSY = 5
@@ -104,7 +103,7 @@ ANSWERS: dict[str, tuple[str, bytes]] = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_long_answers_are_written_beside_the_event_loop(server: Server, name: str) -> None:
     route, content = ANSWERS[name]
-    answer = httpx.post(server.url + route, content=content, headers=JSON, timeout=300)
+    answer = HTTP.post(server.url + route, content=content, headers=JSON, timeout=300)
     assert answer.status_code == 200, answer.text
     assert answer.text.count(",") > 40_000
     assert MetricsPage(server.url).value(LONGEST_WORK) < 2 * WORK_SECONDS
@@ -124,7 +123,7 @@ def test_a_large_request_that_is_right_is_answered_like_a_small_one(server: Serv
     large = small | {"user": "x" * 4096, "logit_bias": {str(i): 0 for i in range(1000)}}
     texts = []
     for fields in (small, large):
-        answer = httpx.post(server.url + CHAT, json=fields, timeout=120)
+        answer = HTTP.post(server.url + CHAT, json=fields, timeout=120)
         assert answer.status_code == 200, answer.text
         texts.append(answer.json()["choices"][0]["message"]["content"])
     assert texts[0] == texts[1]
@@ -135,6 +134,6 @@ def test_a_template_that_fails_is_the_clients_error(server: Server, padding: str
     """Found out where the template is prepared; the same answer either way."""
     calls = [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]
     messages = [*said("x"), {"role": "assistant", "tool_calls": calls}, {"role": "user", "content": f"z{padding}"}]
-    answer = httpx.post(server.url + CHAT, json={"messages": messages, "max_tokens": 1}, timeout=60)
+    answer = HTTP.post(server.url + CHAT, json={"messages": messages, "max_tokens": 1}, timeout=60)
     assert answer.status_code == 400, answer.text
     assert "JSON object" in answer.json()["error"]["message"]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from browser import chromium
 from playwright.sync_api import expect
-from running import Server, wait_until
+from running import HTTP, Server, wait_until
 
 KEY = "a-secret"
 LONG = {"prompt": "Count: 1, 2, 3,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -38,7 +38,7 @@ class Stream:
 
     def _read(self) -> None:
         url = self.server.url + "/v1/completions"
-        with httpx.stream("POST", url, json=self.body, headers=self.headers, timeout=120) as response:
+        with HTTP.stream("POST", url, json=self.body, headers=self.headers, timeout=120) as response:
             for line in response.iter_lines():
                 self.begun.set()
                 self.lines += [line.removeprefix("data: ")] if line else []
@@ -93,7 +93,7 @@ def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
     own_server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: own_server.status("/ready") == 503, 5)
     assert own_server.status("/health") == 200
-    refused = httpx.post(own_server.url + "/v1/completions", json=LONG)
+    refused = HTTP.post(own_server.url + "/v1/completions", json=LONG)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "unavailable"
 
@@ -118,7 +118,7 @@ def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_key_is_asked_for_everywhere_but_by_probes(locked_server: Server) -> None:
     def get(path: str, key: str | None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.get(locked_server.url + path, headers=headers)
+        return HTTP.get(locked_server.url + path, headers=headers)
 
     for path in ("/v1/models", "/metrics", "/nothing", "/v1/chat/completions"):
         for key in (None, "wrong", KEY + "x"):
@@ -153,7 +153,7 @@ def test_a_server_without_a_drafter_answers(locked_server: Server) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 8
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 0
-    page = httpx.get(locked_server.url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+    page = HTTP.get(locked_server.url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
     assert "outrider_drafted_tokens_total 0.0" in page
     assert "outrider_decode_steps_total 0.0" not in page
 

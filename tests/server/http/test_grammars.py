@@ -12,7 +12,7 @@ import psutil
 import pytest
 from metrics_page import metric
 from refusals import assert_refused
-from running import Server
+from running import HTTP, Server
 from small_grammars import nested_repeats, slow_schema, small_schema
 
 TEXT = "/v1/completions"
@@ -20,7 +20,7 @@ WAIT = 60
 
 
 def text(server: Server, **fields: Any) -> httpx.Response:
-    return httpx.post(server.url + TEXT, json={"prompt": "Hello", "max_tokens": 8} | fields, timeout=WAIT)
+    return HTTP.post(server.url + TEXT, json={"prompt": "Hello", "max_tokens": 8} | fields, timeout=WAIT)
 
 
 def engine_memory(server: Server) -> int:

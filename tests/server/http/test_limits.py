@@ -39,7 +39,7 @@ from limited import (
     code,
     usage_of,
 )
-from running import Server, wait_until
+from running import HTTP, Server, wait_until
 
 from outrider.server.http import keys, usage_file
 
@@ -63,11 +63,11 @@ def idle(limited_server: Limited) -> None:
 
 def test_metrics_have_a_port_of_their_own_and_no_key(limited_server: Limited) -> None:
     url = f"http://127.0.0.1:{limited_server.metrics_port}"
-    assert "sglang:num_running_reqs" in httpx.get(f"{url}/metrics").text
-    assert httpx.get(f"{url}/health").status_code == httpx.get(f"{url}/ready").status_code == 200
-    assert httpx.get(f"{url}/v1/models").status_code == 404
+    assert "sglang:num_running_reqs" in HTTP.get(f"{url}/metrics").text
+    assert HTTP.get(f"{url}/health").status_code == HTTP.get(f"{url}/ready").status_code == 200
+    assert HTTP.get(f"{url}/v1/models").status_code == 404
     operator = limited_server.headers["operator"]
-    assert httpx.get(f"{limited_server.server.url}/metrics", headers=operator).status_code == 404
+    assert HTTP.get(f"{limited_server.server.url}/metrics", headers=operator).status_code == 404
 
 
 def test_what_the_processes_say_to_each_other_is_for_this_user_alone(limited_server: Limited) -> None:
@@ -98,7 +98,7 @@ def test_two_servers_on_one_cache_folder_answer_alike(limited_server: Limited, s
 
 def test_administrators_alone_may_measure(limited_server: Limited) -> None:
     url = f"{limited_server.server.url}/outrider/tune"
-    answers = [httpx.post(url, json={"no": 1}, headers=limited_server.headers[name]) for name in ("two", "operator")]
+    answers = [HTTP.post(url, json={"no": 1}, headers=limited_server.headers[name]) for name in ("two", "operator")]
     assert [answer.status_code for answer in answers] == [403, 400]  # the operator's is looked at
 
 
@@ -317,7 +317,7 @@ def test_one_connection_too_many_is_refused(limited_server: Limited) -> None:
         assert page.value("outrider_open_connections") == CONNECTIONS
         assert page.value("outrider_refused_connections_total") >= 1
     wait_until(lambda: limited_server.metrics().value("outrider_open_connections") < CONNECTIONS / 2, 10)
-    assert httpx.get(f"{limited_server.server.url}/ready").status_code == 200
+    assert HTTP.get(f"{limited_server.server.url}/ready").status_code == 200
 
 
 def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
@@ -329,7 +329,7 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
             seen[limited_server.ask("two").status_code] += 1
 
     def status(name: str) -> int:
-        return httpx.get(f"{limited_server.server.url}/v1/models", headers=limited_server.headers[name]).status_code
+        return HTTP.get(f"{limited_server.server.url}/v1/models", headers=limited_server.headers[name]).status_code
 
     asking = [threading.Thread(target=go_on_asking) for _ in range(2)]
     for thread in asking:

@@ -6,10 +6,9 @@ import json
 import uuid
 from typing import Any
 
-import httpx
 import openai
 from asking import MODEL
-from running import Server, wait_until
+from running import HTTP, Server, wait_until
 
 
 def lines(server: Server) -> list[dict[str, Any]]:
@@ -32,7 +31,7 @@ def line_of(server: Server, request_id: str) -> dict[str, Any]:
 
 def test_a_clients_id_goes_through_to_the_log(server: Server) -> None:
     body = {"model": MODEL, "prompt": "one two three", "max_tokens": 8, "n": 2, "ignore_eos": True}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"X-Request-Id": "log-me"}, timeout=60)
+    answer = HTTP.post(f"{server.url}/v1/completions", json=body, headers={"X-Request-Id": "log-me"}, timeout=60)
     assert answer.headers["X-Request-Id"] == "log-me"
     line = line_of(server, "log-me")
     assert (line["path"], line["status"], line["outcome"]) == ("/v1/completions", 200, "completed")
@@ -51,7 +50,7 @@ def test_the_official_client_is_told_the_id(client: openai.OpenAI, server: Serve
 
 
 def test_a_refused_request_has_a_line_too(server: Server) -> None:
-    answer = httpx.post(f"{server.url}/v1/completions", json={"max_tokens": -1}, timeout=20)
+    answer = HTTP.post(f"{server.url}/v1/completions", json={"max_tokens": -1}, timeout=20)
     assert answer.status_code == 400
     line = line_of(server, answer.headers["X-Request-Id"])
     assert (line["status"], line["outcome"]) == (400, "refused")
@@ -62,7 +61,7 @@ def test_no_prompt_and_no_answer_is_written(server: Server) -> None:
     secret = f"zebra{uuid.uuid4().hex}"
     for stream in (False, True):
         body = {"model": MODEL, "messages": [{"role": "user", "content": f"Say {secret}"}], "max_tokens": 8}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body | {"stream": stream}, timeout=60)
+        answer = HTTP.post(f"{server.url}/v1/chat/completions", json=body | {"stream": stream}, timeout=60)
         line_of(server, answer.headers["X-Request-Id"])
     assert secret not in server.output()
     assert not any({"prompt", "answer"} & set(found) for line in lines(server) for found in line.get("answers", ()))
@@ -71,5 +70,5 @@ def test_no_prompt_and_no_answer_is_written(server: Server) -> None:
 def test_a_prompt_that_is_too_long_leaves_json_alone(server: Server) -> None:
     """Transformers warns of it in plain text."""
     body = {"model": MODEL, "prompt": "one two " * 6000, "max_tokens": 8}
-    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 400
+    assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 400
     assert lines(server)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from asking import MODEL, complete
 from metrics_page import TABLES, MetricsPage, documented, metric
-from running import Server, wait_until
+from running import HTTP, Server, wait_until
 
 ENDLESS = {"model": MODEL, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
 
@@ -31,7 +31,7 @@ def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> No
 def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
     for _ in range(2):  # the second is in the cache
         body = ENDLESS | {"max_tokens": 8, "stream": True}
-        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+        assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
     found = MetricsPage(server.url).families
     named = set(re.findall(r"`(sglang:\w+)", TABLES))
     assert len(named) > 8
@@ -42,10 +42,10 @@ def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
 def test_requests_are_counted_by_how_they_ended(server: Server) -> None:
     before = {outcome: ended(server, outcome) for outcome in ("completed", "cancelled", "refused", "failed")}
     complete(server, "one", speculate=True, max_tokens=4)
-    httpx.post(f"{server.url}/v1/completions", json={"max_tokens": "many"}, timeout=20)
+    HTTP.post(f"{server.url}/v1/completions", json={"max_tokens": "many"}, timeout=20)
     with contextlib.suppress(httpx.ReadTimeout):  # its client gives up
-        httpx.post(f"{server.url}/v1/completions", json=ENDLESS, timeout=1)
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS | {"stream": True}, timeout=60) as stream:
+        HTTP.post(f"{server.url}/v1/completions", json=ENDLESS, timeout=1)
+    with HTTP.stream("POST", f"{server.url}/v1/completions", json=ENDLESS | {"stream": True}, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
         assert metric(server.url, "outrider_requests_in_flight") >= 1
@@ -64,7 +64,7 @@ def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool
     seconds, count = taken()
     body = ENDLESS | {"max_tokens": 60, "temperature": 0, "stream": stream}
     began = time.monotonic()
-    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+    assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
     whole = time.monotonic() - began
     wait_until(lambda: taken()[1] == count + 1, 10)
     per_token = taken()[0] - seconds
@@ -80,7 +80,7 @@ def test_answers_that_are_cut_off_count_for_no_service_level(server: Server) -> 
     before = counts()
     cancelled = ended(server, "cancelled")
     body = ENDLESS | {"stream": True, "min_tokens_per_second": 1e6}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+    with HTTP.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
         next(stream.iter_lines())
     wait_until(lambda: ended(server, "cancelled") == cancelled + 1, 30)
     assert counts() == before

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import httpx
 import pytest
 from jsonschema import Draft202012Validator
-from running import Server
+from running import HTTP, Server
 
 from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
 
@@ -17,7 +16,7 @@ USED_BY_DOCS = re.compile(r"""(?:src|href)=["']([^"']+)["']""")
 
 @pytest.fixture(scope="module")
 def document(server: Server) -> dict[str, Any]:
-    return httpx.get(f"{server.url}/openapi.json").json()
+    return HTTP.get(f"{server.url}/openapi.json").json()
 
 
 def validator(document: dict[str, Any], name: str) -> Draft202012Validator:
@@ -58,25 +57,25 @@ def test_what_is_described_is_what_is_taken(
     server: Server, document: dict[str, Any], name: str, path: str, body: dict[str, Any], is_right: bool
 ) -> None:
     body = body | {"max_tokens": 1}
-    answer = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+    answer = HTTP.post(f"{server.url}/v1/{path}", json=body, timeout=60)
     assert (answer.status_code == 200) is is_right, answer.text
     assert validator(document, name).is_valid(body) is is_right
 
 
 def test_docs_ask_no_other_host(server: Server) -> None:
-    page = httpx.get(f"{server.url}/docs")
+    page = HTTP.get(f"{server.url}/docs")
     assert page.status_code == 200
     used = USED_BY_DOCS.findall(page.text)
     assert any(url.endswith(".js") for url in used)
     assert all(re.match("/[^/]", url) for url in used)  # of this host
-    found = [httpx.get(server.url + url) for url in used]
+    found = [HTTP.get(server.url + url) for url in used]
     assert {answer.status_code for answer in found} == {200}
     assert any('"/openapi.json"' in answer.text for answer in found)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings"])
 def test_routes_of_openai_that_are_not_here_say_what_to_do(server: Server, path: str) -> None:
-    answer = httpx.post(server.url + path, json={"input": "Hi"})
+    answer = HTTP.post(server.url + path, json={"input": "Hi"})
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unsupported_endpoint"
     assert "this server" in answer.json()["error"]["message"]

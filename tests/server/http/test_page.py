@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from asking import complete
 from axe_playwright_python.sync_playwright import Axe
 from browser import chromium
 from playwright.sync_api import Browser, Page, expect
-from running import Server
+from running import HTTP, Server
 
 from outrider.server.http.routes import page as page_routes
 
@@ -245,15 +244,15 @@ def test_themes(page: Page) -> None:
 
 
 def test_files_come_with_a_strict_policy_and_no_others(server: Server) -> None:
-    answer = httpx.get(server.url)
+    answer = HTTP.get(server.url)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
     assert "unsafe" not in policy
-    script = httpx.get(f"{server.url}/page/main.js")
+    script = HTTP.get(f"{server.url}/page/main.js")
     assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
     for name in ("none.js", "../app.py", "%2e%2e/app.py", "vendor", ""):
-        assert httpx.get(f"{server.url}/page/{name}").status_code == 404
+        assert HTTP.get(f"{server.url}/page/{name}").status_code == 404
 
 
 def test_the_chart_library_has_its_licence() -> None:
@@ -261,11 +260,11 @@ def test_the_chart_library_has_its_licence() -> None:
 
 
 def test_live_numbers(server: Server) -> None:
-    before = httpx.get(f"{server.url}/outrider/live").json()
+    before = HTTP.get(f"{server.url}/outrider/live").json()
     answer = complete(server, "the fox ran, the fox ran, the fox", speculate=True, max_tokens=24, ignore_eos=True)
     now: dict[str, Any] = {}
     while now.get("tokens", 0) < before["tokens"] + 23:  # an answer may be half a second old
-        now = httpx.get(f"{server.url}/outrider/live").json()
+        now = HTTP.get(f"{server.url}/outrider/live").json()
     details = answer["usage"]["completion_tokens_details"]
     assert now["accepted"] - before["accepted"] == details["accepted_prediction_tokens"]
     assert now["wasted"] - before["wasted"] == details["rejected_prediction_tokens"]
@@ -288,4 +287,4 @@ def test_the_api_is_shown_and_can_be_tried(page: Page, server: Server, scheme: A
     expect(asked.locator(".live-responses-table tbody .response-col_status")).to_contain_text("200", timeout=20_000)
     assert page.evaluate("document.documentElement.classList.contains('dark-mode')") == (scheme == "dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"][0]
-    assert "unsafe" not in httpx.get(f"{server.url}/docs").headers["content-security-policy"]
+    assert "unsafe" not in HTTP.get(f"{server.url}/docs").headers["content-security-policy"]

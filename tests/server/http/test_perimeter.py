@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from metrics_page import MetricsPage
-from running import Server, free_port, wait_until
+from running import HTTP, Server, free_port, wait_until
 
 RECEIVE_SECONDS, STEP_SECONDS, LAME_DUCK_SECONDS = 3.0, 4.0, 3.0
 ENDLESS = 120
@@ -38,7 +38,7 @@ class Guarded:
         self.server, self.url, self.metrics_url = server, server.url, f"http://127.0.0.1:{metrics_port}"
 
     def ask(self, body: dict[str, Any] = SHORT, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, **options)
+        return HTTP.post(f"{self.url}/v1/completions", json=body, timeout=60, **options)
 
     def metric(self, name: str, **labels: str) -> float:
         return MetricsPage(self.metrics_url).value(name, **labels)
@@ -92,7 +92,7 @@ def test_bodies_that_never_end_take_nobodys_place_and_are_closed(guarded_server:
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/outrider/live", "/health", "/ready", "/docs/", "/"])
 def test_a_foreign_host_learns_nothing(guarded_server: Guarded, path: str) -> None:
     for url in (guarded_server.url, guarded_server.metrics_url):
-        answer = httpx.get(url + path, headers={"Host": "evil.example"})
+        answer = HTTP.get(url + path, headers={"Host": "evil.example"})
         assert answer.status_code == 421
         assert answer.json()["error"]["code"] == "misdirected_request"
         assert "location" not in answer.headers
@@ -100,7 +100,7 @@ def test_a_foreign_host_learns_nothing(guarded_server: Guarded, path: str) -> No
 
 def test_nobody_is_redirected(guarded_server: Guarded) -> None:
     for path in ("/docs/", "/v1/models/", "/outrider/live/"):
-        answer = httpx.get(guarded_server.url + path)
+        answer = HTTP.get(guarded_server.url + path)
         assert answer.status_code == 404
         assert "location" not in answer.headers
 
@@ -108,11 +108,11 @@ def test_nobody_is_redirected(guarded_server: Guarded) -> None:
 def test_a_foreign_page_cannot_ask_with_what_browsers_send_unasked(guarded_server: Guarded) -> None:
     evil = {"Origin": "http://evil.example"}
     url, data = f"{guarded_server.url}/v1/completions", json.dumps(SHORT)
-    answer = httpx.post(url, content=data, headers=evil | {"Content-Type": "text/plain"})
+    answer = HTTP.post(url, content=data, headers=evil | {"Content-Type": "text/plain"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
-    assert httpx.post(url, json=SHORT, headers=evil).status_code == 403
-    assert httpx.post(url, content=data, headers={"Content-Type": "text/plain"}).status_code == 415  # of older browsers
-    assert httpx.post(url, json=SHORT, headers={"Origin": guarded_server.url}).status_code == 200
+    assert HTTP.post(url, json=SHORT, headers=evil).status_code == 403
+    assert HTTP.post(url, content=data, headers={"Content-Type": "text/plain"}).status_code == 415  # of older browsers
+    assert HTTP.post(url, json=SHORT, headers={"Origin": guarded_server.url}).status_code == 200
     preflight = httpx.options(url, headers=evil | {"Access-Control-Request-Method": "POST"})
     assert not [name for name in preflight.headers if name.startswith("access-control")]
 
@@ -121,8 +121,8 @@ def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
     """Each of them would be refused by SGLang, or change the answer."""
     for path, body in (("completions", SHORT), ("chat/completions", CHAT)):
         url = f"{guarded_server.url}/v1/{path}"
-        plain = httpx.post(url, json=body, timeout=60).json()
-        ordered = httpx.post(url, json=body, headers=ORDERS, timeout=60)
+        plain = HTTP.post(url, json=body, timeout=60).json()
+        ordered = HTTP.post(url, json=body, headers=ORDERS, timeout=60)
         assert ordered.status_code == 200, ordered.text
         assert ordered.json().keys() == plain.keys()
         assert ordered.json()["choices"] == plain["choices"]
@@ -144,7 +144,7 @@ def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_serve
             try:
                 assert server.status("/health") == server.status("/ready") == 200
                 wait_until(lambda: server.status("/health") == 503, 5 * STEP_SECONDS)
-                found = httpx.get(f"{guarded_server.url}/health").json()
+                found = HTTP.get(f"{guarded_server.url}/health").json()
                 assert found["status"] == "stalled"
                 assert "--max-step-seconds" in found["reason"]
                 assert server.status("/ready") == 503

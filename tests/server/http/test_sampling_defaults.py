@@ -7,9 +7,8 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
-from running import Server
+from running import HTTP, Server
 
 from outrider.server.http.sampling_defaults import OPENAI, SamplingDefaults
 from outrider.server.processes import logs
@@ -67,7 +66,7 @@ def test_the_log_says_so_and_nothing_where_the_model_recommends_nothing(capsys: 
 
 def described(server: Server) -> list[dict[str, Any]]:
     """Defaults of both kinds of request, as `/openapi.json` has them."""
-    schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    schemas = HTTP.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
     return [
         {name: schemas[kind]["properties"][name]["default"] for name in OPENAI}
         for kind in ("ChatRequest", "TextRequest")
@@ -76,7 +75,7 @@ def described(server: Server) -> list[dict[str, Any]]:
 
 def test_a_server_that_is_told_so_has_openais(server: Server) -> None:
     assert described(server) == [OPENAI, OPENAI]
-    shown = httpx.get(f"{server.url}/v1/models")
+    shown = HTTP.get(f"{server.url}/v1/models")
     assert shown.json()["data"][0]["default_parameters"] == OPENAI
     assert '"top_k":-1,' in shown.text
     assert "Sampling by default" not in server.output()

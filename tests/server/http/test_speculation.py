@@ -6,11 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from asking import MODEL
 from metrics_page import metric
-from running import Server
+from running import HTTP, Server
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -98,14 +97,14 @@ def test_totals_of_several_choices_are_one_usage_and_no_acceptance() -> None:
 
 def stream(server: Server, path: str, **body: Any) -> Iterator[dict[str, Any]]:
     request = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}} | body
-    with httpx.stream("POST", f"{server.url}/v1/{path}", json=request, timeout=60) as response:
+    with HTTP.stream("POST", f"{server.url}/v1/{path}", json=request, timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 yield json.loads(line.removeprefix("data: "))
 
 
 def ask(server: Server, path: str = "completions", **body: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}/v1/{path}", json={"model": MODEL} | body, timeout=60)
+    answer = HTTP.post(f"{server.url}/v1/{path}", json={"model": MODEL} | body, timeout=60)
     assert answer.status_code == 200, answer.text
     (ChatAnswer if path.startswith("chat") else TextAnswer).model_validate(answer.json())
     return answer.json()
@@ -200,7 +199,7 @@ def test_an_answer_may_fill_the_cache(server: Server, enabled: bool) -> None:
     """It ends as one that has its length, though there is no room for the drafts of another step."""
     body = {"prompt": [100 + number % 400 for number in range(4040)], "ignore_eos": True, "temperature": 0}
     body |= {"model": MODEL, "max_tokens": 4096 - 4040, "speculation": {"enabled": enabled}}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+    answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["finish_reason"] == "length"
     assert 20 <= answer.json()["usage"]["completion_tokens"] <= 56

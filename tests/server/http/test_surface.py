@@ -8,12 +8,12 @@ import httpx
 import openai
 import psutil
 from metrics_page import metric
-from running import Server, wait_until
+from running import HTTP, Server, wait_until
 
 
 def test_health_and_ready(server: Server) -> None:
-    assert httpx.get(server.url + "/health").json() == {"status": "ok", "dead_processes": []}
-    assert httpx.get(server.url + "/ready").json() == {"status": "ready"}
+    assert HTTP.get(server.url + "/health").json() == {"status": "ok", "dead_processes": []}
+    assert HTTP.get(server.url + "/ready").json() == {"status": "ready"}
 
 
 def test_health_generates_nothing(server: Server) -> None:
@@ -36,8 +36,8 @@ def test_metrics_count_requests(server: Server, client: openai.OpenAI, model: st
 
 
 def test_paths_that_clients_invent_make_no_series(server: Server) -> None:
-    httpx.get(server.url + "/v1/made-up")
-    assert "made-up" not in httpx.get(server.url + "/metrics").text
+    HTTP.get(server.url + "/v1/made-up")
+    assert "made-up" not in HTTP.get(server.url + "/metrics").text
 
 
 def test_nothing_listens_beyond_localhost_and_one_process_on_the_port(server: Server) -> None:
@@ -59,9 +59,9 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
         return metric(server.url, "outrider_decode_steps_total")
 
     def idle() -> bool:
-        return httpx.get(server.url + "/outrider/live").json()["requests"] == {"running": 0, "queued": 0}
+        return HTTP.get(server.url + "/outrider/live").json()["requests"] == {"running": 0, "queued": 0}
 
-    with httpx.stream("POST", server.url + "/v1/completions", json=request | {"stream": True}, timeout=60) as response:
+    with HTTP.stream("POST", server.url + "/v1/completions", json=request | {"stream": True}, timeout=60) as response:
         lines = response.iter_lines()  # dropping it would end the stream
         next(lines)
         before = steps()
@@ -70,10 +70,10 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
     wait_until(idle, 30)
     # A request that is not streamed, too: its client gives up waiting.
     with contextlib.suppress(httpx.ReadTimeout):
-        httpx.post(server.url + "/v1/completions", json=request, timeout=1)
+        HTTP.post(server.url + "/v1/completions", json=request, timeout=1)
     wait_until(idle, 30)
     # All slots are usable again: a request that needs nearly all of them is served.
-    answer = httpx.post(
+    answer = HTTP.post(
         server.url + "/v1/completions", json={"model": model, "prompt": "no " * 3500, "max_tokens": 1}, timeout=120
     )
     assert answer.status_code == 200, answer.text

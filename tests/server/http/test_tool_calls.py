@@ -4,12 +4,10 @@ model's own sampling."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from running import Server
+from running import HTTP, Server
 
 TOOLS = [
     {
@@ -31,27 +29,6 @@ TOOLS = [
     )
 ]
 PROMPT = "What is the weather in Paris for three days, and where is a hotel near the station?"
-
-
-@pytest.fixture(scope="module")
-def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model, with a parser of tool calls that a grammar has it write, and its own sampling."""
-    log = tmp_path_factory.mktemp("tools") / "log"
-    flags = (
-        "--max-total-tokens",
-        "4096",
-        "--tool-call-parser",
-        "hermes",
-        "--planner",
-        "verify-all",
-        "--sampling-defaults",
-        "model",
-    )
-    started = Server(log, *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
 
 
 def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[str, list[tuple[str, str]], str, int]:
@@ -109,7 +86,7 @@ def test_who_names_no_sampling_gets_what_the_model_recommends(tool_server: Serve
     def text(**sampling: float) -> str:
         asked = {"prompt": PROMPT} if route == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
         body = {**asked, "max_tokens": 24, "seed": 5, **sampling}
-        choice = httpx.post(f"{tool_server.url}/v1/{route}", json=body, timeout=60).json()["choices"][0]
+        choice = HTTP.post(f"{tool_server.url}/v1/{route}", json=body, timeout=60).json()["choices"][0]
         return str(choice["text"] if route == "completions" else choice["message"]["content"])
 
     assert text() == text(temperature=0.2, top_p=0.9)
@@ -120,8 +97,8 @@ def test_who_names_no_sampling_gets_what_the_model_recommends(tool_server: Serve
 def test_the_models_sampling_is_shown(tool_server: Server) -> None:
     expected = {"temperature": 0.2, "top_p": 0.9, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     name = "SmolLM2-135M-Instruct"
-    assert httpx.get(f"{tool_server.url}/v1/models/{name}").json()["default_parameters"] == expected
-    schemas = httpx.get(f"{tool_server.url}/openapi.json").json()["components"]["schemas"]
+    assert HTTP.get(f"{tool_server.url}/v1/models/{name}").json()["default_parameters"] == expected
+    schemas = HTTP.get(f"{tool_server.url}/openapi.json").json()["components"]["schemas"]
     for kind in ("ChatRequest", "TextRequest"):
         assert {field: schemas[kind]["properties"][field]["default"] for field in expected} == expected
     assert "Sampling by default: temperature 0.2, top_p 0.9 (from the model;" in tool_server.output()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 from asking import MODEL, complete_all, tokens
 from collector import Collector
 from metrics_page import metric
-from running import Server, wait_until
+from running import HTTP, Server, wait_until
 
 from outrider.server.machine import topology
 
@@ -67,7 +66,7 @@ def test_a_request_becomes_part_of_the_trace_that_it_names(server: Server, colle
     trace_id = secrets.token_hex(16)
     headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01", "X-Request-Id": "traced"}
     body = {"model": MODEL, "prompt": "Count to ten.", "max_tokens": 8, "ignore_eos": True}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).json()
+    answer = HTTP.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).json()
     wait_until(lambda: {"prefill_forward", "decode_forward"} <= set(collector.of(trace_id)), 20)
     wait_until(lambda: any("rid" in attributes for attributes in collector.of(trace_id).values()), 20)
     (request,) = [found for found in collector.of(trace_id).values() if "rid" in found]

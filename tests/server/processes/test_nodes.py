@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from asking import accepted_tokens
 from metrics_page import metric
-from running import Server, free_port, wait_until
+from running import HTTP, Server, free_port, wait_until
 from tiny_drafters import TINY, make_model, save_target
 from transformers import LlamaForCausalLM
 
@@ -35,7 +34,7 @@ class Nodes:
 
     def complete(self, prompt: list[int], **body: Any) -> dict[str, Any]:
         request = {"model": NAME, "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
-        answer = httpx.post(f"{self.first.url}/v1/completions", json=request | body, timeout=120)
+        answer = HTTP.post(f"{self.first.url}/v1/completions", json=request | body, timeout=120)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]
 
@@ -121,7 +120,7 @@ def test_the_other_node_answers_probes(nodes: Nodes) -> None:
     second = nodes.second
     assert second.status("/health") == second.status("/ready") == 200
     assert metric(second.url, "outrider_info", model=NAME) == 1
-    refused = httpx.post(f"{second.url}/v1/completions", json={"prompt": "x"}, timeout=10)
+    refused = HTTP.post(f"{second.url}/v1/completions", json={"prompt": "x"}, timeout=10)
     assert refused.status_code == 404
     assert refused.json()["error"]["message"] == "this is node 1 of 2: node 0 takes requests"
 

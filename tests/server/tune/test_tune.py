@@ -9,10 +9,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from metrics_page import MetricsPage
-from running import OUTRIDER, Server, environment, free_port, wait_until
+from running import HTTP, OUTRIDER, Server, environment, free_port, wait_until
 
 from outrider.kernels.cache import cache_root
 from outrider.scheduler.calibration.classes import CLASSES
@@ -90,7 +89,7 @@ def refinement_yields(server: Server, partial: Path) -> None:
     body = {"prompt": "one", "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
     body["speculation"] = {"enabled": False}
     known, steps = [], []
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+    with HTTP.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
         for number, _ in enumerate(answer.iter_lines()):
             if number % 100 == 0:
                 known.append(len(measured(partial)))
@@ -115,14 +114,14 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
         refinement_yields(server, profile.parent / ".mine.partial.jsonl")
         body = {"prompt": "one two three one two three one two", "max_tokens": 24, "temperature": 0}
         body["min_tokens_per_second"] = 0.001
-        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
-        httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+        assert HTTP.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+        HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
         page = MetricsPage(server.url)
         assert page.value("outrider_predictable_step_seconds_total") > 0
         assert page.value("outrider_planner_seconds_count") > 0
         assert page.value("outrider_service_level_requests_total", met="true") > 0
         busy = {"quick": True, "rounds": 0}
-        refused = httpx.post(server.url + "/outrider/tune", json=busy, timeout=60)
+        refused = HTTP.post(server.url + "/outrider/tune", json=busy, timeout=60)
         assert refused.status_code == 400
         assert "rounds" in refused.json()["error"]["message"]
         again = subprocess.run(
@@ -132,7 +131,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
         assert again.returncode == 0, again.stderr
         assert "Calibration error (ECE)" in again.stdout
         assert (profile.parent / "theirs" / "profile.json").exists()
-        assert httpx.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+        assert HTTP.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
     finally:
         server.stop()
 

@@ -8,9 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
-from running import OUTRIDER, Server, environment, wait_until
+from running import HTTP, OUTRIDER, Server, environment, wait_until
 from tiny_diffusion import TinyDiffusion
 
 from outrider.kernels.cache import cache_root
@@ -27,7 +26,7 @@ def measured(partial: Path) -> list[dict]:
 
 def answer(server: Server) -> str:
     body = {"model": "tiny", "prompt": "one two three", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-    found = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    found = HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
     assert found.status_code == 200, found.text
     return found.json()["choices"][0]["text"]
 

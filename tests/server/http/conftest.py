@@ -1,0 +1,21 @@
+"""The server that tests of tools share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from running import Server
+
+
+@pytest.fixture(scope="session")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The embedded model, with a parser of tool calls that a grammar has it write, and its own sampling."""
+    log = tmp_path_factory.mktemp("tools") / "log"
+    flags = ("--max-total-tokens", "4096", "--tool-call-parser", "hermes", "--planner", "verify-all")
+    flags += ("--sampling-defaults", "model")
+    started = Server(log, *flags)
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.stop()
