@@ -29,10 +29,10 @@ import torch
 from ..cost.model import StepCost
 from ..service_levels import behind, levels_kept
 from .admission import largest
-from .base import Budget, PlannedCurve, Planner, StepView
+from .base import Budget, FinishedStep, PlannedCurve, Planner, StepView
 from .curve import Curve, convex, mean_curve, pooled_curve, single_curve
 from .draft_selection import FEW, DraftSelection, cost_of, worth_drafting
-from .past import Finished, Issued, Past
+from .past import Issued, Past
 from .probing import LOOK_SHARE, Probing
 from .resting import Resting, same_requests
 from .sorting import RESOLUTION
@@ -84,6 +84,8 @@ class Asynchronous(Planner):
     required_return: drafts are made that bring this share of what they cost, or more.
     """
 
+    cost: StepCost
+
     def __init__(
         self,
         cost: StepCost,
@@ -112,7 +114,7 @@ class Asynchronous(Planner):
         self._price = 0.0  # tokens per second of the last plan
         self._verified = 1.0  # draft tokens that it meant to verify
         self._issued: deque[Issued] = deque(maxlen=LATE)
-        self._finished: deque[Finished] = deque()
+        self._finished: deque[tuple[Issued, FinishedStep]] = deque()
         self._positions = np.arange(gamma)
         self._curve = np.zeros(1)  # seconds by admitted tokens, without drafting
         self._draft_curves = np.zeros((1, 1))  # seconds by depth and by requests that draft; both for:
@@ -160,27 +162,15 @@ class Asynchronous(Planner):
             bounds = np.where(drafting, least[True], least[False])[:, None]
         return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
 
-    def observe(
-        self,
-        step: StepView,
-        survival: np.ndarray,
-        verify_lens: np.ndarray,
-        accept_lens: np.ndarray,
-        draft_mask: np.ndarray,
-        seconds: float | None,
-        looked_up: np.ndarray | None = None,
-        drafted: int | None = None,
-    ) -> None:
-        issued, drafting = self._take(step), int(np.count_nonzero(draft_mask)) if drafted is None else drafted
-        if seconds is not None:
-            requests, context = len(step.rows), float(np.add.reduce(step.contexts))
-            self.cost.observe(requests, requests + int(np.add.reduce(verify_lens)), context, drafting, seconds)
-        if looked_up is None and issued.room and issued.budget is not None and issued.budget.look_up:
+    def observe(self, step: FinishedStep) -> None:
+        super().observe(step)
+        issued = self._take(step.view)
+        if step.looked_up is None and issued.room and issued.budget is not None and issued.budget.look_up:
             self._cannot_look_up = True
-        if drafting:
+        if step.drafting:
             self._resting.end()  # there is something new to be looked at
-        if drafting or looked_up is not None:
-            self._finished.append(Finished(issued, survival, verify_lens, accept_lens, draft_mask, looked_up, drafting))
+        if step.drafting or step.looked_up is not None:
+            self._finished.append((issued, step))
 
     def curve(self) -> PlannedCurve | None:
         if self._considered is None:
@@ -374,9 +364,9 @@ class Asynchronous(Planner):
             issued = self._issued.popleft()
             if issued.view is step:
                 return issued
-        raise ValueError("observe() wants the StepView that budget() was given, each once and in step order")
+        raise ValueError("observe() wants a step whose view budget() was given, each once and in step order")
 
     def _absorb(self) -> None:
         """Learn from finished steps that are at least LAG before the step to be planned."""
-        while self._finished and self._finished[0].issued.number <= self._number - LAG:
-            self.past.absorb(self._finished.popleft(), self.block)
+        while self._finished and self._finished[0][0].number <= self._number - LAG:
+            self.past.absorb(*self._finished.popleft(), self.block)

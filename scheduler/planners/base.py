@@ -42,6 +42,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..cost.model import StepCost
 from .admission import Admit
 from .token_buckets import TokenBuckets
 
@@ -113,6 +114,36 @@ class Budget:
         return float(self.seconds[min(admitted, len(self.seconds) - 1)])
 
 
+@dataclass(slots=True, eq=False)
+class FinishedStep:
+    """A decode step of R requests that is over. The arrays are kept: do not write to them afterwards.
+
+    view: the very object that `Planner.budget` was given.
+    survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read where nothing was
+        drafted.
+    verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
+    draft_mask: [R] bool, requests for which the model could draft. drafting: for how many of them it did.
+    looked_up: [R] bool, drafts of prompt lookup, also of requests in `draft_mask`; None: nothing was looked up.
+    depth: tokens that the model drafted for each, at most; None: all that it can.
+    tokens: of the forward, anchors and padding included.
+    seconds: wall time of the step; None when it is not known or had other work in it. draft_seconds: of it for drafts;
+        None when it is not known. host_seconds: of it for looking up, planning and admitting, where no model drafted.
+    """
+
+    view: StepView
+    survival: np.ndarray
+    verify_lens: np.ndarray
+    accept_lens: np.ndarray
+    draft_mask: np.ndarray
+    drafting: int
+    looked_up: np.ndarray | None = None
+    depth: int | None = None
+    tokens: int = 0
+    seconds: float | None = None
+    draft_seconds: float | None = None
+    host_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedCurve:
     """The throughput curve that a step was planned by, and the point on it that was chosen.
@@ -132,6 +163,8 @@ class Planner(ABC):
     """Called once per decode step, in this order: `looks_back`, `budget`, then, where it says so, draft and `admit`,
     and at some time later `observe`."""
 
+    cost: StepCost | None = None
+    """Learns from the steps that are observed; None: the planner knows no costs."""
     buckets: TokenBuckets | None = None
     """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a bucket. None: any size."""
     admit_by: Admit | None = None
@@ -159,25 +192,19 @@ class Planner(ABC):
         draft_lens: [R] int64 in 0..limits, how many tokens were drafted.
         """
 
-    def observe(  # noqa: B027 - most planners learn nothing
-        self,
-        step: StepView,
-        survival: np.ndarray,
-        verify_lens: np.ndarray,
-        accept_lens: np.ndarray,
-        draft_mask: np.ndarray,
-        seconds: float | None,
-        looked_up: np.ndarray | None = None,
-        drafted: int | None = None,
-    ) -> None:
-        """Take in a finished step; steps come in order, perhaps several before a `budget` that looks back.
-
-        step: the very object that `budget` was given.
-        survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read where neither is.
-        verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
-        draft_mask: [R] bool, requests for which the model could draft. looked_up: [R] bool, drafts of prompt lookup,
-        also of requests in `draft_mask`; None: there is no lookup. drafted: requests for which the model did draft;
-        None: those in `draft_mask`.
-        seconds: wall time of the step; None when it is not known or had other work in it.
-        The arrays are kept: do not write to them afterwards.
-        """
+    def observe(self, step: FinishedStep) -> None:
+        """Take in a finished step; steps come in order, perhaps several before a `budget` that looks back."""
+        if self.cost is None:
+            return
+        if step.looked_up is not None and not step.drafting and step.host_seconds:
+            self.cost.observe_deciding(step.host_seconds)
+        if step.seconds is None:
+            return
+        decided = step.drafting or step.looked_up is not None
+        seconds = step.seconds - self.cost.deciding if decided else step.seconds
+        drafts = float(step.drafting)
+        if step.depth is not None and self.block is not None:
+            drafts *= step.depth / self.block
+        context = float(np.add.reduce(step.view.contexts))
+        draft_seconds = step.draft_seconds if step.drafting else 0.0
+        self.cost.observe(len(step.view.rows), step.tokens, context, drafts, seconds, draft_seconds)

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from .base import Planner, StepView
+from .base import FinishedStep, Planner, StepView
 from .token_buckets import RecentDemand
 
 LATE = 64
@@ -31,21 +31,12 @@ class BucketBoundedPlanner(Planner):
         self._issued.append((step, tokens))
         return tokens
 
-    def observe(
-        self,
-        step: StepView,
-        survival: np.ndarray,
-        verify_lens: np.ndarray,
-        accept_lens: np.ndarray,
-        draft_mask: np.ndarray,
-        seconds: float | None,
-        looked_up: np.ndarray | None = None,
-        drafted: int | None = None,
-    ) -> None:
+    def observe(self, step: FinishedStep) -> None:
+        super().observe(step)
         while self._issued:
             issued, tokens = self._issued.popleft()
-            if issued is step:
-                self._demand.observe(verify_lens, tokens)
+            if issued is step.view:
+                self._demand.observe(step.verify_lens, tokens)
                 return
 
 

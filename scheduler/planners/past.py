@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import Budget, StepView
+from .base import Budget, FinishedStep, StepView
 from .survival_history import Correction, SurvivalDecay, SurvivalHistory
 
 PROBE_WEIGHT = 4
@@ -33,19 +33,6 @@ class Issued:
         return None if self.budget is None else self.budget.depth
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Finished:
-    """An observed step: the arguments of `Planner.observe`."""
-
-    issued: Issued
-    survival: np.ndarray
-    verify_lens: np.ndarray
-    accept_lens: np.ndarray
-    draft_mask: np.ndarray
-    looked_up: np.ndarray | None
-    drafted: int
-
-
 class Past:
     """Survivals of every request, and how acceptance compared with them.
 
@@ -61,9 +48,9 @@ class Past:
         self.correction = Correction()
         self.discard_rate = 1.0
 
-    def absorb(self, step: Finished, block: int | None) -> None:
+    def absorb(self, issued: Issued, step: FinishedStep, block: int | None) -> None:
         """Learn from a step. block: `Planner.block`."""
-        issued, survival = step.issued, step.survival
+        survival = step.survival
         idle = issued.probe and not np.count_nonzero(step.verify_lens)
         taught = step.verify_lens if issued.view.ruled is None else np.where(issued.view.ruled, 0, step.verify_lens)
         self.correction.observe(survival, taught, step.accept_lens, step.draft_mask, fade=idle)
@@ -85,6 +72,6 @@ class Past:
             survival[taken] = self.decay.extrapolate(survival[taken], depth, block)
         self.decay.write(survival[taken])
         if others := len(taken) - (count := int(np.count_nonzero(taken))):
-            self.discard_rate += DISCARD_WEIGHT * (min(max(step.drafted - count, 0) / others, 1.0) - self.discard_rate)
+            self.discard_rate += DISCARD_WEIGHT * (min(max(step.drafting - count, 0) / others, 1.0) - self.discard_rate)
         for _ in range(weight):
             self.history.write(rows, generations, survival, issued.number, taken)

@@ -20,6 +20,8 @@ class Synchronous(BucketBoundedPlanner):
     buckets a step's size, and so its time, is decided before; the search then only leaves out what does not pay.
     """
 
+    cost: StepCost
+
     def __init__(self, cost: StepCost):
         super().__init__()
         self.cost = cost
@@ -44,24 +46,6 @@ class Synchronous(BucketBoundedPlanner):
             return until_first_drop(survival, seconds)
         tokens = first_drop(len(survival), np.sort(survival.numpy(), axis=None)[::-1], budget.seconds)
         return torch.from_numpy(top_k_numpy(survival.numpy(), tokens))
-
-    def observe(
-        self,
-        step: StepView,
-        survival: np.ndarray,
-        verify_lens: np.ndarray,
-        accept_lens: np.ndarray,
-        draft_mask: np.ndarray,
-        seconds: float | None,
-        looked_up: np.ndarray | None = None,
-        drafted: int | None = None,
-    ) -> None:
-        super().observe(step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up)
-        if seconds is not None:
-            requests = len(step.rows)
-            context = float(np.add.reduce(step.contexts))
-            tokens, drafting = requests + int(np.add.reduce(verify_lens)), int(np.count_nonzero(draft_mask))
-            self.cost.observe(requests, tokens, context, drafting, seconds)
 
 
 def first_drop(requests: int, survival: np.ndarray, seconds: np.ndarray) -> int:

@@ -18,7 +18,7 @@ import torch
 
 from ..cost.model import StepCost
 from ..planners.admission import survival_of
-from ..planners.base import Planner, StepView
+from ..planners.base import FinishedStep, Planner, StepView
 from .workload import Acceptance, Requests, Workload
 
 WARM_UP = 0.2
@@ -198,7 +198,10 @@ class Simulation:
         seconds = self._step_seconds(view, int(verify_lens.sum()), drafting)
         self.now += seconds
         began = time.process_time()
-        self.planner.observe(view, survival, verify_lens, accept_lens, draft_mask, seconds)
+        tokens = len(active) + int(verify_lens.sum())
+        self.planner.observe(
+            FinishedStep(view, survival, verify_lens, accept_lens, draft_mask, drafting, tokens=tokens, seconds=seconds)
+        )
         planning += time.process_time() - began
 
         received = np.minimum(accept_lens, slots.output[active] - slots.generated[active])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from finished import observe
 from hypothesis import given
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, prefixes, value, view
@@ -98,7 +99,8 @@ def seasoned(planner: Planner, requests: int) -> Planner:
         budget = planner.budget(step)
         confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
         verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
-        planner.observe(
+        observe(
+            planner,
             step,
             survival_of(confidence).numpy(),
             verify_lens,

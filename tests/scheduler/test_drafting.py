@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from asynchronous import CHEAP, GAMMA, UNLIKELY, run, uncorrected
+from finished import observe
 from planning import curve_cost, view
 
 from outrider.scheduler.cost.model import StepCost
@@ -32,7 +33,7 @@ def test_without_gain_steps_run_without_drafting_and_probes_cost_a_hundredth():
             assert budget.probe
             spent += budget.predicted_seconds(0) - 1.0
         verify_lens = np.zeros(2, dtype=np.int64)
-        planner.observe(step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.draft_mask(step.limits), None)
+        observe(planner, step, UNLIKELY.cumprod(1), verify_lens, verify_lens + 1, budget.draft_mask(step.limits), None)
     assert drafted > 10
     assert spent <= 0.0101 * steps
 
@@ -55,21 +56,33 @@ def test_a_request_that_joins_brings_the_probe_forward():
         for _ in range(500):  # the profile learns that drafting does not pay; then until just after a probe
             step = view(2, GAMMA)
             budget = planner.budget(step)
-            planner.observe(
-                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft_mask(step.limits), None
+            observe(
+                planner,
+                step,
+                UNLIKELY.cumprod(1) * 0.1,
+                np.zeros(2, int),
+                np.ones(2, int),
+                budget.draft_mask(step.limits),
+                None,
             )
         while not budget.probe:
             step = view(2, GAMMA)
             budget = planner.budget(step)
-            planner.observe(
-                step, UNLIKELY.cumprod(1) * 0.1, np.zeros(2, int), np.ones(2, int), budget.draft_mask(step.limits), None
+            observe(
+                planner,
+                step,
+                UNLIKELY.cumprod(1) * 0.1,
+                np.zeros(2, int),
+                np.ones(2, int),
+                budget.draft_mask(step.limits),
+                None,
             )
         for count in range(1, 500):
             step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
             budget = planner.budget(step)
             if budget.draft:
                 return count
-            planner.observe(step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), np.zeros(2, bool), None)
+            observe(planner, step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), np.zeros(2, bool), None)
         raise AssertionError("no probe")
 
     assert steps_to_probe(joins=True) == 6
@@ -156,7 +169,7 @@ def test_a_request_that_was_not_asked_for_long_is_asked_again():
         budget = planner.budget(step)
         asks.append(budget.draft_mask(step.limits))
         survival = mixed.cumprod(1) * asks[-1][:, None]
-        planner.observe(step, survival, np.zeros(2, int), np.ones(2, int), asks[-1], None)
+        observe(planner, step, survival, np.zeros(2, int), np.ones(2, int), asks[-1], None)
     first, second = np.array(asks).T
     assert first.all()
     assert 1 <= second.sum() <= 6
@@ -172,7 +185,7 @@ def test_a_draft_costs_where_the_model_makes_it(on_host):
         step, sure = view(2, GAMMA), np.full(2, i % 5 != 0)
         planner.budget(step)
         drafted = int((~sure).sum()) if on_host else 2
-        planner.observe(step, survival, np.zeros(2, int), np.ones(2, int), everybody, None, sure, drafted)
+        observe(planner, step, survival, np.zeros(2, int), np.ones(2, int), everybody, None, sure, drafted)
     budget = planner.budget(view(2, GAMMA))
     assert (budget.draft and not budget.probe) == on_host
 
@@ -201,7 +214,7 @@ def test_lookups_are_verified_though_no_model_drafts():
     for _ in range(20):
         step = view(2, GAMMA)
         planner.budget(step)
-        planner.observe(step, np.zeros((2, GAMMA)), np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
+        observe(planner, step, np.zeros((2, GAMMA)), np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
     budget = planner.budget(view(2, GAMMA))
     assert not budget.draft
     found = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
@@ -262,7 +275,7 @@ class Looking:
             verify_lens = self.planner.admit(torch.from_numpy(found), lens, budget).numpy()
             looked_up = np.ones(self.requests, dtype=bool) if budget.look_up else None
             asked = budget.draft_mask(step.limits)
-            self.planner.observe(step, found.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
+            observe(self.planner, step, found.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
         return looked
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from finished import observe
 from planning import curve_cost, view
 
 from outrider.kernels.acceptance import accept
@@ -68,8 +69,8 @@ def steps_of(planner: Planner) -> Plan:
         if budget.draft:
             verify_lens = planner.admit(confidence, torch.tensor([2]), budget)
         survival = survival_of(confidence).numpy()
-        planner.observe(
-            step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, budget.draft_mask(step.limits), None
+        observe(
+            planner, step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, budget.draft_mask(step.limits), None
         )
         return verify_lens
 
@@ -182,7 +183,7 @@ def asks_of(planner: Planner) -> Asks:
         confidence = torch.where(asked[:, None], sure, LOOKUP)
         verify_lens = planner.admit(confidence, torch.tensor([2, 2]), budget)
         survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy()
-        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
+        observe(planner, step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
         return asked, verify_lens
 
     return asks
@@ -249,7 +250,7 @@ def test_how_much_is_drafted_is_decided_without_a_look_at_what_is_drawn():
         lens = torch.from_numpy(depth * asked)
         verify_lens = planner.admit(confidence, lens, budget)
         survival = survival_of(confidence, lens).numpy()
-        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked, None)
+        observe(planner, step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked, None)
         return depth, verify_lens[:1]
 
     share, deep = shares_by_depth(depths)
@@ -283,7 +284,7 @@ def test_when_it_rests_is_decided_without_a_look_at_what_is_drawn(deciding):
         confidence = torch.where(asked[:, None], sure, LOOKUP if budget.look_up else torch.zeros(2))
         verify_lens = planner.admit(confidence, torch.full((2,), 2 if budget.look_up else 0), budget)
         survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy() if budget.look_up else None
-        planner.observe(step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
+        observe(planner, step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
         return asked, verify_lens
 
     shares, _ = shares_of_two(asks)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from asynchronous import CHEAP, GAMMA, LIKELY, UNLIKELY, run, uncorrected
+from finished import observe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import curve_cost, prefixes, value, view
@@ -13,8 +14,9 @@ from planning import curve_cost, prefixes, value, view
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planners.base import FinishedStep
 from outrider.scheduler.planners.curve import convex
-from outrider.scheduler.planners.past import Finished, Issued, Past
+from outrider.scheduler.planners.past import Issued, Past
 from outrider.scheduler.planners.survival_history import Correction
 from outrider.scheduler.planners.synchronous import Synchronous
 
@@ -124,7 +126,7 @@ def test_late_observation_plans_the_same():
         budget = late.budget(step)
         budgets.append((expected, budget.tokens if budget.draft else None))
         if waiting is not None:
-            late.observe(*waiting)
+            observe(late, *waiting)
         survival = confidence.cumprod(1)
         waiting = (
             step,
@@ -143,9 +145,9 @@ def test_steps_are_observed_in_order_and_once():
     step = view(1, GAMMA)
     planner.budget(step)
     arguments = (LIKELY[:1].cumprod(1), np.array([1]), np.array([1]), np.array([True]), None)
-    planner.observe(step, *arguments)
+    observe(planner, step, *arguments)
     with pytest.raises(ValueError, match="step order"):
-        planner.observe(step, *arguments)
+        observe(planner, step, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,7 @@ def test_requests_with_rules_of_their_own_teach_the_others_nothing():
             survival = np.full((2, 1), 0.75, dtype=np.float32)
             accepted = np.array([0, rng.random() < 0.75])
             issued = Issued(number, view(2, 1, ruled=ruled), 2)
-            past.absorb(Finished(issued, survival, one, accepted + 1, asked, None, 2), None)
+            past.absorb(issued, FinishedStep(issued.view, survival, one, accepted + 1, asked, 2), None)
         return float(past.correction.apply(np.array([0.75]), by_model=True)[0])
 
     assert corrected([True, False]) == pytest.approx(0.75, abs=0.03)

@@ -12,7 +12,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.base import Budget, FinishedStep, Planner, StepView
 from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
 from outrider.scheduler.planners.synchronous import Synchronous
 from outrider.scheduler.simulation.simulator import Simulation
@@ -118,14 +118,12 @@ class Spy(Planner):
         self.steps[-1].confidence = confidence.numpy().copy()
         return self.planner.admit(confidence, draft_lens, budget)
 
-    def observe(
-        self, step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up=None, drafted=None
-    ) -> None:
+    def observe(self, step: FinishedStep) -> None:
         self.calls.append("observe")
         seen = self.steps[-1]
-        assert seen.view is step
-        seen.verify_lens, seen.accept_lens, seen.seconds = verify_lens, accept_lens, seconds
-        self.planner.observe(step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up, drafted)
+        assert seen.view is step.view
+        seen.verify_lens, seen.accept_lens, seen.seconds = step.verify_lens, step.accept_lens, step.seconds
+        self.planner.observe(step)
 
 
 def test_a_planner_is_shown_the_past_and_this_draft_in_that_order() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from finished import observe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, view
@@ -49,7 +50,7 @@ def seasoned(planner: Planner, requests: int, steps: int = 4) -> Planner:
         confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
         verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
         asked, found = budget.draft_mask(step.limits), survival_of(confidence).numpy()
-        planner.observe(step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
+        observe(planner, step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
     return planner
 
 

@@ -70,7 +70,7 @@ from outrider.server.plugin.loading.planner import load_plan
 config = PluginConfig(drafter="sevens", planner="halves", gamma=4)
 target = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=96))
 drafter = load_drafter(config, SimpleNamespace(model=None, model_config=target, dtype=torch.float32, device="cpu"))
-planner, _, _ = load_plan(config)
+planner, _ = load_plan(config)
 nobody, some = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
 draft = drafter.propose(
     DraftBatch(

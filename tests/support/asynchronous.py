@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from finished import observe
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
@@ -29,7 +30,7 @@ def run(
     lens = torch.from_numpy(step.limits * asked)
     verify_lens = planner.admit(torch.from_numpy(confidence), lens, budget).numpy()
     survival = survival_of(torch.from_numpy(confidence), lens).numpy()
-    planner.observe(step, survival, verify_lens, np.minimum(verify_lens, accepted) + 1, asked, None)
+    observe(planner, step, survival, verify_lens, np.minimum(verify_lens, accepted) + 1, asked, None)
     return budget.tokens if budget.draft else None
 
 

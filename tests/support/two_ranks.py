@@ -194,7 +194,7 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
     worker._direct_sought = True  # the target is no model of SGLang's
     if leads:
         cost = curve_cost(REQUESTS, [0.02 + 0.0005 * k for k in range(REQUESTS * GAMMA + 1)])
-        worker.planning.plan_by(Asynchronous(cost, GAMMA, held=1), cost, None)
+        worker.planning.plan_by(Asynchronous(cost, GAMMA, held=1), None)
         worker.drafter = Guessing(rank)
     reqs, info, seq_lens = requests(world), sampling_info(world), torch.full((REQUESTS,), 3)
     prompts = [req.origin_input_ids for req in reqs]

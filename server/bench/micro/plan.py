@@ -24,7 +24,7 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Planner, StepView
+from outrider.scheduler.planners.base import FinishedStep, Planner, StepView
 from outrider.scheduler.planners.baselines import StaticGamma
 
 from .. import harness, record
@@ -89,7 +89,12 @@ def measure(planner: Planner, requests: int, gamma: int, steps: int, *, levels: 
         accept_lens = np.minimum(verified, outcome) + 1
         seconds = budget.predicted_seconds(int(verified.sum()))
         before = time.perf_counter()
-        planner.observe(step, survival, verified, accept_lens, budget.draft_mask(step.limits), seconds)
+        mask, tokens = budget.draft_mask(step.limits), requests + int(np.add.reduce(verified))
+        planner.observe(
+            FinishedStep(
+                step, survival, verified, accept_lens, mask, int(np.count_nonzero(mask)), tokens=tokens, seconds=seconds
+            )
+        )
         times.append((planned - start, admitted - planned, time.perf_counter() - before))
     return np.array(times[WARM_STEPS:]) * 1e6
 

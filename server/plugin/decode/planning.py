@@ -20,9 +20,8 @@ from outrider.drafters.base import Draft
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import Parameters, admit, weigh_drafts
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Budget, Planner, StepView
+from outrider.scheduler.planners.base import Budget, FinishedStep, Planner, StepView
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.scheduler.upload import upload
 
@@ -42,15 +41,14 @@ DEVICE_LAG = 1
 class Planning:
     """Asks the planner before a step, tells it afterwards.
 
-    planner: decides for requests that leave the decision to it. cost: corrected by the times that steps take; None
-    where nothing was measured. calibration: of the drafter's confidences; None takes them as they are.
+    planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
+    them as they are.
     device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
     """
 
     def __init__(
         self,
         planner: Planner,
-        cost: StepCost | None,
         calibration: CalibrationTable | None,
         requests: RequestTable,
         metrics: SpeculationMetrics,
@@ -65,27 +63,27 @@ class Planning:
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
-        self._take(planner, cost, calibration)
+        self._take(planner, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
-        self._over: deque[tuple[Outcome, float]] = deque()  # with the seconds that they took, not taken in yet
+        self._read_steps: deque[tuple[Outcome, FinishedStep]] = deque()  # that may last still
 
-    def plan_by(self, planner: Planner, cost: StepCost | None, calibration: CalibrationTable | None) -> None:
+    def plan_by(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
         self._catch_up(0)
         self._last = None
-        self._take(planner, cost, calibration)
+        self._take(planner, calibration)
 
-    def _take(self, planner: Planner, cost: StepCost | None, calibration: CalibrationTable | None) -> None:
+    def _take(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         planner.buckets, planner.block = self.buckets, self.block
         planner.admit_by = None if self.on_host and not native.available() else admit
-        self.planner, self.cost, self.calibration = planner, cost, calibration
+        self.planner, self.calibration = planner, calibration
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, classes: torch.Tensor) -> Step:
         """A decode step begins: its budget, from what earlier steps showed. classes: as in `Step`."""
         now = time.perf_counter()
         if self._last is not None:
-            self._over.append((self._last, now - self._last.step.began))
+            self._last.seconds = now - self._last.step.began
             self._last = None
         entries = self.requests.entries(rows)
         if entries.any_level:  # what requests have had so far counts
@@ -199,19 +197,20 @@ class Planning:
         self.metrics.flush()
 
     def _catch_up(self, lag: int) -> None:
-        """Read the outcomes of all finished steps but the last `lag`; take in how long those took.
+        """Read the outcomes of all finished steps but the last `lag`, and learn from those that are over.
 
-        Of a device's only those that have arrived, unless all are asked for.
+        Of a device's only those that have arrived, unless all are wanted.
         """
         while len(self._unread) > lag:
             if (arrival := self._unread[0].arrival) is not None and not _is_there(arrival, wait=not lag):
                 break
-            self._observe(self._unread.popleft())
-        while self._over and self._over[0][0] not in self._unread:
-            self._take_time(*self._over.popleft())
+            outcome = self._unread.popleft()
+            self._read_steps.append((outcome, self._read(outcome)))
+        while self._read_steps and self._read_steps[0][0] is not self._last:
+            self._learn(*self._read_steps.popleft())
 
-    def _observe(self, outcome: Outcome) -> None:
-        began = time.perf_counter()
+    def _read(self, outcome: Outcome) -> FinishedStep:
+        """Count and record what came of a step."""
         step, admission = outcome.step, outcome.admission
         verify_lens, accept_lens = admission.verify_lens.numpy(), outcome.accept_lens.numpy()
         confidence, draft_lens = admission.confidence.float(), admission.draft_lens
@@ -223,10 +222,7 @@ class Planning:
         # Without drafts it is not read, and the confidences, all 0, stand for it.
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
-        drafting = admission.drafting
-        self.planner.observe(step.view, survival, verify_lens, accept_lens, step.draft_mask, None, looked_up, drafting)
         self.requests.take(step.view, tokens)
-        planner_seconds = admission.planner_seconds + time.perf_counter() - began
         classes = admission.classes.numpy()
         tried = verify_lens > 0
         if step.entries.ruled is not None:  # what is accepted by their own rules is not the drafter's calibration
@@ -237,23 +233,33 @@ class Planning:
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *([part[~padded] for part in counted] if step.entries.any_padded else counted))
         draft_seconds = float(admission.draft_seconds)
-        if self.cost is not None and looked_up is not None and not admission.drafting:
-            self.cost.observe_deciding(draft_seconds + planner_seconds)
-        self.metrics.observe_draft_and_planner(draft_seconds, planner_seconds)
+        return FinishedStep(
+            view=step.view,
+            survival=survival,
+            verify_lens=verify_lens,
+            accept_lens=accept_lens,
+            draft_mask=step.draft_mask,
+            drafting=admission.drafting,
+            looked_up=looked_up,
+            depth=step.depth,
+            tokens=outcome.tokens,
+            draft_seconds=draft_seconds,
+            host_seconds=draft_seconds + admission.planner_seconds,
+        )
 
-    def _take_time(self, outcome: Outcome, seconds: float) -> None:
-        step = outcome.step
-        requests, tokens, context = len(step.view.rows), outcome.tokens, int(step.view.contexts.sum())
-        drafting, draft_seconds = outcome.admission.drafting, float(outcome.admission.draft_seconds)
-        self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
-        if self.cost is not None:
-            decided = drafting or outcome.admission.looked_up is not None
-            served = seconds - self.cost.deciding if decided else seconds
-            depth, drafts = step.depth, float(drafting)
-            if depth is not None and self.block is not None:
-                drafts *= depth / self.block
-            self.cost.observe(requests, tokens, context, drafts, served, draft_seconds if drafting else 0.0)
-        self.metrics.observe_time(seconds, step.budget.predicted_seconds(tokens - requests))
+    def _learn(self, outcome: Outcome, finished: FinishedStep) -> None:
+        """Show the planner a step that is over, and record how long it took."""
+        began = time.perf_counter()
+        finished.seconds = seconds = outcome.seconds
+        self.planner.observe(finished)
+        draft_seconds = finished.draft_seconds or 0.0
+        planner_seconds = outcome.admission.planner_seconds + time.perf_counter() - began
+        self.metrics.observe_draft_and_planner(draft_seconds, planner_seconds)
+        if seconds is not None:
+            view, tokens, drafting = finished.view, finished.tokens, finished.drafting
+            requests, context = len(view.rows), int(view.contexts.sum())
+            self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
+            self.metrics.observe_time(seconds, outcome.step.budget.predicted_seconds(tokens - requests))
 
     def state(self) -> dict[str, Any]:
         """Everything recorded since `forget`, and the buckets, in types that can be sent to another process."""

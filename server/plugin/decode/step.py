@@ -76,17 +76,19 @@ class Admission:
     planner_seconds: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Outcome:
     """A step whose tokens are decided, in tensors of the host.
 
     accept_lens: [R] int64 in 1..gamma+1, accepted drafts and the token of the target's behind them.
     arrival: until it is done the tensors are not to be read; None: they may be.
+    seconds: until the next decode step began; None while and where that is not known.
     """
 
     admission: Admission
     accept_lens: torch.Tensor
     arrival: Arrival | None = None
+    seconds: float | None = None
 
     @property
     def step(self) -> Step:

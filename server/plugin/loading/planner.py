@@ -6,7 +6,6 @@ from pathlib import Path
 
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.draft_graphs.planning import RoundCost
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.base import Planner
@@ -15,19 +14,18 @@ from outrider.scheduler.planners.baselines import VerifyAll
 from ..config import PluginConfig
 
 
-def load_plan(config: PluginConfig) -> tuple[Planner, StepCost | None, CalibrationTable | None]:
-    """Planner, step costs and calibration; without a profile nothing is known of costs, and every draft is verified."""
+def load_plan(config: PluginConfig) -> tuple[Planner, CalibrationTable | None]:
+    """Planner and calibration; without a profile nothing is known of costs, and every draft is verified."""
     if config.drafter == "off":
-        return VerifyAll(), None, None
+        return VerifyAll(), None
     if not registry.find(config.planner).needs_profile:
-        return registry.make(config.planner, gamma=config.longest, threshold=config.threshold), None, None
+        return registry.make(config.planner, gamma=config.longest, threshold=config.threshold), None
     if not (Path(config.profile) / store.PROFILE).is_file():
-        return VerifyAll(), None, None
+        return VerifyAll(), None
     profile = store.read(Path(config.profile))
-    cost = profile.cost()
     calibration = CalibrationTable.load(profile.calibration) if profile.calibration else None
-    planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=cost)
-    return planner, cost, calibration
+    planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=profile.cost())
+    return planner, calibration
 
 
 def load_round_cost(config: PluginConfig) -> RoundCost:

@@ -135,7 +135,7 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     metrics = SpeculationMetrics(worker.width - 1, drafter, CollectorRegistry())
     made = registry.make(planner, gamma=worker.width - 1, threshold=0.3, cost=cost)
     buckets = TokenBuckets(POOL, worker.width)
-    worker.planning = Planning(made, cost, None, worker.requests, metrics, device, buckets)
+    worker.planning = Planning(made, None, worker.requests, metrics, device, buckets)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)

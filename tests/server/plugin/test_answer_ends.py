@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from planning import curve_cost, request
+from planning import request
 
 from outrider.drafters.base import Draft
 from outrider.scheduler.planners.baselines import VerifyAll
@@ -56,7 +56,7 @@ def test_the_tokens_that_end_an_answer_are_those_of_its_request():
 
 def planning_of(registry, *requests):
     metrics = SpeculationMetrics(GAMMA, "test", registry)
-    planning = Planning(VerifyAll(), curve_cost(1, [1.0] * 9), None, RequestTable(8, GAMMA, "cpu"), metrics, "cpu")
+    planning = Planning(VerifyAll(), None, RequestTable(8, GAMMA, "cpu"), metrics, "cpu")
     planning.requests.admit(requests, torch.arange(len(requests)))
     return planning
 

@@ -102,11 +102,11 @@ def test_planners_are_made_from_the_profile(tmp_path: Path) -> None:
         ("threshold", Threshold, False),
         ("verify-all", VerifyAll, False),
     ):
-        planner, cost, _ = load_plan(PluginConfig(drafter="ngram", planner=name, profile=measured))
+        planner, _ = load_plan(PluginConfig(drafter="ngram", planner=name, profile=measured))
         assert type(planner) is kind
-        assert (cost is not None) == costs
+        assert (planner.cost is not None) == costs
     unmeasured = PluginConfig(drafter="ngram", profile=str(tmp_path / "none"))
     for config in (unmeasured, PluginConfig(drafter="off", profile=measured)):
-        planner, cost, calibration = load_plan(config)
+        planner, calibration = load_plan(config)
         assert type(planner) is VerifyAll
-        assert cost is calibration is None
+        assert planner.cost is calibration is None

@@ -51,6 +51,6 @@ def make(metrics):
     def make(device="cpu", cost=None, calibration=None, held=1):
         cost = cost or curve_cost(1, PAYS)
         table = RequestTable(ROWS, GAMMA, "cpu")
-        return Planning(Asynchronous(cost, GAMMA, held=held), cost, calibration, table, metrics, device)
+        return Planning(Asynchronous(cost, GAMMA, held=held), calibration, table, metrics, device)
 
     return make

@@ -39,7 +39,7 @@ def test_outcomes_wait_while_a_plan_holds_and_lose_nothing(make, clock, value):
     assert planning.requests.generated[2] == prompt.requests.generated[2] == 21
     assert planning.state() == prompt.state()
     assert value("outrider_decode_steps_total") == 14
-    assert planning.cost.drift.plain == prompt.cost.drift.plain != 1
+    assert planning.planner.cost.drift.plain == prompt.planner.cost.drift.plain != 1
 
 
 def test_outcomes_do_not_wait_where_somebody_asked_for_a_speed(make):

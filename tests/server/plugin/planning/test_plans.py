@@ -20,9 +20,9 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     run(planning, 2, confidence=0.5)
     clock.now += 0.25
     run(planning, 2, accepted=4)
-    before, cost = planning.planner, planning.cost
+    before, cost = planning.planner, planning.planner.cost
     other = curve_cost(1, PAYS)
-    planning.plan_by(Asynchronous(other, GAMMA, held=1), other, HALVED)
+    planning.plan_by(Asynchronous(other, GAMMA, held=1), HALVED)
     drift = cost.drift.plain
     assert drift != 1
     assert planning.requests.generated[2] == 5
@@ -42,7 +42,7 @@ def test_the_step_before_another_plan_is_not_timed(make, device, clock):
     prefill(planning, 2)
     run(planning, 2)
     other = curve_cost(1, PAYS)
-    planning.plan_by(Asynchronous(other, GAMMA, held=1), other, None)
+    planning.plan_by(Asynchronous(other, GAMMA, held=1), None)
     clock.now += 5.0  # a profile was read
     begin(planning, 2)
     planning.state()
@@ -69,7 +69,7 @@ def test_the_planner_admits_by_calibrated_confidences(make):
     dear = curve_cost(1, [1.0, 1.8, 2.6, 3.4, 4.2])
     admitted = []
     for calibration in (None, HALVED):
-        planning.plan_by(Synchronous(dear), None, calibration)
+        planning.plan_by(Synchronous(dear), calibration)
         admitted += admit(planning, begin(planning, 2), confidence=0.9).verify_lens.tolist()
     assert admitted == [1, 0]  # 1.9 tokens in 1.8 s, or 1.75, against one in a second
 
@@ -93,7 +93,7 @@ def test_a_planner_that_does_not_draft_admits_nothing_of_others(make):
             return draft_lens
 
     planning = make()
-    planning.plan_by(Never(), None, None)
+    planning.plan_by(Never(), None)
     prefill(planning, 2)
     prefill(planning, 5, planned=False)
     assert admit(planning, begin(planning, 2, 5)).verify_lens.tolist() == [0, GAMMA]
@@ -139,16 +139,20 @@ class Half(Planner):
     def admit(self, confidence, draft_lens, budget):
         return draft_lens
 
-    def observe(self, step, survival, verify_lens, accept_lens, draft_mask, seconds, looked_up=None, drafted=None):
-        self.draft_mask, self.looked_up, self.survival = draft_mask.tolist(), looked_up.tolist(), survival
-        self.drafted = drafted
+    def observe(self, step):
+        self.draft_mask, self.looked_up, self.survival = (
+            step.draft_mask.tolist(),
+            step.looked_up.tolist(),
+            step.survival,
+        )
+        self.drafting = step.survival, step.drafting
 
 
 @on_every_device
 def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, device, clock):
     planning = make(device)
     half = Half()
-    planning.plan_by(half, planning.cost, None)
+    planning.plan_by(half, None)
     prefill(planning, 2, 5)
     prefill(planning, 3, enabled=False)
     prefill(planning, 6, planned=False)
@@ -169,6 +173,6 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     planning.state()
     assert half.draft_mask == [True, False, False, True]
     assert half.looked_up == [False, True, True, False]
-    assert half.drafted == 2
+    assert half.drafting == 2
     assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
     assert planning.recording.steps[0].drafting == 2

@@ -22,7 +22,7 @@ def test_a_step_lasts_until_the_next_one_begins(make, device, clock, value):
     step = planning.recording.steps[0]
     assert (step.requests, step.tokens, step.context, step.drafting, step.draft_seconds) == (1, 5, 10, 1, 0.125)
     assert value("outrider_step_seconds_count") == len(planning.recording.steps)
-    assert planning.cost.drift.plain < 1  # they took less than the second that was measured
+    assert planning.planner.cost.drift.plain < 1  # they took less than the second that was measured
 
 
 def test_the_cost_model_is_told_what_a_step_held(make, clock):
@@ -35,7 +35,7 @@ def test_the_cost_model_is_told_what_a_step_held(make, clock):
     begin(planning, 2)
     assert admission.verify_lens.tolist() == [1]
     reference.observe(1, 2, 10.0, 1, 1.5, 0.125)
-    assert planning.cost.drift.plain == reference.drift.plain != 1
+    assert planning.planner.cost.drift.plain == reference.drift.plain != 1
 
 
 def test_predicted_times_are_compared_with_those_of_their_steps(make, clock, value):
@@ -84,7 +84,7 @@ def test_the_cost_model_does_not_hear_of_a_step_that_a_prefill_follows(make, dev
     prefill(planning, 3)
     begin(planning, 2, 3)
     planning.state()
-    assert planning.cost.drift.plain == 1
+    assert planning.planner.cost.drift.plain == 1
 
 
 def test_on_a_gpu_the_step_before_the_interrupted_one_is_timed(make, clock):
@@ -131,7 +131,7 @@ def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock,
             super().observe(*args)
 
     planning = make()
-    planning.plan_by(Slow(planning.cost, GAMMA, held=1), planning.cost, None)
+    planning.plan_by(Slow(planning.planner.cost, GAMMA, held=1), None)
     prefill(planning, 2)
     run(planning, 2)
     run(planning, 2)
