@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, load
@@ -30,7 +31,10 @@ def record(
         for path in files
         for answer in target_answers(target, path, count=count, new_tokens=new_tokens, temperature=0.0, kept=None)
     ]
-    found = [_answer(target, model, NgramDrafter(lookup_gamma), ids, prompt) for ids, prompt in answers]
+    found = []
+    for ids, prompt in tqdm(answers, desc="positions"):
+        features = sequence_features(target, [(ids, prompt)], tuple(model.target_layers), 1)[0].features
+        found.append(drafts_along(model, NgramDrafter(lookup_gamma), features, torch.tensor(ids), prompt))
     lengths = [len(model_kept) for _, _, model_kept, _, _ in found]
     return Positions(
         np.cumsum([0, *lengths]),
@@ -40,20 +44,16 @@ def record(
 
 
 @torch.inference_mode()
-def _answer(
-    target: TargetModel, model: BlockDrafter, lookup: NgramDrafter, ids: list[int], prompt: int
+def drafts_along(
+    model: BlockDrafter, lookup: NgramDrafter, features: torch.Tensor, text: torch.Tensor, prompt: int
 ) -> tuple[np.ndarray, ...]:
-    """The columns of `Positions` of one answer, behind its prompt."""
-    text, slots = torch.tensor(ids), torch.arange(len(ids))
-    page_table = torch.arange(len(ids) + model.gamma + 1, dtype=torch.int32)[None]
-    features = sequence_features(target, [(ids, prompt)], tuple(model.target_layers), 1)[0]
+    """The columns of `Positions` of one answer, the tokens [S] of `text` behind its prompt; features [S, m*d]."""
+    slots = torch.arange(len(text))
     for drafter in (model, lookup):
-        drafter.allocate(page_table.numel())
-        drafter.observe(Features(features.features, text, slots, slots))
-    drafts = [
-        (model.propose(batch), lookup.propose(batch)) for batch in _batches(text, page_table, prompt, model.gamma)
-    ]
-    anchors = torch.arange(prompt, len(ids) - 1)
+        drafter.allocate(len(text) + AT_A_TIME * (model.gamma + 1))
+        drafter.observe(Features(features, text, slots, slots))
+    drafts = [(model.propose(batch), lookup.propose(batch)) for batch in _batches(text, prompt, model.gamma)]
+    anchors = torch.arange(prompt, len(text) - 1)
     by_model, by_lookup = ([pair[place] for pair in drafts] for place in (0, 1))
     lens = torch.cat([draft.lens for draft in by_lookup])
     return (
@@ -65,13 +65,18 @@ def _answer(
     )
 
 
-def _batches(text: torch.Tensor, page_table: torch.Tensor, prompt: int, gamma: int) -> Iterator[DraftBatch]:
+def _batches(text: torch.Tensor, prompt: int, gamma: int) -> Iterator[DraftBatch]:
+    """Every position of the answer as a request. They share the slots before them; each has slots for its block."""
+    columns = torch.arange(len(text) + gamma + 1)
     for anchors in torch.arange(prompt, len(text) - 1).split(AT_A_TIME):
+        own = torch.arange(len(anchors))[:, None]
+        behind = (columns - anchors[:, None]).clamp(0, gamma)
+        page_table = torch.where(columns < anchors[:, None], columns, len(text) + own * (gamma + 1) + behind)
         yield DraftBatch(
             anchors=text[anchors],
             seq_lens=anchors,
-            page_table=page_table,
-            rows=torch.zeros_like(anchors),
+            page_table=page_table.int(),
+            rows=own[:, 0],
             temperatures=torch.zeros(len(anchors)),
             keys=torch.zeros((len(anchors), gamma), dtype=torch.int64),
             wants_probs=False,

@@ -10,7 +10,6 @@ import argparse
 import statistics
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from outrider.drafters import registry as drafters
@@ -44,9 +43,7 @@ def record(args: argparse.Namespace) -> int:
         raise UserError("--record takes --prompts FILE…, and answers their first --count prompts")
     drafter = store.SHIPPED.parents[1] / "drafters" / "weights" / "smollm2-135m-instruct" / "dspark"
     target = TargetModel.load(plain_folder(args.target))
-    found = recorded(
-        target, drafter, args.prompts, count=args.count, new_tokens=args.output, lookup_gamma=LOOKUP_GAMMA
-    )
+    found = recorded(target, drafter, args.prompts, count=args.count, new_tokens=args.output, lookup_gamma=LOOKUP_GAMMA)
     found.save(args.record)
     print(f"{len(found.prompts)} answers, {len(found.model)} positions")
     return 0

@@ -67,11 +67,12 @@ class Planning:
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
         self._read_steps: deque[tuple[Outcome, FinishedStep]] = deque()  # that may last still
+        self._learning = 0.0  # seconds of the planner's, counted with the step that is read next
 
     def plan_by(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
-        self._catch_up(0)
         self._last = None
+        self._catch_up(0)
         self._take(planner, calibration)
 
     def _take(self, planner: Planner, calibration: CalibrationTable | None) -> None:
@@ -233,6 +234,8 @@ class Planning:
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *([part[~padded] for part in counted] if step.entries.any_padded else counted))
         draft_seconds = float(admission.draft_seconds)
+        self.metrics.observe_draft_and_planner(draft_seconds, admission.planner_seconds + self._learning)
+        self._learning = 0.0
         return FinishedStep(
             view=step.view,
             survival=survival,
@@ -252,11 +255,10 @@ class Planning:
         began = time.perf_counter()
         finished.seconds = seconds = outcome.seconds
         self.planner.observe(finished)
-        draft_seconds = finished.draft_seconds or 0.0
-        planner_seconds = outcome.admission.planner_seconds + time.perf_counter() - began
-        self.metrics.observe_draft_and_planner(draft_seconds, planner_seconds)
+        self._learning += time.perf_counter() - began
         if seconds is not None:
             view, tokens, drafting = finished.view, finished.tokens, finished.drafting
+            draft_seconds = finished.draft_seconds or 0.0
             requests, context = len(view.rows), int(view.contexts.sum())
             self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
             self.metrics.observe_time(seconds, outcome.step.budget.predicted_seconds(tokens - requests))

@@ -140,12 +140,8 @@ class Half(Planner):
         return draft_lens
 
     def observe(self, step):
-        self.draft_mask, self.looked_up, self.survival = (
-            step.draft_mask.tolist(),
-            step.looked_up.tolist(),
-            step.survival,
-        )
-        self.drafting = step.survival, step.drafting
+        self.draft_mask, self.looked_up = step.draft_mask.tolist(), step.looked_up.tolist()
+        self.survival, self.drafting = step.survival, step.drafting
 
 
 @on_every_device
