@@ -42,14 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=64, metavar="N", help="prompts of each file (default: %(default)s)")
     add("--new-tokens", type=int, default=256, metavar="N", help="of each answer, at most (default: %(default)s)")
     add("--temperatures", nargs="+", type=float, default=[0.0, 1.0], metavar="T", help="(default: 0 1)")
-    add(
-        "--denoising-steps",
-        nargs="+",
-        type=int,
-        default=[1, 2],
-        metavar="N",
-        help="of diffusion drafters (default: 1 2)",
-    )
+    steps = "of diffusion drafters (default: 1 2)"
+    add("--denoising-steps", nargs="+", type=int, default=[1, 2], metavar="N", help=steps)
     add("--denoising-order", choices=["left", "even"], default="left", help="of theirs (default: left)")
     add(
         "--anchors",

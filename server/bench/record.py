@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import sys
@@ -35,7 +36,8 @@ def write(
     """Write a record where --json was given.
 
     question: the benchmark's name. resolved: the engine that was measured. weights: folders or digests by what they
-    are, of a measurement without an engine. more: further entries, beside `results`.
+    are, of a measurement without an engine. more: further entries, beside `results`. The load average of the minute
+    before tells whether others computed beside it.
     """
     if path is None:
         return
@@ -56,6 +58,7 @@ def write(
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {name: package_version(name) for name in PACKAGES} | {"python": platform.python_version()},
         "machine": machine,
+        "load_average": round(os.getloadavg()[0], 1),
         "weights": digests,
         **more,
         "results": results,

@@ -11,6 +11,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,14 +74,14 @@ def page(records: Mapping[str, Record]) -> str:
         if not of_question:
             continue
         tables: dict[tuple[str, ...], list[Row]] = {}
-        for one in of_question.values():
+        for one in merged(of_question.values()):
             for columns, row in rows(one):
                 tables.setdefault(tuple(columns), []).append([machine(one), *row])
         parts.append(f"## {title}\n{about}\n")
         parts += [table(["machine", *columns], found) for columns, found in tables.items()]
         parts.append(
             "\n".join(
-                f"- [{name}](../profiles/results/{name}), {one['date']}, SGLang {one['versions']['sglang']}:\n"
+                f"- [{name}](../profiles/results/{name}), {one['date']}, SGLang {one['versions']['sglang']}, load average {one['load_average']}:\n"
                 f"  `{re.sub(r' --json [^ ]+', '', one['command'])}`"
                 for name, one in of_question.items()
             )
@@ -97,10 +98,21 @@ def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
         raise UserError(f"README.md has no {BEGIN} … {END}, between which its table stands")
     rows = [
         [machine(one), *(speedup(one["results"], load) for load in ("1", "8", "32"))]
-        for one in records.values()
-        if one["question"] == "load"
+        for one in merged(one for one in records.values() if one["question"] == "load")
     ]
     return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], rows)}{END}{after}"
+
+
+def merged(records: Iterable[Record]) -> list[Record]:
+    """Records of one question, those of parts of it on the same machine, engine and weights as one."""
+    found: dict[str, Record] = {}
+    for one in records:
+        key = json.dumps([one["machine"], one["weights"], one.get("engine"), one.get("requests")])
+        if key in found and isinstance(one["results"], dict):
+            found[key] = {**found[key], "results": {**found[key]["results"], **one["results"]}}
+        else:
+            found[key] = one
+    return list(found.values())
 
 
 def machine(one: Record) -> str:

@@ -86,18 +86,8 @@ def run(args: argparse.Namespace) -> int:
         taken = [median(part) for part in zip(*measured["parts"], strict=True)]
         named = [f"{part} {spent:.2f}" for part, spent in zip(PARTS, taken, strict=True)]
         print(", ".join([*named, f"rest {median(times['propose, ours']) - sum(taken):.2f}"]), flush=True)
-    first, *others = drafters
-    for name in others:
-        for count in counts:
-            both = [_whole(results[f"{drafter}, {count}"]["times"]) for drafter in (name, first)]
-            low, middle, high = timing.quartiles(*both)
-            print(f"{name}, {count}: propose and observe over {first}'s: {middle:.3f} ({low:.3f} .. {high:.3f})")
     record.write(args.json, "micro drafts", results, weights={folder.name: folder for folder in args.drafters})
     return 0
-
-
-def _whole(times: dict[str, list[float]]) -> list[float]:
-    return [a + b for a, b in zip(times["propose, ours"], times["observe, ours"], strict=True)]
 
 
 def _drafters(folder: Path, requests: int, args: argparse.Namespace) -> dict[str, Drafter]:

@@ -13,6 +13,8 @@ from outrider.server.bench import report
 from outrider.server.errors import UserError
 from outrider.server.settings.checkpoints import WEIGHTS
 
+MOST_WORDS = 2000
+
 
 def record(question: str, results: Any, drafter: str = "", **more: Any) -> dict[str, Any]:
     return {
@@ -21,6 +23,7 @@ def record(question: str, results: Any, drafter: str = "", **more: Any) -> dict[
         "date": "2026-11-24",
         "versions": {"sglang": "0.5.21"},
         "machine": {"device": "AMD EPYC(TM) 9 (family 25, model 17)", "cores": 2, "instruction_set": "avx512_bf16"},
+        "load_average": 2.0,
         "weights": {"target": "0" * 16, "drafter": drafter},
         "results": results,
         **more,
@@ -29,6 +32,15 @@ def record(question: str, results: Any, drafter: str = "", **more: Any) -> dict[
 
 def rounds(*rates: float, tau: float = 1.0) -> list[dict[str, Any]]:
     return [{"throughput": rate, "counts": {"tau": tau}} for rate in rates]
+
+
+def test_the_committed_page_is_made_of_the_committed_records() -> None:
+    records = report.read_all(report.RESULTS)
+    assert {path.name for path in report.RESULTS.glob("*.json")} == set(records), "records of weights of before"
+    assert report.PAGE.read_text() == report.page(records), "run `make performance`"
+    readme = report.README.read_text()
+    assert readme == report.with_numbers(readme, records), "run `make performance`"
+    assert len(report.PAGE.read_text().split()) <= MOST_WORDS
 
 
 def test_a_table_a_question_and_a_row_a_machine() -> None:
@@ -50,6 +62,14 @@ def test_a_table_a_question_and_a_row_a_machine() -> None:
     assert "old" not in readme
     with pytest.raises(UserError, match="has no <!-- numbers"):
         report.with_numbers("A", {})
+
+
+def test_parts_of_a_question_are_one_row() -> None:
+    engine = {"model": "M", "drafter": "dspark"}
+    parts = [record("load", {load: {"off": rounds(9), "planned": rounds(18)}}, engine=engine) for load in ("1", "32")]
+    page = report.page({"a.json": parts[0], "b.json": parts[1]})
+    assert "| arm | 1 in flight | 32 in flight | model, drafter | tau |" in page
+    assert page.count("| planned |") == 1
 
 
 def test_records_of_other_weights_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
