@@ -79,15 +79,13 @@ def page(records: Mapping[str, Record]) -> str:
                 tables.setdefault(tuple(columns), []).append([machine(one), *row])
         parts.append(f"## {title}\n{about}\n")
         parts += [table(["machine", *columns], found) for columns, found in tables.items()]
-        parts.append(
-            "\n".join(
-                f"- [{name}](../profiles/results/{name}), {one['date']}, SGLang {one['versions']['sglang']}, load average {one['load_average']}:\n"
-                f"  `{re.sub(r' --json [^ ]+', '', one['command'])}`"
-                for name, one in of_question.items()
-            )
-            + "\n"
-        )
+        parts.append("".join(f"{_source(name, one)}\n" for name, one in of_question.items()))
     return "\n".join(parts)
+
+
+def _source(name: str, one: Record) -> str:
+    about = f"{one['date']}, SGLang {one['versions']['sglang']}, load average {one['load_average']}"
+    return f"- [{name}](../profiles/results/{name}), {about}:\n  `{re.sub(r' --json [^ ]+', '', one['command'])}`"
 
 
 def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
@@ -116,10 +114,8 @@ def merged(records: Iterable[Record]) -> list[Record]:
 
 
 def machine(one: Record) -> str:
-    """Processor, cores and instruction set in a few words."""
-    about = one["machine"]
-    name = re.sub(r"\((R|TM)\)|\s*\(family.*\)|\s+Processor|\s+CPU", "", about["device"]).strip()
-    return f"{name}, {about['cores']} cores, {about['instruction_set']}"
+    """Processor, cores and instruction set."""
+    return f"{one['machine']['device']}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Row]) -> str:

@@ -22,7 +22,7 @@ def record(question: str, results: Any, drafter: str = "", **more: Any) -> dict[
         "command": f"outrider bench {question} --json profiles/results/a.json --rounds 3",
         "date": "2026-11-24",
         "versions": {"sglang": "0.5.21"},
-        "machine": {"device": "AMD EPYC(TM) 9 (family 25, model 17)", "cores": 2, "instruction_set": "avx512_bf16"},
+        "machine": {"device": "AMD EPYC 9", "cores": 2, "instruction_set": "avx512_bf16"},
         "load_average": 2.0,
         "weights": {"target": "0" * 16, "drafter": drafter},
         "results": results,
