@@ -112,9 +112,10 @@ lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
 	@$(BIN)/mypy
 
 .PHONY: format
-format: $(DEV) ## Format the code
+format: $(PROJECT) $(DEV) ## Format the code, write the table of flags in server/README anew
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python -m outrider.server.settings.flags server/README.md
 
 .PHONY: clean
 clean: ## Remove .venv and caches of tools (the prepared model in the user's cache stays)

@@ -59,7 +59,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     if any(finding.status is Status.PROBLEM for finding in packages):
         return
     from ..doctor import machine, plugin, serving
-    from . import serve
+    from ..settings.flags import served_settings_of
 
     for subject, check in (
         ("processors", machine.processors),
@@ -71,7 +71,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
     ):
         yield from _guarded(subject, check)
     try:
-        settings = serve.settings_of(args)
+        settings = served_settings_of(args)
     except UserError as error:
         yield problem("flags", str(error), "see `outrider serve --help`")
         return

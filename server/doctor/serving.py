@@ -11,7 +11,8 @@ from ..errors import UserError
 from ..model import target
 from ..model.target import Model
 from ..settings import checkpoints, memory, profile_lookup, quantized
-from ..settings.settings import CHECKPOINT_DRAFTERS, Settings
+from ..settings.declared import CHECKPOINT_DRAFTERS
+from ..settings.settings import Settings
 from .finding import Finding, ok, problem, warning
 from .machine import gib
 

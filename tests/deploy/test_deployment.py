@@ -20,6 +20,7 @@ import yaml
 
 from outrider.server.cli import serve
 from outrider.server.http.auth import OPEN_PATHS
+from outrider.server.settings.flags import served_settings_of
 from outrider.server.settings.settings import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -33,7 +34,7 @@ def settings(command: list[str]) -> Settings:
     assert command.pop(0) == "serve"
     parser = argparse.ArgumentParser(exit_on_error=False)
     serve.add_arguments(parser)
-    return serve.settings_of(parser.parse_args(command))
+    return served_settings_of(parser.parse_args(command))
 
 
 def instructions(dockerfile: Path) -> dict[str, str]:

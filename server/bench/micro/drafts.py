@@ -34,7 +34,7 @@ from outrider.kernels.cpu import native
 
 from ...errors import UserError
 from ...settings.checkpoints import WEIGHTS
-from ...settings.settings import CHECKPOINT_DRAFTERS
+from ...settings.declared import CHECKPOINT_DRAFTERS
 from .. import harness, record
 from . import timing
 from .kernel_step import OURS, Model, Shape, blocks_of

@@ -35,7 +35,7 @@ from ...plugin.options import RequestOptions
 from ...processes import client, session
 from ...settings.flags import add_engine_flags, settings_of
 from ...settings.resolve import Resolved, resolve
-from ...settings.settings import MEASURING_DRAFTER
+from ...settings.declared import MEASURING_DRAFTER
 from .. import harness, record, step_breakdown
 from . import kernel_step
 

@@ -16,7 +16,8 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.errors import UserError
 from outrider.server.model import bundled_dllm, target
 from outrider.server.settings import checkpoints, diffusion, profile_lookup
-from outrider.server.settings.settings import CHECKPOINT_DRAFTERS, Settings
+from outrider.server.settings.declared import CHECKPOINT_DRAFTERS
+from outrider.server.settings.settings import Settings
 
 OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
 

@@ -1,0 +1,151 @@
+"""One declaration per setting: its default, its flag, its checks and its help, kept in the dataclass field."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import typing
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import UserError
+
+FLAG = "flag"
+METAVARS: dict[type, str] = {int: "N", float: "S", Path: "FILE"}
+"""Of flags that name none: a number, seconds, a file."""
+TABLE_BEGINS, TABLE_ENDS = "<!-- flags: written by `make format` -->", "<!-- /flags -->"
+
+
+class Flags(Protocol):
+    """A parser, or a group of one."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """The flag of a setting.
+
+    group: heading in `outrider serve --help`. help: for `--help` and server/README, in Markdown. metavar: of
+    the value, where not as usual for its type. unset: what happens without the flag, where the default is None.
+    choices: all values that the flag takes; unlisted: further ones, for commands that measure. bounds: least and most
+    of a number; exempt: a value beside them. environment: variables that stand in for the flag, the first that is set.
+    """
+
+    group: str
+    help: str
+    metavar: str | None = None
+    unset: str = ""
+    choices: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
+    bounds: tuple[float, float] | None = None
+    exempt: float | None = None
+    environment: tuple[str, ...] = ()
+
+
+def setting(group: str, default: Any, help: str, **flag: Any) -> Any:
+    """A dataclass field with a flag; `flag` are further fields of `Flag`."""
+    return field(default=default, metadata={FLAG: Flag(group=group, help=help, **flag)})
+
+
+def name_of(name: str) -> str:
+    """The flag of a setting, as users write it."""
+    return "--" + name.replace("_", "-")
+
+
+def check(settings: Any) -> None:
+    """Raise UserError for the first setting whose value is none of its choices, or outside its bounds."""
+    for each, flag in declared(type(settings)):
+        value = getattr(settings, each.name)
+        if flag.choices and value not in flag.choices + flag.unlisted:
+            raise UserError(f"{name_of(each.name)} is one of {', '.join(flag.choices)}, not {value!r}")
+        if flag.bounds is not None and value is not None and value != flag.exempt:
+            require_between(each.name, value, *flag.bounds)
+
+
+def require_between(name: str, value: float, least: float, most: float) -> None:
+    """Raise UserError where the value of setting `name` is outside its bounds."""
+    if not least <= value <= most:
+        raise UserError(f"{name_of(name)} is a number from {least} to {most}, not {value}")
+
+
+def declared(settings: type) -> list[tuple[Field[Any], Flag]]:
+    """The fields that have a flag, in the order in which they are declared."""
+    return [(each, each.metadata[FLAG]) for each in fields(settings) if FLAG in each.metadata]
+
+
+def groups(settings: type) -> list[str]:
+    """Headings of `outrider serve --help`."""
+    return list(dict.fromkeys(flag.group for _, flag in declared(settings)))
+
+
+def add_flags(parser: Flags, settings: type, names: Iterable[str], **changed: dict[str, Any]) -> None:
+    """Add the flags of the named settings. changed: argparse's options of some, in place of the declared ones."""
+    known = {each.name: (each, flag) for each, flag in declared(settings)}
+    types = typing.get_type_hints(settings)
+    for name in names:
+        each, flag = known[name]
+        options = _argparse_options(each, flag, types[name]) | changed.get(name, {})
+        parser.add_argument(name_of(name), **options)
+
+
+def _argparse_options(each: Field[Any], flag: Flag, annotation: Any) -> dict[str, Any]:
+    default = next(filter(None, map(os.environ.get, flag.environment)), each.default)
+    shown = _default_in_words(each, flag)
+    text = _plain(flag.help + (f" (default: {shown})" if shown else ""))
+    options: dict[str, Any] = {"default": default, "help": text.replace("%", "%%")}
+    kind = next(kind for kind in (bool, int, float, Path, tuple, str) if _is(annotation, kind))
+    metavar = flag.metavar or METAVARS.get(kind)
+    if kind is bool:
+        return options | {"action": argparse.BooleanOptionalAction if each.default else "store_true"}
+    if kind is tuple:
+        return options | {"type": _names, "metavar": metavar}
+    if flag.choices:
+        return options | {"choices": flag.choices}
+    return options | {"type": kind, "metavar": metavar}
+
+
+def _is(annotation: Any, kind: type) -> bool:
+    parts = typing.get_args(annotation) or (annotation,)
+    return kind in parts or typing.get_origin(annotation) is kind
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _default_in_words(each: Field[Any], flag: Flag) -> str:
+    if flag.unset or each.default is None:
+        return flag.unset
+    if isinstance(each.default, bool):
+        return "yes" if each.default else ""
+    return f"{each.default:g}" if isinstance(each.default, float) else str(each.default)
+
+
+def _plain(markdown: str) -> str:
+    """Without the marks of code and links."""
+    words = markdown.replace("`", "")
+    while "](" in words:
+        before, _, rest = words.partition("](")
+        words = "".join(before.rsplit("[", 1)) + rest.partition(")")[2]
+    return words
+
+
+def table(settings: type) -> str:
+    """Markdown table of all flags, for server/README."""
+    lines = ["| flag | default | what it does |", "|---|---|---|"]
+    for each, flag in declared(settings):
+        negated = f", `--no-{each.name}`" if each.default is True else ""
+        default = _default_in_words(each, flag) or ("no" if each.default is False else "none")
+        default = default if flag.unset or default in ("yes", "no", "none") else f"`{default}`"
+        lines.append(f"| `{name_of(each.name)}`{negated} | {default} | {flag.help} |")
+    return "\n".join(lines)
+
+
+def with_table(document: str, settings: type) -> str:
+    """The document with the table between its two marks brought up to date."""
+    before, _, rest = document.partition(TABLE_BEGINS)
+    _, _, after = rest.partition(TABLE_ENDS)
+    return f"{before}{TABLE_BEGINS}\n{table(settings)}\n{TABLE_ENDS}{after}"
