@@ -12,7 +12,8 @@ from outrider.drafters.block.config import BlockConfig, CheckpointError
 from ..errors import UserError
 from ..model import hub
 from ..model.target import Model
-from .settings import CHECKPOINT_DRAFTERS, Settings
+from .declared import CHECKPOINT_DRAFTERS
+from .settings import Settings
 
 WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
 

@@ -116,7 +116,7 @@ class Declared:
     )
     planner: str = _speculation(
         "asynchronous",
-        "decides how much of each draft is verified; asynchronous and synchronous by measured costs",
+        "decides how much of each draft is verified; `asynchronous` and `synchronous` by measured costs",
         choices=PLANNERS,
     )
     threshold: float = _speculation(0.3, "survival below which `--planner threshold` stops", metavar="P", bounds=(0, 1))

@@ -12,7 +12,8 @@ from ..errors import UserError
 from ..machine import hardware
 from ..model import target
 from ..model.target import Model
-from .settings import SMALLEST_KV, Settings
+from .declared import SMALLEST_KV
+from .settings import Settings
 
 # Python with torch and SGLang loaded, in three processes, and activations of a prefill chunk.
 PROCESS_BYTES = int(1.8 * 2**30)

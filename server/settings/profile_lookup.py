@@ -25,7 +25,8 @@ from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES, GraphFinge
 from ..errors import UserError
 from ..machine import hardware
 from ..model.target import Model
-from .settings import PROFILED_PLANNERS, Settings
+from .declared import PROFILED_PLANNERS
+from .settings import Settings
 
 
 def roots() -> list[Path]:

@@ -139,8 +139,10 @@ def table(settings: type) -> str:
     for each, flag in declared(settings):
         negated = f", `--no-{each.name}`" if each.default is True else ""
         default = _default_in_words(each, flag) or ("no" if each.default is False else "none")
-        default = default if flag.unset or default in ("yes", "no", "none") else f"`{default}`"
-        lines.append(f"| `{name_of(each.name)}`{negated} | {default} | {flag.help} |")
+        default = default if flag.unset or each.default is None or isinstance(each.default, bool) else f"`{default}`"
+        unnamed = [f"`{choice}`" for choice in flag.choices if f"`{choice}`" not in flag.help + default]
+        help = flag.help + (f"; also {', '.join(unnamed)}" if unnamed else "")
+        lines.append(f"| `{name_of(each.name)}`{negated} | {default} | {help} |")
     return "\n".join(lines)
 
 
