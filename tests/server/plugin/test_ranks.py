@@ -12,7 +12,7 @@ import pytest
 from running import environment
 
 from outrider.scheduler.planners.token_buckets import TokenBuckets
-from outrider.server.engine.process import PEER_GONE, FailureFilter, StartupReport
+from outrider.server.processes.process import PEER_GONE, FailureFilter, StartupReport
 from outrider.server.plugin.agreement import first_difference
 
 PROGRAM = Path(__file__).parents[2] / "support" / "two_ranks.py"
