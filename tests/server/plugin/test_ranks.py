@@ -12,8 +12,8 @@ import pytest
 from running import environment
 
 from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.server.plugin.node_consistency import first_difference
 from outrider.server.processes.process import PEER_GONE, FailureFilter, StartupReport
-from outrider.server.plugin.agreement import first_difference
 
 PROGRAM = Path(__file__).parents[2] / "support" / "two_ranks.py"
 
