@@ -33,9 +33,9 @@ from ...errors import UserError
 from ...plugin.hooks import step_profiler
 from ...plugin.options import RequestOptions
 from ...processes import client, session
+from ...settings.declared import MEASURING_DRAFTER
 from ...settings.flags import add_engine_flags, settings_of
 from ...settings.resolve import Resolved, resolve
-from ...settings.declared import MEASURING_DRAFTER
 from .. import harness, record, step_breakdown
 from . import kernel_step
 
