@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.block_rows import BlockRows
+from outrider.kernels.blocks import BlockRows
 
 Rows = torch.Tensor | BlockRows
 """A matrix [V, d] of which rows are read."""

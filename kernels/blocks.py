@@ -12,7 +12,7 @@ them, for any number of rows and threads. A block is some neighbours in depth th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -213,3 +213,41 @@ def rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> to
     if not scales.isfinite().all():
         raise ValueError(f"a scale of the {kind} weight [{outputs}, {depth}] is not finite")
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """A matrix [outputs, depth] in a GGUF tensor's blocks, indexed like the bfloat16 tensor that it stands for.
+
+    raw: [outputs, bytes of a row] uint8, as in the file; it may be mapped from there. kind: a name of `blocks.KINDS`.
+
+    Raises
+    ------
+    ValueError
+        The bytes do not fit the kind or the depth, or a scale is not finite.
+    """
+
+    raw: torch.Tensor
+    kind: str
+    depth: int
+
+    def __post_init__(self) -> None:
+        rows_of_blocks(self.raw, self.kind, len(self.raw), self.depth)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.raw.shape[0], self.depth))
+
+    @property
+    def device(self) -> torch.device:
+        return self.raw.device
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows: [N] integers. Returns [N, depth] bfloat16."""
+        if self.raw.is_cpu and native.available():
+            return torch.ops.outrider.expand_rows(self.raw, rows.long().contiguous(), list(KINDS).index(self.kind))
+        return expand(self.raw[rows], self.kind, len(rows), self.depth)
+
+    def first(self, rows: int) -> BlockRows:
+        """The first so many rows, still in blocks."""
+        return replace(self, raw=self.raw[:rows])

@@ -1,21 +1,67 @@
-"""All layers of a Llama-like decoder in one call, by one team of threads: `decoder_layer` after `decoder_layer`.
+"""All layers of a Llama-like decoder (pre-norm attention and SiLU-gated MLP without biases) in one call.
 
-Between two layers there is then no Python, and between two operations no parallel region, only a barrier. Its bits are
-those of the layers one by one.
+Between layers there is no Python, and between operations no parallel region, only a barrier of one team of threads. The
+bits are those of the single operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from . import fused
+from .attention import flat_attention
+from .blocks import BlockWeight
 from .flat_batch import FlatBatch
-from .layer import DecoderLayer, decoder_layer
+from .int8 import Int8Weight, multiply
+from .linear import PackedWeight
 
 Pool = tuple[torch.Tensor, torch.Tensor]
 """A layer's cache: keys [S, Hkv, D] and values [S, Hkv, Dv] by slot."""
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The constant part of a layer, the same in all steps.
+
+    weights: four: queries|keys|values, attention's output, gate|up, down; without biases. All int8 or none; panels and
+    blocks, of any kinds, may be mixed.
+    norms: two [H], before attention and before the MLP. eps: of both norms.
+    scale, window, logit_cap: as of `flat_attention`.
+    """
+
+    weights: Sequence[PackedWeight | Int8Weight | BlockWeight]
+    norms: Sequence[torch.Tensor]
+    eps: float
+    scale: float
+    window: int = -1
+    logit_cap: float = 0.0
+    _prepared: tuple[list[torch.Tensor], list[int], list[torch.Tensor], list[int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.weights) != 4 or len(self.norms) != 2:
+            raise ValueError(f"a layer has 4 weights and 2 norms, got {len(self.weights)} and {len(self.norms)}")
+        if any(weight.bias is not None for weight in self.weights):
+            raise ValueError("a layer with biases is not supported: use the single operations")
+        outputs = [weight.outputs for weight in self.weights]
+        kinds = [weight.kind if isinstance(weight, BlockWeight) else -1 for weight in self.weights]
+        codes = [weight for weight in self.weights if isinstance(weight, Int8Weight)]
+        packed = [packed_weight(weight) for weight in self.weights if not isinstance(weight, Int8Weight)]
+        present = [x for x in packed if x is not None]
+        if len(codes) == 4:
+            prepared = [w.codes for w in codes], kinds, [w.scales for w in codes], outputs
+        elif len(present) == 4:
+            prepared = present, kinds, [], outputs
+        else:
+            raise ValueError("the four weights must be prepared alike, by the compiled kernels")
+        object.__setattr__(self, "_prepared", prepared)
+
+
+def packed_weight(weight: PackedWeight | BlockWeight) -> torch.Tensor | None:
+    """A weight as the compiled kernels take it; None without them."""
+    return weight.blocks if isinstance(weight, BlockWeight) else weight.panels
 
 
 class Decoder:
@@ -38,20 +84,12 @@ class Decoder:
         if len(pools) != len(layers):
             raise ValueError(f"expected a pool for each of {len(layers)} layers, got {len(pools)}")
         self.layers, self.pools, self.norm, self.cos_sin = list(layers), list(pools), norm, cos_sin
+        norms = [*(own for layer in layers for own in layer.norms), norm]
+        scores = [(layer.scale, layer.window, layer.logit_cap) for layer in layers]
         self._native = torch.classes.outrider.Decoder(
-            weights,
-            kinds,
-            scales,
-            outputs,
-            [*(norm for layer in layers for norm in layer.norms), norm],
-            [keys for keys, _ in pools],
-            [values for _, values in pools],
-            cos_sin,
-            layers[0].eps,
-            [layer.scale for layer in layers],
-            [layer.window for layer in layers],
-            [layer.logit_cap for layer in layers],
-        )
+            weights, kinds, scales, outputs, norms, *zip(*pools, strict=True), cos_sin, layers[0].eps,
+            *zip(*scores, strict=True),
+        )  # fmt: skip
 
     def forward(
         self,
@@ -71,17 +109,8 @@ class Decoder:
         -------
         The normed states [N, H], and the sums that entered the captured layers [N, C, H].
         """
-        return self._native.forward(
-            residual,
-            positions,
-            slots,
-            batch.qo_indptr,
-            batch.kv_lens,
-            batch.rows,
-            batch.page_table,
-            causal,
-            list(captured),
-        )
+        arrays = batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table
+        return self._native.forward(residual, positions, slots, *arrays, causal, list(captured))
 
 
 def reference_forward(
@@ -93,12 +122,21 @@ def reference_forward(
     captured: Sequence[int] = (),
     causal: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of `Decoder.forward`: the same bits, one layer after the other."""
-    x, kept = None, []
-    for number, (layer, pools) in enumerate(zip(decoder.layers, decoder.pools, strict=True)):
+    """Reference of `Decoder.forward`: the same bits, one operation after the other."""
+    x, kept = torch.zeros_like(residual), []
+    for number, (layer, (k_pool, v_pool)) in enumerate(zip(decoder.layers, decoder.pools, strict=True)):
+        (before, between), heads, width = layer.norms, *k_pool.shape[1:]
+        qkv_weight, out_weight, up_weight, down_weight = layer.weights
+        normed = fused.add_rms_norm(x, residual, before, layer.eps)
         if number in captured:
-            kept.append(residual if x is None else x + residual)
-        x = decoder_layer(x, residual, layer, positions, decoder.cos_sin, *pools, slots, batch, causal)
-    assert x is not None
+            kept.append(residual.clone())
+        qkv = multiply(normed, qkv_weight).view(len(residual), -1, width)
+        q, k, v = qkv.split([qkv.shape[1] - 2 * heads, heads, heads], dim=1)
+        fused.rope_write(q, k, v, positions, decoder.cos_sin, k_pool, v_pool, slots)
+        attended = flat_attention(
+            q, k_pool, v_pool, batch, scale=layer.scale, causal=causal, window=layer.window, logit_cap=layer.logit_cap
+        )
+        normed = fused.add_rms_norm(multiply(attended.flatten(1), out_weight), residual, between, layer.eps)
+        x = multiply(fused.silu_mul(multiply(normed, up_weight)), down_weight)
     normed = fused.add_rms_norm(x, residual, decoder.norm, decoder.layers[0].eps)
     return normed, torch.stack(kept, 1) if kept else residual.new_empty(len(residual), 0, residual.shape[1])

@@ -17,9 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.cpu import native
-from outrider.kernels.decoder import Decoder
+from outrider.kernels.decoder import Decoder, DecoderLayer
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.layer import DecoderLayer
 from outrider.kernels.linear import pack, packed_linear
 
 from .padded import Rectangle, padded_attention, rectangles

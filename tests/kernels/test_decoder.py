@@ -1,15 +1,14 @@
-"""All layers in one call give the bits of the layers one by one."""
+"""All layers in one call give the bits of their single operations."""
 
 import pytest
 import torch
-from batches import ragged_attention
+from batches import assert_same_bits, ragged_attention
 from instruction_sets import TILE_SETS
 
 from outrider.kernels.blocks import pack_blocks
 from outrider.kernels.cpu import native
-from outrider.kernels.decoder import Decoder, reference_forward
+from outrider.kernels.decoder import Decoder, DecoderLayer
 from outrider.kernels.int8 import pack_int8
-from outrider.kernels.layer import DecoderLayer
 from outrider.kernels.linear import pack
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -57,31 +56,9 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: dict[str, tuple]) -> None:
-    norm, cos_sin = torch.linspace(0.5, 2, HIDDEN).to(dtype), torch.randn(1200, WIDTH)
-    for name, (q_lens, kv_lens) in batches.items():
-        _, k_pool, v_pool, batch = ragged_attention(q_lens, kv_lens, heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
-        slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
-        x = torch.randn(batch.tokens, HIDDEN).to(dtype)
-        for captured, causal in (([], True), ([1], False), ([1, 2], True)):
-            found = []
-            for run in (Decoder.forward, reference_forward):
-                pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
-                residual = x.clone()
-                out, kept = run(
-                    Decoder(layers, pools, norm, cos_sin), residual, batch.positions, slots, batch, captured, causal
-                )
-                found.append((out, kept, residual, *(pool for pair in pools for pool in pair)))
-            assert found[0][1].shape == (batch.tokens, len(captured), HIDDEN)
-            for got, expected in zip(*found, strict=True):
-                assert got.dtype == dtype
-                same = (got == expected) | (got.isnan() & expected.isnan())  # slots nobody owns hold NaN
-                assert same.all(), f"{name}, captured {captured}, causal {causal}"
-
-
 @pytest.mark.parametrize("prepare", [pack, pack_int8, blocks, mixed], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_same_bits_as_layer_after_layer(prepare, dtype, threads):
+def test_same_bits_as_the_single_operations(prepare, dtype, threads):
     assert_same_bits(make_layers(prepare, dtype), dtype, BATCHES)
 
 
@@ -133,3 +110,25 @@ def test_what_does_not_fit_is_explained():
         decoder.forward(torch.ones(1, HIDDEN), zero, zero + 9, batch)
     with pytest.raises(RuntimeError, match=r"rise within 1 \.\. 2"):
         decoder.forward(torch.ones(1, HIDDEN), zero, zero, batch, [0])
+
+
+def test_a_layer_that_does_not_fit_is_explained():
+    layer = make_layers(pack, torch.float32)[0]
+    with pytest.raises(ValueError, match="4 weights and 2 norms"):
+        DecoderLayer(layer.weights[:3], layer.norms, eps=1e-5, scale=1.0)
+    biased = [*layer.weights[:3], pack(torch.zeros(HIDDEN, MLP), torch.zeros(HIDDEN))]
+    with pytest.raises(ValueError, match="biases"):
+        DecoderLayer(biased, layer.norms, eps=1e-5, scale=1.0)
+    with pytest.raises(ValueError, match="prepared alike"):
+        DecoderLayer([*layer.weights[:3], pack_int8(torch.zeros(HIDDEN, MLP))], layer.norms, eps=1e-5, scale=1.0)
+
+
+def test_time_is_counted_only_when_asked():
+    weight = pack(torch.ones(64, 64))
+    torch.ops.outrider.time_spent(True)
+    torch.ops.outrider.packed_linear(torch.ones(1, 64), weight.panels, None, 64)
+    products, *others = torch.ops.outrider.time_spent(False)
+    assert products > 0
+    assert not any(others)
+    torch.ops.outrider.packed_linear(torch.ones(1, 64), weight.panels, None, 64)
+    assert not any(torch.ops.outrider.time_spent(False))

@@ -1,6 +1,7 @@
 // Flat paged attention. A tile's rows (queries x heads of a group) meet the positions of a KV head in chunks of CHUNK.
-// Every chunk gives a partial softmax; partials are merged in the order of the positions, whoever computed them, and
-// a row's sums never mix with another's: the result of a query depends neither on its batch nor on the threads.
+// Every chunk gives a partial softmax; partials are merged in the order of the positions, whichever thread computed
+// them, and a row's sums never mix with another's: the result of a query depends neither on its batch nor on the
+// threads.
 #pragma once
 #include "few_rows.h"
 
@@ -8,7 +9,8 @@ namespace ISA {
 
 constexpr float MASKED = -1e30f;
 
-// Who multiplies: of few rows by keys and values as they lie in the cache, of many by packed panels.
+// The products of attention by vectors: few rows with keys and values as they lie in the cache, many with packed
+// panels.
 class VectorProducts {
  public:
   static constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
@@ -40,7 +42,7 @@ class VectorProducts {
 
 inline int64_t whole(int64_t numbers, int64_t part) { return (numbers + part - 1) / part * part; }
 
-// Room that begins with a cache line, so that no vector lies across two.
+// Memory that begins with a cache line, so that no vector lies across two.
 class AlignedBuffer {
  public:
   float* at_least(int64_t numbers) {
@@ -55,7 +57,7 @@ class AlignedBuffer {
   std::vector<Line> lines_;
 };
 
-// What one thread works with.
+// Buffers of one thread.
 struct Scratch {
   AlignedBuffer queries, keys, values, weights, chunk, state;
 };
@@ -63,7 +65,7 @@ struct Scratch {
 // The positions of a chunk of a tile, by the slots of their keys and values.
 struct Positions {
   const int32_t* slots = nullptr;
-  int64_t count = 0, first_head = 0;  // first_head: from which KV head on they are wanted
+  int64_t count = 0, first_head = 0;  // first_head: the first KV head that is needed
 };
 
 // The state of a row, `state_stride` floats: weighted values, from `value_dim` on the largest score and the sum of the
@@ -74,18 +76,14 @@ class TileWorker {
 
  public:
   TileWorker(const AttentionArgs& args, Scratch& scratch)
-      : a(args),
-        s(scratch),
-        group(args.q_heads / args.kv_heads),
-        state_stride(args.state_stride()),
+      : a(args), s(scratch), group(args.q_heads / args.kv_heads), state_stride(args.state_stride()),
         pairs(HAS_PAIRS && sizeof(T) == 2 && args.head_dim % (2 * W) == 0),
-        depth(pairs ? args.head_dim / 2 : args.head_dim),
-        unit(1.44269504f * (args.logit_cap > 0 ? 1.f : args.scale)),
+        depth(pairs ? args.head_dim / 2 : args.head_dim), unit(1.44269504f * (args.logit_cap > 0 ? 1.f : args.scale)),
         key_panels(scratch.keys.at_least(CHUNK * depth)),
         packed_values(scratch.values.at_least(CHUNK * args.value_dim)),
         weights(scratch.weights.at_least(std::max(STRIP, args.kv_heads * ROWS) * WEIGHTS)) {}
 
-  // How many of the heads of an item are worked on together.
+  // Heads of an item that are computed together.
   int64_t heads_at_once(const Tile& tile) const { return tile.queries * group <= ROWS ? a.heads_of_item : 1; }
 
   // Some queries of a request and KV heads from `head` on.
@@ -106,8 +104,8 @@ class TileWorker {
       }
   }
 
-  // The partial softmax of one chunk, [heads][rows][state_stride]. While it is worked on, memory is asked for the keys
-  // and values of `next`, which comes after it.
+  // The partial softmax of one chunk, [heads][rows][state_stride]. Meanwhile the keys and values of `next`, which comes
+  // after it, are prefetched.
   void partial(int64_t chunk, float* out, const Positions& next = {}) {
     const int64_t start = chunk * CHUNK;
     const Positions now = positions(*t, chunk, kv_head);
@@ -164,13 +162,13 @@ class TileWorker {
     return static_cast<const T*>(a.v_pool) + slot * a.v_stride + head * a.value_dim;
   }
 
-  // Slots are scattered over the pool: what is needed next_positions is asked for early.
+  // Slots are scattered over the pool, which no hardware prefetcher follows.
   static void prefetch(const T* from, int64_t numbers) {
     const char* line = reinterpret_cast<const char*>(from);
     for (int64_t byte = 0; byte < int64_t(numbers * sizeof(T)); byte += 64) __builtin_prefetch(line + byte, 0, 2);
   }
 
-  // What rows [first, first + some) see of a chunk's positions from `start` on.
+  // Number of a chunk's positions, from `start` on, that rows [first, first + some) see.
   int64_t keys_of(int64_t first, int64_t some, int64_t start, int64_t count) const {
     const int64_t last = t->first_position + (first + some - 1) / group + 1 - start;
     return a.causal ? std::max<int64_t>(0, std::min(count, last)) : count;
@@ -246,8 +244,8 @@ class TileWorker {
         store(packed_values + i * dim + c, pairs ? pair(slots, i, c, keys) : load(value(slots[i], kv_head) + c));
   }
 
-  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those. Memory is asked for
-  // as much of what comes next.
+  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those. As much of what comes
+  // next is prefetched.
   void pack_keys(float* panel, const Positions& now, int64_t first) {
     packed_keys = first + STEP;
     for (int64_t j = first; j < std::min(now.count, first + STEP); j += W) {
@@ -360,7 +358,7 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
     }
     return;
   }
-  // Items are (tile, heads), late tiles, the long ones, first. The next item is taken early, to ask memory for it.
+  // Items are (tile, heads), late tiles, the long ones, first. The next item is taken early, to prefetch it.
   const int64_t heads = a.heads_of_item, parts = a.kv_heads / heads, items = tiles * parts;
   const auto tile_of = [&](int64_t item) { return &a.tiles[tiles - 1 - item / parts]; };
   for (int64_t item = next++, upcoming; item < items; item = upcoming) {

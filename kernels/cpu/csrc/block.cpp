@@ -10,13 +10,13 @@
 namespace outrider {
 namespace {
 
-// Everything that a draft writes on its way.
+// Intermediate results of one draft.
 struct Buffers {
   LayerBuffers layers;
   Tensor states, logits, latents, bias;
 };
 
-// What does not change from draft to draft; checked once, when it is made.
+// Weights and caches of a drafter, checked once at construction.
 class BlockDrafter : public torch::CustomClassHolder {
  public:
   // own weights: the head, fc and the keys|values of all layers, with a Markov head W2. own norms: the last one, the
@@ -28,11 +28,7 @@ class BlockDrafter : public torch::CustomClassHolder {
                Tensor mask, std::optional<Tensor> w1, Tensors confidence_head, std::optional<Tensor> vocab,
                int64_t first_row, double eps)
       : layers_({weights, kinds, scales, outputs, depths, norms, k_pools, v_pools, cos_sin}, mask, w1 ? 4 : 3, 2, eps),
-        mask_(mask),
-        w1_(w1),
-        confidence_head_(confidence_head),
-        vocab_(vocab),
-        first_row_(first_row) {
+        mask_(mask), w1_(w1), confidence_head_(confidence_head), vocab_(vocab), first_row_(first_row) {
     read_heads(layers_.own_weights);
   }
 

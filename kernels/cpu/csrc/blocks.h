@@ -20,8 +20,8 @@ constexpr int64_t STREAMS = HAS_PAIRS ? 2 : 1, STREAM = BLOCK / STREAMS;
 constexpr int64_t stream_of(int64_t column) { return HAS_PAIRS ? column % W * 2 / W : 0; }
 constexpr int64_t lane_of(int64_t column, int64_t i) { return HAS_PAIRS ? column % (W / 2) * 2 + i % 2 : column % W; }
 
-// Where bit `bit` of a stream is: 32 * word + bit of that word. A strip has words [..][W]; what does not fill a word
-// of its own shares one with the other stream.
+// The place of bit `bit` of a stream: 32 * word + bit of that word. A strip has words [..][W]; what does not fill a
+// word of its own shares one with the other stream.
 template <BlockKind KIND>
 constexpr int64_t place_of(int64_t stream, int64_t bit) {
   constexpr int64_t BITS = STREAM * FORMATS[KIND].bits, REST = BITS % 32, WHOLE = BITS - REST;
@@ -189,7 +189,7 @@ inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
   return __builtin_convertvector((code & ((1 << BITS) - 1)) - OFFSET, Vec);
 }
 
-// Of the numbers of W outputs, those of the lanes of a stream.
+// The numbers of W outputs, spread over the lanes of a stream.
 inline Vec spread(Vec x, int64_t stream) {
 #if defined(__AVX512BF16__)
   return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(iota() / 2 + int32_t(stream * W / 2)), x);
@@ -199,7 +199,7 @@ inline Vec spread(Vec x, int64_t stream) {
   return out;
 }
 
-// What makes weights of the codes of a strip: their scale, and what is added.
+// Scale and offset that turn a strip's codes into weights.
 template <BlockKind KIND>
 struct Scales {
   Vec d[2], m;  // d: of the first and of the second half of the block
@@ -231,8 +231,8 @@ struct Scales {
 // Finite, and where it takes no integers below 2^111 and not -0, which becomes 0.
 inline Vec rounded_to_bf16(Vec x) {
 #if defined(ONLY_AVX2)
-  // Of x in units of its last place, 2^23 <= x < 2^24, the first product rounds x - x / 2^16 to a whole number (half of
-  // one near 2^23, where it makes no difference), ties to even: x minus that is x / 2^16 rounded to even.
+  // With x in units of its last place, 2^23 <= x < 2^24, the first product rounds x - x / 2^16 to a whole number (half
+  // of one near 2^23, where it makes no difference), ties to even: x minus that is x / 2^16 rounded to even.
   return _mm256_fmadd_ps(x, splat(65536.f), _mm256_mul_ps(x, splat(-65535.f)));
 #endif
   const IntVec bits = reinterpret_cast<IntVec>(x);
@@ -304,14 +304,9 @@ class BlockPanels {
  public:
   static constexpr bool WHOLE = true;  // expands STEP columns at once, which the last outputs must have, too
   BlockPanels(const LinearArgs& a, const BlockFormat& format, Function<const uint8_t*, int64_t, float*> expand)
-      : format_(format),
-        expand_(expand),
-        blocks_(a.depth / BLOCK),
-        each_(format.spans(STEP * format.bytes())),
-        size_(PANEL * format.spans(blocks_) * format.bytes()),
-        packed_(static_cast<const uint8_t*>(a.packed)),
-        end_(packed_ + a.panels * size_),
-        mask_(a.rows > ROWS ? -1 : EACH - 1),
+      : format_(format), expand_(expand), blocks_(a.depth / BLOCK), each_(format.spans(STEP * format.bytes())),
+        size_(PANEL * format.spans(blocks_) * format.bytes()), packed_(static_cast<const uint8_t*>(a.packed)),
+        end_(packed_ + a.panels * size_), mask_(a.rows > ROWS ? -1 : EACH - 1),
         kept_(a.rows > ROWS ? blocks_ * EACH : EACH) {
     static thread_local std::vector<float> room;
     room.resize(kept_ * PANEL + 16);
@@ -323,7 +318,7 @@ class BlockPanels {
     const int64_t k = i / EACH;
     const uint8_t* span = panel_ + span_of(format_, c, k, blocks_);
     const uint8_t* next = span + strips_of(format_, k) + AHEAD;
-    if (next + each_ <= end_)  // all of it or nothing: what lies past the end would be slow to ask for
+    if (next + each_ <= end_)  // all or nothing: prefetches past the end are slow
       for (int64_t byte = 0; byte < each_; byte += 64) __builtin_prefetch(next + byte);
     expand_(span, k, buffer_ + in_panel(i & mask_, c, kept_));
   }

@@ -1,5 +1,5 @@
-// A program that asks whether the tile unit works here as the kernels expect: products and attention by it, on two
-// threads at once, have the bits of its emulation. proof.py runs it in a process of its own, since a wrong shape would
+// Checks that the tile unit works as the kernels expect: products and attention by it, on two threads at once, have the
+// bits of its emulation. proof.py runs it in a process of its own, since a wrong shape would
 // be an illegal instruction. Exits with 0 if they have, 1 if not, 2 if the processor or the system gives no tiles.
 #include <sys/mman.h>
 #include <unistd.h>

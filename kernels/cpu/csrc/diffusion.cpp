@@ -10,7 +10,7 @@
 namespace outrider {
 namespace {
 
-// As `diffusion/spans.py: Spans` has them.
+// The fields of `diffusion/spans.py: Spans`.
 std::tuple<Tensor, Tensor, Tensor, Tensor> spans(const Tensor& page_table, const Tensor& rows, const Tensor& starts,
                                                  const Tensor& counts) {
   check_dense(counts, at::kLong, {rows.numel()}, "counts");
@@ -34,7 +34,7 @@ Tensor first_missing(const Tensor& encoded, const Tensor& page_table, const Tens
   return first;
 }
 
-// What does not change from pass to pass; checked once, when it is made.
+// Weights and caches of a drafter, checked once at construction.
 class DiffusionDrafter : public torch::CustomClassHolder {
  public:
   // own weights: the head. own norms: the last one. like: of the type of all numbers, [1, d].

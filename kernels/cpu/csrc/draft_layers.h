@@ -9,14 +9,7 @@ namespace outrider {
 
 using Tensors = std::vector<Tensor>;
 
-inline void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, const char* name) {
-  TORCH_CHECK(x.scalar_type() == type && x.is_contiguous() && x.sizes() == sizes, name, " must be dense ", type, " ",
-              sizes, ", got ", x.scalar_type(), " ", x.sizes());
-}
-
-inline char* data(const Tensor& x) { return static_cast<char*>(x.data_ptr()); }
-
-// Which queries belong to which request, and where in the cache they stand: request r has `count(r)` of them, from
+// Queries by request, and their places in the cache: request r has `count(r)` of them, from
 // position starts[r] on.
 struct QueryPlacement {
   Tensor positions, slots, indptr, kv_lens;
@@ -51,13 +44,13 @@ struct DraftLayer {
   void *k_pool, *v_pool;
 };
 
-// What layers write on their way.
+// Intermediate results of the layers.
 struct LayerBuffers {
   Tensor residual, normed, qkv, attended, x, up, gated, partials;
   Int8Input int8;
 };
 
-// What the constructors of all drafters take. weights, each beside its kind, scales (none: no numbers), outputs and
+// Constructor arguments that all drafters share. weights, each beside its kind, scales (none: no numbers), outputs and
 // depth as of weight_of: four a layer (q|k|v, out, gate|up, down), then the drafter's own. norms: of each layer four
 // (before attention, of queries, of keys, before the MLP; those of queries and keys may have no numbers: there are
 // none), then its own, all [d]. pools: of keys and values, [slots, heads, width], of each layer.
@@ -184,7 +177,7 @@ class DraftLayers {
                       tokens * (rope.q_heads + rope.kv_heads) * width * 2 * WORK_PER_NUMBER);
   }
 
-  // Of keys and values in rows of a matrix, and no queries; where in a row they are is left open.
+  // Arguments for keys and values in rows of a matrix, without queries; k and v are left to be set.
   RopeArgs rope_of(const Tensor& matrix, const Tensor& positions, const Tensor& slots) const {
     RopeArgs rope{};
     rope.cos_sin = parts_.cos_sin.data_ptr();
@@ -268,7 +261,7 @@ class DraftLayers {
     width = first.size(2);
   }
 
-  const DrafterTensors parts_;  // what the pointers point to
+  const DrafterTensors parts_;  // keeps alive what the pointers point to
   const Tensor like_;
 };
 

@@ -1,4 +1,4 @@
-// Draws draft tokens from logits and says how likely each is to be accepted, before it is drawn; one row at a time.
+// Draft tokens from logits, and each one's chance of acceptance, which is known before it is drawn; one row at a time.
 #pragma once
 #include "sampling.h"
 

@@ -1,6 +1,6 @@
 // Attention of so few rows that each key and value is used once, as it lies in the cache: a decode step. Positions are
-// gone through in order, the KV heads of a position together: memory gives neighbouring lines faster than the same
-// lines head by head. A row's sums have the order of product(): the bits are those of the path for many rows.
+// read in order, the KV heads of a position together: neighbouring lines come faster than the same lines head by
+// head. A row's sums have the order of product(): the bits are those of the path for many rows.
 #pragma once
 #include <algorithm>
 
@@ -10,9 +10,9 @@
 namespace ISA {
 
 constexpr bool NARROW = W < 16;
-constexpr int64_t ROWS_AHEAD = 32;  // positions between one that is read and one that memory is asked for
+constexpr int64_t ROWS_AHEAD = 32;  // positions between one that is read and one that is prefetched
 
-// Lines of rows one after the other, as they lie in memory, which so gives them faster than head by head.
+// Prefetches rows line by line in the order of memory, which is faster than head by head.
 template <typename T>
 class LinePrefetcher {
  public:
@@ -37,11 +37,11 @@ class LinePrefetcher {
   int64_t left_ = 0;
 };
 
-// Where the rows of a pool lie, of the positions of a chunk, and then those of another that is read after it.
+// Addresses of a pool's rows: those of a chunk's positions, then those of the pool that is read after it.
 template <typename T>
 class PoolRows {
  public:
-  // Of `count` slots, from number `first` of a row on.
+  // Rows of `count` slots, from number `first` of a row on.
   void set(const void* pool, int64_t stride, int64_t first, const int32_t* slots, int64_t count) {
     for (int64_t i = 0; i < count; ++i) rows_[i] = static_cast<const T*>(pool) + slots[i] * stride + first;
     size_ = (count + W - 1) / W * W;
@@ -99,7 +99,7 @@ inline void scores(const float* queries, int64_t depth, const T* const* keys, in
   for (int r = 0; r < R; ++r) store(out + r * stride, sums[r]);
 }
 
-// What add_values() does, for `count` positions and B vectors of columns.
+// add_values() for `count` positions and B vectors of columns.
 template <int R, int B, bool PAIRS, typename T>
 inline void add_columns(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t count,
                         int64_t keys, float* out, int64_t out_stride) {
@@ -141,7 +141,7 @@ inline void add_values(const float* weights, int64_t stride, const T* const* val
     add_columns<R, 1, PAIRS>(weights, stride, values, from + c, count, keys, out + c, out_stride);
 }
 
-// What follows does the same where vectors are short and there are no pairs (AVX2): numbers of bf16 are transposed two
+// The same for short vectors without pairs (AVX2): numbers of bf16 are transposed two
 // at a time and widened after it, and sums take as many registers as there are.
 
 // f(number, its W keys) for all numbers of W keys, from number `from` of a key on. `step` is called once for every 4 *
@@ -177,7 +177,7 @@ inline void narrow_scores(const float* queries, int64_t depth, const T* const* k
   for (int r = 0; r < R; ++r) store(out + r * stride, sums[r]);
 }
 
-// What narrow_values() does, for B vectors of columns.
+// narrow_values() for B vectors of columns.
 template <int R, int B, typename T>
 inline void narrow_columns(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t count,
                            LinePrefetcher<T>& ahead, float* out, int64_t out_stride) {

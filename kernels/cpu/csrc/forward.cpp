@@ -18,13 +18,13 @@ struct Layer {
   int64_t window;
 };
 
-// Everything that a forward writes on its way, for the rows of one call.
+// Intermediate results of one forward.
 struct Buffers {
   Tensor normed, qkv, attended, x, up, gated, partials;
   Int8Input int8;
 };
 
-// What does not change from step to step; checked once, when it is made.
+// Weights and caches of a decoder, checked once at construction.
 class Decoder : public torch::CustomClassHolder {
  public:
   // weights: four a layer, q|k|v, out, gate|up, down. Codes of int8_linear beside their scales; or, without scales,
@@ -83,9 +83,8 @@ class Decoder : public torch::CustomClassHolder {
     TORCH_CHECK(residual.dim() == 2 && residual.is_contiguous() && residual.size(1) == hidden_ &&
                     type_of(residual, "residual") == type_,
                 "residual must be dense [tokens, ", hidden_, "], of the norms' type, got ", residual.sizes());
-    check_index(positions, at::kLong, 1, "positions");
-    check_index(slots, at::kLong, 1, "slots");
-    TORCH_CHECK(positions.size(0) == tokens && slots.size(0) == tokens, "one position and one slot per token");
+    check_dense(positions, at::kLong, {tokens}, "positions");
+    check_dense(slots, at::kLong, {tokens}, "slots");
     check_range(positions, 0, cos_sin_.size(0), "positions");
     check_range(slots, 0, slots_, "slots");
     for (size_t i = 0; i < captured.size(); ++i)
@@ -95,107 +94,163 @@ class Decoder : public torch::CustomClassHolder {
                                               page_table, causal);
     Buffers buffers = buffers_for(tokens, residual, plan);
     const Tensor kept = at::empty({tokens, int64_t(captured.size()), hidden_}, residual.options());
-    RopeArgs rope{};
-    rope.cos_sin = cos_sin_.data_ptr();
-    rope.positions = positions.data_ptr<int64_t>();
-    rope.slots = slots.data_ptr<int64_t>();
-    rope.rotary_dim = cos_sin_.size(1);
-    rope.wide_cache = cos_sin_.scalar_type() == at::kFloat;
     const std::vector<int32_t> cached = cached_slots(plan.args, kv_lens.numel(), tokens);
-    run_team([&](TeamMember& member) { run(member, residual, plan, rope, captured, kept, cached, buffers); });
+    const Step step{residual, kept, plan, rope_of(buffers.qkv, positions, slots), captured, cached, buffers};
+    run_team([&](TeamMember& member) { Pass(*this, step, member).run(); });
     return {buffers.normed, kept};
   }
 
  private:
-  void run(TeamMember& member, const Tensor& residual, const AttentionPlan& plan, const RopeArgs& rope_of_step,
-           const std::vector<int64_t>& captured, const Tensor& kept, const std::vector<int32_t>& slots,
-           Buffers& b) const {
-    const int64_t tokens = residual.size(0), size = type_ ? 2 : 4;
-    Stages stages(member, type_, tokens, b.int8);
-    CachePrefetch prefetch{};
-    const auto fetch_cache = [&](size_t layer) {
-      const bool wanted = !slots.empty() && layer < layers_.size() && layers_[layer].window < 0;
-      if (wanted) prefetch = cache_lines(layers_[layer], slots, member);
-      stages.prefetch_during(wanted ? &prefetch : nullptr);
-    };
-    char *const sum = data<char>(residual), *const normed = data<char>(b.normed), *const qkv = data<char>(b.qkv);
-    RopeArgs rope = rope_of_step;
-    rope.q = qkv;
-    rope.k = qkv + heads_ * width_ * size;
-    rope.v = qkv + (heads_ + kv_heads_) * width_ * size;
-    rope.q_stride = rope.k_stride = rope.v_stride = b.qkv.size(1);
+  // The state of a step that all members share. rope: of all rows. cached: slots whose keys and values are prefetched.
+  struct Step {
+    const Tensor &residual, &kept;
+    const AttentionPlan& plan;
+    const RopeArgs rope;
+    const std::vector<int64_t>& captured;
+    const std::vector<int32_t>& cached;
+    Buffers& buffers;
+  };
+
+  // A member's share of a step. Between two attentions lie the rest of a layer, the norm, and the start of the next
+  // layer: a row needs nothing of other rows there, so a member may take rows of its own, `at_once_` at a time.
+  class Pass {
+   public:
+    Pass(const Decoder& decoder, const Step& step, TeamMember& member)
+        : d(decoder), step_(step), b(step.buffers), member_(member), size_(d.type_ ? 2 : 4),
+          stages_(member, d.type_, step.residual.size(0), b.int8) {
+      const int64_t tokens = step.residual.size(0);
+      std::tie(own_rows_, at_once_) = d.shares(tokens, member.size);
+      begin_ = own_rows_ ? tokens * member.index / member.size : 0;
+      end_ = own_rows_ ? tokens * (member.index + 1) / member.size : tokens;
+      x_ = own_part(b.x);
+      up_ = own_part(b.up);
+      gated_ = own_part(b.gated);
+    }
+
+    void run() {
+      const size_t layers = d.layers_.size();
+      for (size_t i = 0; i <= layers; ++i) {
+        prefetch_cache(i);
+        if (own_rows_) member_.run_unshared();
+        for (int64_t first = begin_; first < end_; first += at_once_) {
+          stages_.set_rows(std::min(at_once_, end_ - first));
+          if (i) finish_layer(i - 1, first);
+          normalise(i, first);
+          if (i < layers) begin_layer(i, first);
+        }
+        member_.run_shared();
+        captured_ += captures(i);
+        if (i < layers) attend(d.layers_[i]);
+      }
+    }
+
+   private:
+    char* own_part(const Tensor& rows) const {
+      return data(rows) + (own_rows_ ? member_.index * at_once_ * rows.size(1) * size_ : 0);
+    }
+    char* at(const Tensor& rows, int64_t first) const { return data(rows) + first * rows.stride(0) * size_; }
+    bool captures(size_t i) const {
+      return captured_ < step_.captured.size() && step_.captured[captured_] == int64_t(i);
+    }
+
+    // Products from here to the layer's attention prefetch what that will read.
+    void prefetch_cache(size_t i) {
+      const bool wanted = !step_.cached.empty() && i < d.layers_.size() && d.layers_[i].window < 0;
+      if (wanted) prefetch_ = d.cache_lines(d.layers_[i], step_.cached, member_);
+      stages_.prefetch_during(wanted ? &prefetch_ : nullptr);
+    }
+
+    // The output of attention, and the MLP.
+    void finish_layer(size_t i, int64_t first) {
+      const Layer& layer = d.layers_[i];
+      char* const normed = at(b.normed, first);
+      stages_.product(at(b.attended, first), layer.out, x_, &layer.up);
+      stages_.norm(x_, at(step_.residual, first), layer.norm_between, normed, d.hidden_, d.eps_);
+      stages_.product(normed, layer.up, up_, &layer.down);
+      stages_.silu_mul(up_, gated_, d.mlp_);
+      stages_.product(gated_, layer.down, x_, i + 1 == d.layers_.size() ? nullptr : &d.layers_[i + 1].qkv);
+    }
+
+    // The norm before layer i, or the last one; the sum of all layers so far is kept where it is captured.
+    void normalise(size_t i, int64_t first) {
+      const bool last = i == d.layers_.size();
+      const void* weight = last ? d.kept_[2].back().data_ptr() : d.layers_[i].norm_before;
+      char *const sum = at(step_.residual, first), *const normed = at(b.normed, first);
+      const int64_t stride = step_.captured.size() * d.hidden_;
+      char* const copy = captures(i) ? at(step_.kept, first) + captured_ * d.hidden_ * size_ : nullptr;
+      if (i) stages_.norm(x_, sum, weight, normed, d.hidden_, d.eps_, copy, stride);
+      else stages_.norm(sum, nullptr, weight, normed, d.hidden_, d.eps_);
+    }
+
+    // Queries, keys and values, which are rotated and written to the cache.
+    void begin_layer(size_t i, int64_t first) {
+      const Layer& layer = d.layers_[i];
+      const bool more = first + at_once_ < end_;
+      stages_.product(at(b.normed, first), layer.qkv, at(b.qkv, first), more && i ? &d.layers_[i - 1].out : &layer.out);
+      const int64_t skipped = first * b.qkv.size(1) * size_;
+      RopeArgs rope = step_.rope;
+      rope.q = static_cast<char*>(rope.q) + skipped;
+      rope.k = static_cast<char*>(rope.k) + skipped;
+      rope.v = static_cast<const char*>(rope.v) + skipped;
+      rope.positions += first;
+      rope.slots += first;
+      rope.k_pool = layer.k_pool;
+      rope.v_pool = layer.v_pool;
+      stages_.rope(rope);
+    }
+
+    void attend(const Layer& layer) {
+      AttentionArgs a = step_.plan.args;
+      a.q = data(b.qkv);
+      a.out = data(b.attended);
+      a.q_stride = b.qkv.size(1);
+      a.k_stride = d.k_slot_;
+      a.v_stride = d.v_slot_;
+      a.k_pool = layer.k_pool;
+      a.v_pool = layer.v_pool;
+      a.scale = layer.scale;
+      a.window = layer.window;
+      a.logit_cap = layer.logit_cap;
+      stages_.attention(a, step_.plan, b.partials.defined() ? b.partials.data_ptr<float>() : nullptr);
+    }
+
+    const Decoder& d;
+    const Step& step_;
+    Buffers& b;
+    TeamMember& member_;
+    const int64_t size_;  // bytes of a number
+    Stages stages_;
+    bool own_rows_ = false;
+    int64_t at_once_ = 0, begin_ = 0, end_ = 0;  // rows of this member
+    char *x_, *up_, *gated_;
+    size_t captured_ = 0;  // sums kept so far
+    CachePrefetch prefetch_{};
+  };
+
+  RopeArgs rope_of(const Tensor& qkv, const Tensor& positions, const Tensor& slots) const {
+    const int64_t size = type_ ? 2 : 4;
+    RopeArgs rope{};
+    rope.q = data(qkv);
+    rope.k = data(qkv) + heads_ * width_ * size;
+    rope.v = data(qkv) + (heads_ + kv_heads_) * width_ * size;
+    rope.cos_sin = cos_sin_.data_ptr();
+    rope.positions = positions.data_ptr<int64_t>();
+    rope.slots = slots.data_ptr<int64_t>();
+    rope.q_stride = rope.k_stride = rope.v_stride = qkv.size(1);
+    rope.k_slot = k_slot_;
+    rope.v_slot = v_slot_;
     rope.q_heads = heads_;
     rope.kv_heads = kv_heads_;
     rope.head_dim = width_;
     rope.value_dim = value_width_;
-    rope.k_slot = k_slot_;
-    rope.v_slot = v_slot_;
-    AttentionArgs attention = plan.args;
-    attention.q = qkv;
-    attention.out = data<void>(b.attended);
-    attention.q_stride = b.qkv.size(1);
-    attention.k_stride = k_slot_;
-    attention.v_stride = v_slot_;
-    float* const partials = b.partials.defined() ? b.partials.data_ptr<float>() : nullptr;
-    const RopeArgs rope_of_all = rope;
-    const auto [own, at_once] = shares(tokens, member.size);
-    const int64_t begin = own ? tokens * member.index / member.size : 0;
-    const int64_t end = own ? tokens * (member.index + 1) / member.size : tokens;
-    const auto of_member = [&](const Tensor& rows) {
-      return data<char>(rows) + (own ? member.index * at_once * rows.size(1) * size : 0);
-    };
-    char *const x = of_member(b.x), *const up = of_member(b.up), *const gated = of_member(b.gated);
-    size_t next_kept = 0;
-    for (size_t i = 0; i <= layers_.size(); ++i) {
-      fetch_cache(i);
-      const bool last = i == layers_.size(), keep = next_kept < captured.size() && captured[next_kept] == int64_t(i);
-      if (own) member.run_unshared();
-      for (int64_t first = begin; first < end; first += at_once) {
-        stages.set_rows(std::min(at_once, end - first));
-        const bool more = first + at_once < end;
-        const auto of_rows = [&](char* rows, int64_t width) { return rows + first * width * size; };
-        char *const sum_of = of_rows(sum, hidden_), *const normed_of = of_rows(normed, hidden_);
-        if (i) {
-          const Layer& layer = layers_[i - 1];
-          stages.product(of_rows(data<char>(b.attended), heads_ * value_width_), layer.out, x, &layer.up);
-          stages.norm(x, sum_of, layer.norm_between, normed_of, hidden_, eps_);
-          stages.product(normed_of, layer.up, up, &layer.down);
-          stages.silu_mul(up, gated, mlp_);
-          stages.product(gated, layer.down, x, last ? nullptr : &layers_[i].qkv);
-        }
-        const void* norm = last ? kept_[2].back().data_ptr() : layers_[i].norm_before;
-        char* const copy =
-            keep ? of_rows(data<char>(kept), captured.size() * hidden_) + next_kept * hidden_ * size : nullptr;
-        if (i) stages.norm(x, sum_of, norm, normed_of, hidden_, eps_, copy, captured.size() * hidden_);
-        else stages.norm(sum_of, nullptr, norm, normed_of, hidden_, eps_);
-        if (last) continue;
-        const Layer& layer = layers_[i];
-        stages.product(normed_of, layer.qkv, of_rows(qkv, b.qkv.size(1)), more && i ? &layers_[i - 1].out : &layer.out);
-        rope.q = of_rows(static_cast<char*>(rope_of_all.q), rope.q_stride);
-        rope.k = of_rows(static_cast<char*>(rope_of_all.k), rope.k_stride);
-        rope.v = static_cast<const char*>(rope_of_all.v) + first * rope.v_stride * size;
-        rope.positions = rope_of_all.positions + first;
-        rope.slots = rope_of_all.slots + first;
-        rope.k_pool = layer.k_pool;
-        rope.v_pool = layer.v_pool;
-        stages.rope(rope);
-      }
-      member.run_shared();
-      if (last) break;
-      next_kept += keep;
-      const Layer& layer = layers_[i];
-      attention.k_pool = layer.k_pool;
-      attention.v_pool = layer.v_pool;
-      attention.scale = layer.scale;
-      attention.window = layer.window;
-      attention.logit_cap = layer.logit_cap;
-      stages.attention(attention, plan, partials);
-    }
+    rope.rotary_dim = cos_sin_.size(1);
+    rope.wide_cache = cos_sin_.scalar_type() == at::kFloat;
+    return rope;
   }
 
-  // Whether every member takes rows of its own through all but attention, and how many at once: where rows are many and
-  // products fast, the way from one core's caches to another's takes longer than expanding all weights on each.
-  // Otherwise members share the products of all rows.
+  // True if members take rows of their own through all but attention, and how many at once: with many rows and fast
+  // products, moving rows between cores' caches takes longer than expanding all weights on each core. Otherwise members
+  // share the products of all rows.
   std::pair<bool, int64_t> shares(int64_t tokens, int64_t threads) const {
     constexpr int64_t LEAST = 128;
     const int64_t room = kernels().cache_bytes_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)),
@@ -205,8 +260,8 @@ class Decoder : public torch::CustomClassHolder {
     return {true, (each + parts - 1) / parts};
   }
 
-  // The slots that attention reads, those first that it reads first, as far as a shared cache has room for them. None
-  // of few tokens, whose products wait for memory themselves.
+  // Slots that attention reads, in its order, as many as fit a shared cache; none for few tokens, whose products are
+  // bound by memory themselves.
   std::vector<int32_t> cached_slots(const AttentionArgs& a, int64_t requests, int64_t tokens) const {
     constexpr int64_t LEAST = 16, ROOM = 8 << 20;  // tokens, bytes
     const int64_t most = tokens < LEAST ? 0 : ROOM / (kv_heads_ * (width_ + value_width_) * (type_ ? 2 : 4));
@@ -218,7 +273,7 @@ class Decoder : public torch::CustomClassHolder {
     return slots;
   }
 
-  // A member's share of them in a layer's cache.
+  // A member's share of the slots, in a layer's cache.
   CachePrefetch cache_lines(const Layer& layer, const std::vector<int32_t>& slots, const TeamMember& member) const {
     const int64_t size = type_ ? 2 : 4, count = slots.size();
     const CachePrefetch::Pool keys{static_cast<const char*>(layer.k_pool), k_slot_ * size, kv_heads_ * width_ * size};
@@ -226,11 +281,6 @@ class Decoder : public torch::CustomClassHolder {
                                      kv_heads_ * value_width_ * size};
     return {{keys, values}, slots.data() + count * member.index / member.size,
             slots.data() + count * (member.index + 1) / member.size};
-  }
-
-  template <typename P>
-  static P* data(const Tensor& x) {
-    return static_cast<P*>(x.data_ptr());
   }
 
   Buffers buffers_for(int64_t tokens, const Tensor& like, const AttentionPlan& plan) const {

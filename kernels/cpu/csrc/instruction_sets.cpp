@@ -28,7 +28,7 @@ Kernels with_tiles(Kernels rest, const TileKernels& tiles) {
   return rest;
 }
 
-// What this processor runs, the default first. Tiles are taken when asked for: whoever does so has seen them proved.
+// Instruction sets that this processor runs, the default first. Tiles are never the default: see proof.py.
 const std::vector<InstructionSet>& instruction_sets() {
   static const std::vector<InstructionSet> all = [] {
     __builtin_cpu_init();

@@ -79,7 +79,7 @@ void quantize(const void* x, int8_t* codes, float* scales, int32_t* sums, int64_
     }
 }
 
-// R rows times one panel's columns [column, column + B * W). The first rows at a panel ask for the codes ahead.
+// R rows times one panel's columns [column, column + B * W). The first rows at a panel prefetch the codes ahead.
 template <int R, int B, typename T>
 inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t row, T* out, int64_t out_stride) {
   const uint8_t* const last = a.codes + (a.outputs + PANEL - 1) / PANEL * PANEL * a.groups * GROUP - 1;
@@ -138,7 +138,7 @@ inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t 
     for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, totals[r][b]);
 }
 
-// Of panels [begin, end).
+// Panels [begin, end).
 template <typename T>
 void int8_linear(const Int8Args& a, int64_t begin, int64_t end) {
   static thread_local std::vector<T> edge;

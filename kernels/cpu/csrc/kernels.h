@@ -1,4 +1,4 @@
-// What ops.cpp calls: one table of functions per instruction set, chosen once at load time.
+// One table of functions per instruction set, chosen once at load time.
 #pragma once
 #include <atomic>
 #include <bit>
@@ -44,16 +44,16 @@ struct RopeArgs {
 constexpr int64_t PANEL = 64;  // outputs of a packed panel
 constexpr int64_t ROW_GROUP = 96;  // rows that a product takes through a panel at once
 
-// Keys and values of some slots, whose lines memory is asked for while a product computes.
+// Keys and values of some slots, which are prefetched while a product computes.
 struct CachePrefetch {
   struct Pool {
     const char* from;
     int64_t stride, bytes;  // from a slot to the next; of a slot
   };
   Pool pools[2];
-  const int32_t *slot, *end;                    // those to come
-  const char *line = nullptr, *last = nullptr;  // of the one that is asked for now, past its end
-  int64_t next_pool = 0;                             // the pool that comes next
+  const int32_t *slot, *end;                    // slots still to be prefetched
+  const char *line = nullptr, *last = nullptr;  // of the slot in progress; past its end
+  int64_t next_pool = 0;                             // keys or values
 };
 
 struct LinearArgs {
@@ -61,10 +61,10 @@ struct LinearArgs {
   const float* bias;  // null, or one per output, padded to whole panels
   void* out;
   int64_t x_stride, rows, row_group, depth, outputs, panels;
-  CachePrefetch* prefetch;  // null: memory is asked for weights alone
+  CachePrefetch* prefetch;  // beside the weights; null: nothing
 };
 
-// How a checkpoint keeps a weight: BLOCK neighbours in depth have codes and perhaps scales of their own; `span` such
+// Storage of a checkpoint's weight: BLOCK neighbours in depth have codes and perhaps scales of their own; `span` such
 // blocks, a power of two, share a scale (and a minimum or zero point). In the order of blocks.py.
 enum BlockKind { Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, GROUPS_32, GROUPS_64, GROUPS_128, BLOCK_KINDS };
 constexpr int64_t BLOCK = 32;
@@ -99,7 +99,7 @@ struct Int8Args {
 double exponential_noise(uint64_t key, int64_t token);
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;  // of SplitMix64
 
-// How each row is sampled; temperature 0: the best token.
+// Sampling rules of each row; temperature 0: the best token.
 struct Rules {
   const float* temperatures;
   const int64_t* top_ks;
@@ -138,7 +138,7 @@ struct DraftDrawArgs {
   const int64_t *keys, *vocab, *previous;  // vocab: tokens of the columns, null: their numbers; previous: tokens before
   const float *state_weight, *token_weight;  // of the confidence head; null: the confidence is the largest probability
   const float* mix;  // [2, 3] what the head's logit, the largest probability's and 1 count, sampled and greedy
-  float *probs, *confidence;  // probs null: nobody asks for them
+  float *probs, *confidence;  // probs null: not wanted
   int64_t* tokens;
   int64_t rows, stride, rows_per_request, previous_stride, columns, width;
 };
@@ -174,7 +174,7 @@ struct Kernels {
   int64_t cache_bytes_for_rows[2];
 };
 
-// What a set does that multiplies bf16 by tiles; the rest of its table is another set's.
+// Functions of a set that multiplies bf16 by tiles; the others are those of the set it extends.
 struct TileKernels {
   Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention;
   Function<const AttentionArgs&, std::atomic<int64_t>&, const float*, const int64_t*> merge;

@@ -11,7 +11,7 @@ constexpr bool PAIRS = HAS_PAIRS && sizeof(T) == 2;
 template <typename T>
 using Number = std::conditional_t<PAIRS<T>, float, T>;  // of a panel: pairs are as wide as a float
 
-// Where number c of row i of a panel is: the columns of a tile lie together, so that it reads line after line.
+// Index of number c of row i in a panel: the columns of a tile lie together, so that it reads line after line.
 inline int64_t in_panel(int64_t i, int64_t c, int64_t depth) {
   if constexpr (STEP == PANEL) return i * PANEL + c;
   else return i * STEP + (c / STEP * depth * STEP + c % STEP);
@@ -31,18 +31,16 @@ void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int6
           for (int64_t g = 0; g < GROUP; ++g) *to++ = c < outputs ? from[c * depth + i + g] : T{};
 }
 
-constexpr int64_t AHEAD = 8192;  // bytes between a weight that is read and the one that is asked for
+constexpr int64_t AHEAD = 8192;  // bytes between a weight that is read and the one that is prefetched
 
-// A panel of pack(). Its first rows wait for memory, the others do not.
+// A panel of pack(). Its first rows wait for memory; later ones find it cached.
 template <typename T>
 class Panels {
  public:
   static constexpr bool WHOLE = false;
   explicit Panels(const LinearArgs& a)
-      : size_(PANEL * a.depth * sizeof(T)),
-        packed_(static_cast<const char*>(a.packed)),
-        last_(packed_ + a.panels * size_ - 1),
-        depth_(PAIRS<T> ? a.depth / 2 : a.depth) {}
+      : size_(PANEL * a.depth * sizeof(T)), packed_(static_cast<const char*>(a.packed)),
+        last_(packed_ + a.panels * size_ - 1), depth_(PAIRS<T> ? a.depth / 2 : a.depth) {}
   void go_to(int64_t panel) { panel_ = reinterpret_cast<const Number<T>*>(packed_ + panel * size_); }
   Vec first(int64_t i, int64_t c) const {
     const Number<T>* from = panel_ + in_panel(i, c, depth_);
@@ -59,8 +57,8 @@ class Panels {
   const int64_t depth_;  // of rows of numbers or pairs
 };
 
-// What memory is asked for beside the weights: nothing, or a few lines now and then, since more at once would stop the
-// thread. In the innermost loop: a call there would cost more than it gains.
+// Prefetches beside the weights: nothing, or a few lines now and then, since more at once would stall the
+// thread. Inlined into the innermost loop, where a call would cost more than it gains.
 struct NoPrefetch {};
 struct PrefetchCache {
   static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines, of one slot

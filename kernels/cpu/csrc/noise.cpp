@@ -39,8 +39,7 @@ namespace outrider {
 namespace {
 
 const int64_t* integers(const Tensor& x, at::IntArrayRef sizes, const char* name) {
-  TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.sizes() == sizes, name, " must be dense int64 ",
-              sizes, ", got ", x.scalar_type(), " ", x.sizes());
+  check_dense(x, at::kLong, sizes, name);
   return x.data_ptr<int64_t>();
 }
 

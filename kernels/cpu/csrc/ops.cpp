@@ -1,4 +1,4 @@
-// Torch's side: checks, work lists, threads. The arithmetic is in the other files.
+// Torch operations: checks, work lists, threads. The arithmetic is in the headers.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -27,6 +27,11 @@ void check_heads(const Tensor& x, const char* name) {
 void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* name) {
   TORCH_CHECK(x.scalar_type() == type && x.dim() == dim && x.stride(-1) == 1, name, " must be a dense ", type,
               " tensor of ", dim, " dimensions");
+}
+
+void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, const char* name) {
+  TORCH_CHECK(x.scalar_type() == type && x.is_contiguous() && x.sizes() == sizes, name, " must be dense ", type, " ",
+              sizes, ", got ", x.scalar_type(), " ", x.sizes());
 }
 
 // Numbers that select rows of memory must be rows of it.
@@ -99,7 +104,7 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
     }
   }
   a.tiles = plan.tiles;
-  // Memory gives the heads of a position together faster, which counts where each key is used by one query alone.
+  // Reading the heads of a position together is faster, which matters where each key is used by one query alone.
   const int64_t enough = int64_t(plan.tiles.size()) == tokens ? 4 : 8;  // tiles of a thread, to keep all evenly busy
   a.heads_of_item = int64_t(plan.tiles.size()) >= enough * at::get_num_threads() ? kv_heads : 1;
   return plan;
@@ -253,28 +258,23 @@ Tensor argmax(const Tensor& x) {
   return out;
 }
 
-void check_numbers(const Tensor& x, at::ScalarType type, int64_t count, const char* name) {
-  TORCH_CHECK(x.scalar_type() == type && x.is_contiguous() && x.numel() == count, name, " must be ", count, " dense ",
-              type);
-}
-
 Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejected, const std::optional<Tensor>& q,
                   const std::optional<Tensor>& q_rows, const std::optional<Tensor>& vocab, const Tensor& keys) {
   const ScopedTimer timer(SAMPLING);
   const int64_t requests = rows.numel(), width = probs.size(-1);
   TORCH_CHECK(probs.dim() == 2 && width > 0 && (!q || (q->dim() == 2 && q_rows)), "probs and q must be matrices");
-  check_numbers(probs, at::kFloat, probs.numel(), "probs");
-  check_numbers(rows, at::kLong, requests, "rows");
-  check_numbers(rejected, at::kLong, requests, "rejected");
-  check_numbers(keys, at::kLong, requests, "keys");
+  check_dense(probs, at::kFloat, probs.sizes(), "probs");
+  check_dense(rows, at::kLong, {requests}, "rows");
+  check_dense(rejected, at::kLong, {requests}, "rejected");
+  check_dense(keys, at::kLong, {requests}, "keys");
   check_range(rows, 0, probs.size(0), "rows");
   check_range(rejected, -1, width, "rejected");
   if (q) {
-    check_numbers(*q, at::kFloat, q->numel(), "q");
-    check_numbers(*q_rows, at::kLong, requests, "q_rows");
+    check_dense(*q, at::kFloat, q->sizes(), "q");
+    check_dense(*q_rows, at::kLong, {requests}, "q_rows");
     check_range(*q_rows, 0, q->size(0), "q_rows");
     if (vocab) {
-      check_numbers(*vocab, at::kLong, q->size(1), "vocab");
+      check_dense(*vocab, at::kLong, {q->size(1)}, "vocab");
       check_range(*vocab, 0, width, "vocab");
     } else TORCH_CHECK(q->size(1) == width, "q must be as wide as probs, or come with its vocab");
   }
@@ -288,8 +288,8 @@ Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejecte
   return out;
 }
 
-// Seconds spent in products, attention, norms and the like, sampling since it was last asked; from now on counted or
-// not.
+// Seconds spent in products, attention, norms and the like, sampling since the last call; `count` switches counting
+// on or off.
 std::vector<double> time_spent(bool count) {
   std::vector<double> seconds(Clock::spent, Clock::spent + PARTS);
   std::fill(Clock::spent, Clock::spent + PARTS, 0.);

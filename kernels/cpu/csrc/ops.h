@@ -1,4 +1,4 @@
-// What ops.cpp, products.cpp and layer.cpp share: operations, threads, the stopwatch that is inside all of them.
+// Shared by all torch operations: checks, threads, timing.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -18,6 +18,8 @@ const Kernels& kernels();  // of the chosen instruction set
 int type_of(const Tensor& x, const char* name);  // 0 float32, 1 bfloat16
 void check_index(const Tensor& x, at::ScalarType type, int64_t dim, const char* name);
 void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name);
+void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, const char* name);
+inline char* data(const Tensor& x) { return static_cast<char*>(x.data_ptr()); }
 // The slots of positions [first, end) of a request, in `row` of a page table [rows, context].
 int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_t first, int64_t end);
 
@@ -32,22 +34,14 @@ struct AttentionPlan {
   bool split(int64_t threads) const {
     return offsets.back() > items() && items() < 4 * threads && threads > 1 && multiplications >= 1 << 19;
   }
-  int64_t partials_size() const {
-    return offsets.back() * args.tile_rows * args.state_stride();
-  }  // for partials, in floats
+  // Floats of all partials.
+  int64_t partials_size() const { return offsets.back() * args.tile_rows * args.state_stride(); }
 };
 
-// Of queries [tokens, q_heads, head_dim] over pools [slots, kv_heads, head_dim] and [slots, kv_heads, value_dim].
+// For queries [tokens, q_heads, head_dim] over pools [slots, kv_heads, head_dim] and [slots, kv_heads, value_dim].
 AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
                              const Tensor& qo_indptr, const Tensor& kv_lens, const Tensor& rows,
                              const Tensor& page_table, bool causal);
-Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
-                      const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
-                      int64_t window, double logit_cap);
-Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight, double eps);
-Tensor silu_mul(const Tensor& x);
-void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& positions, const Tensor& cos_sin,
-          std::optional<Tensor> k_pool, std::optional<Tensor> v_pool, const std::optional<Tensor>& slots);
 Rules rules_of(const Tensor& temperatures, const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
                const std::optional<Tensor>& min_ps, int64_t rows);
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs);
@@ -56,7 +50,7 @@ Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, c
 Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
                     int64_t outputs);
 
-constexpr int64_t MIN_WORK_PER_THREAD = 1 << 18;  // multiplications, about 10 us
+constexpr int64_t MIN_WORK_PER_THREAD = 1 << 18;  // multiplications
 
 inline int64_t threads_for(int64_t items, int64_t multiplications) {
   const int64_t worth = std::max<int64_t>(1, multiplications / MIN_WORK_PER_THREAD);
@@ -92,19 +86,18 @@ inline int64_t even_row_group(int64_t rows, int64_t panels, int64_t threads) {
   return std::max<int64_t>(1, (rows + best - 1) / best);
 }
 
-constexpr int64_t GRAIN = 65536;  // numbers a thread should at least get: waking one costs as much as 20,000
+constexpr int64_t GRAIN = 65536;  // numbers per thread, at least, to be worth waking it
 
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
 
 enum Part { PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, PARTS };
 
-// Time spent in each part, where somebody asked for it. CPU time on one thread, which does not count the time that
-// others held the core.
+// Time spent in each part, where it is switched on. CPU time on one thread, so that preemption does not count.
 struct Clock {
   inline static bool on = false;
   inline static double spent[PARTS] = {};
   Clock() : id_(at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC), last_(on ? now() : 0) {}
-  // Adds the time since it was last called, or since its birth.
+  // Adds the time since the last call or the construction.
   void add_to(Part part) {
     if (!on) return;
     const double time = now();
@@ -122,7 +115,7 @@ struct Clock {
   double last_;
 };
 
-// Adds the time between its birth and its death to a part. One thread calls operations.
+// Adds the time of its scope to a part. Only one thread calls operations.
 class ScopedTimer {
  public:
   explicit ScopedTimer(Part part) : part_(part) {}

@@ -9,13 +9,13 @@ namespace ISA {
 
 constexpr int64_t STEP = W * BLOCKS;  // columns of a register tile
 constexpr bool SIXTEEN = W == 8;      // vector registers, not 32
-constexpr int64_t ENTER_STEPS = SIXTEEN ? 16 : 1;  // steps of the depth that a right-hand side hears of at once
+constexpr int64_t ENTER_STEPS = SIXTEEN ? 16 : 1;  // steps of the depth that one enter() covers
 
 // Vectors side by side in a tile of so many rows. A sum waits four cycles for the number before: a few rows are taken
 // through more columns, so that eight sums or more are under way.
 constexpr int vectors_of(int64_t rows) { return !SIXTEEN || rows > 3 ? BLOCKS : rows > 1 ? 4 : 8; }
 
-// What a step of the depth adds to the sums of a tile. What there is less of, rows or columns, stays in registers.
+// Adds one step of the depth to the sums of a tile. The fewer of rows and columns stay in registers.
 template <bool PAIRS, int R, int B, typename F>
 inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const F& right, int64_t i, int64_t column) {
   if constexpr (SIXTEEN && R < B) {
@@ -42,8 +42,8 @@ inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const 
 }
 
 // out[r][c] = bias[c] + sum_i x[r][i] * right(i, c) for R rows and `width` columns, a multiple of W.
-// PAIRS: x and right hold two bf16 per lane, neighbours in depth. right.enter(), if there is one, hears what comes:
-// of STEP columns ENTER_STEPS steps of the depth, or those that are left.
+// PAIRS: x and right hold two bf16 per lane, neighbours in depth. right.enter(i, c), if there is one, is called before
+// ENTER_STEPS steps of the depth, or those that are left, of STEP columns.
 template <int R, int B, bool PAIRS, typename F, typename O>
 inline void tile(const float* x, int64_t x_stride, const F& right, int64_t column, int64_t depth, const float* bias,
                  O* out, int64_t out_stride) {

@@ -1,4 +1,4 @@
-// Torch's side of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h and int8.h.
+// Torch operations of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h and int8.h.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -25,8 +25,7 @@ Tensor pack_linear(const Tensor& weight) {
 Tensor multiply(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs,
                 Function<const LinearArgs&, int64_t, int64_t> function) {
   const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
-              "bias must be dense float32, padded to a multiple of ", PANEL);
+  if (bias) check_dense(*bias, at::kFloat, {panels * PANEL}, "bias, padded to whole panels,");
   auto sizes = x.sizes().vec();
   sizes.back() = outputs;
   Tensor out = at::empty(sizes, x.options());
@@ -49,13 +48,18 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
 
 void check_kind(int64_t kind) { TORCH_CHECK(0 <= kind && kind < BLOCK_KINDS, "there is no kind ", kind, " of blocks"); }
 
-// raw [outputs, bytes of a row], blocks as the checkpoint has them -> the same numbers in panels that only block_linear
-// understands.
-Tensor pack_blocks(const Tensor& raw, int64_t kind) {
+const BlockFormat& format_of(const Tensor& raw, int64_t kind) {
   check_kind(kind);
   const BlockFormat& format = FORMATS[kind];
   TORCH_CHECK(raw.scalar_type() == at::kByte && raw.dim() == 2 && raw.is_contiguous() && raw.size(1) % format.file == 0,
               "blocks must be dense bytes [outputs, multiple of ", format.file, "], got ", raw.sizes());
+  return format;
+}
+
+// raw [outputs, bytes of a row], blocks as the checkpoint has them -> the same numbers in panels that only block_linear
+// understands.
+Tensor pack_blocks(const Tensor& raw, int64_t kind) {
+  const BlockFormat& format = format_of(raw, kind);
   const int64_t outputs = raw.size(0), panels = (outputs + PANEL - 1) / PANEL, spans = raw.size(1) / format.file;
   Tensor packed = at::empty({panels * PANEL * spans * format.bytes()}, raw.options());
   at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
@@ -79,10 +83,7 @@ Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const s
 
 // raw as of pack_blocks. Returns its `rows` [N] as bf16 [N, depth].
 Tensor expand_rows(const Tensor& raw, const Tensor& rows, int64_t kind) {
-  check_kind(kind);
-  const BlockFormat& format = FORMATS[kind];
-  TORCH_CHECK(raw.scalar_type() == at::kByte && raw.dim() == 2 && raw.is_contiguous() && raw.size(1) % format.file == 0,
-              "blocks must be dense bytes [outputs, multiple of ", format.file, "], got ", raw.sizes());
+  const BlockFormat& format = format_of(raw, kind);
   check_index(rows, at::kLong, 1, "rows");
   check_range(rows, 0, raw.size(0), "rows");
   const int64_t depth = raw.size(1) / format.file * format.span * BLOCK;
@@ -116,8 +117,7 @@ Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, c
   TORCH_CHECK(x.is_contiguous() && codes.numel() == panels * groups * PANEL * GROUP &&
                   scales.numel() == panels * groups * PANEL,
               "x must be dense and match the packed weight in depth");
-  TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == panels * PANEL),
-              "bias must be dense float32, padded to a multiple of ", PANEL);
+  if (bias) check_dense(*bias, at::kFloat, {panels * PANEL}, "bias, padded to whole panels,");
   auto sizes = x.sizes().vec();
   sizes.back() = outputs;
   Tensor out = at::empty(sizes, x.options());

@@ -84,10 +84,23 @@ void write_page_table(Tensor page_table, const Tensor& rows, const Tensor& start
   }
 }
 
-// calibrated [R, gamma] = sigmoid(logit(confidence) * inverse + shift), with the parameters [cases, gamma] of each
-// request's case [R]; without parameters a copy. And ends [R]: drafted tokens [R, gamma] up to the first that is among
-// the ends [rows, E] of the request's row, itself included; gamma + 1 without such a token.
-std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& confidence, const Tensor& cases,
+// The number of drafted tokens up to the first that is among the `ends`, itself included; gamma + 1 without one.
+int64_t tokens_until_end(const int64_t* drafted, int64_t gamma, const int64_t* ends, int64_t width) {
+  int64_t k = 0;
+  while (k < gamma && std::find(ends, ends + width, drafted[k]) == ends + width) ++k;
+  return k + 1;
+}
+
+// sigmoid(logit(confidence) * inverse + shift); NaN stays.
+float calibrate(float confidence, float inverse, float shift) {
+  constexpr float MOST = 0x1.fffffep-1f;  // below 1
+  const float c = confidence > MOST ? MOST : confidence;
+  return 1 / (1 + std::exp(-(shift + std::log(c / (1 - c)) * inverse)));
+}
+
+// calibrated [R, gamma], with the parameters [classes, gamma] of each request's class [R]; without parameters a copy.
+// ends [R]: `tokens_until_end` of the drafted tokens [R, gamma] and the ends [rows, E] of the request's row.
+std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& confidence, const Tensor& classes,
                                         const Tensor& rows, const Tensor& ends, const std::optional<Tensor>& inverse,
                                         const std::optional<Tensor>& shifts) {
   const Tensor token = dense(tokens, at::kLong, 2, "tokens"), chance = dense(confidence, at::kFloat, 2, "confidence"),
@@ -95,42 +108,33 @@ std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& conf
   const int64_t requests = token.size(0), gamma = token.size(1), width = stops.size(1);
   TORCH_CHECK(chance.size(0) == requests && chance.size(1) == gamma, "confidence must be as large as tokens");
   TORCH_CHECK(inverse.has_value() == shifts.has_value(), "inverse and shifts belong together");
-  const Tensor kind = integers(cases, requests, "cases"), row = integers(rows, requests, "rows");
+  const Tensor kind = integers(classes, requests, "classes"), row = integers(rows, requests, "rows");
   check_range(row, 0, stops.size(0), "rows");
   Tensor scale, shift;
   if (inverse) {
     scale = dense(*inverse, at::kFloat, 2, "inverse");
     shift = dense(*shifts, at::kFloat, 2, "shifts");
-    TORCH_CHECK(scale.size(1) == gamma && shift.sizes() == scale.sizes(), "inverse and shifts are [cases, gamma]");
-    check_range(kind, 0, scale.size(0), "cases");
+    TORCH_CHECK(scale.size(1) == gamma && shift.sizes() == scale.sizes(), "inverse and shifts are [classes, gamma]");
+    check_range(kind, 0, scale.size(0), "classes");
   }
-  const float most = std::nextafter(1.f, 0.f);
   Tensor calibrated = at::empty({requests, gamma}, chance.options());
   Tensor until = at::empty({requests}, token.options());
   for (int64_t r = 0; r < requests; ++r) {
-    const int64_t* drafted = token.data_ptr<int64_t>() + r * gamma;
-    const int64_t* end = stops.data_ptr<int64_t>() + row.data_ptr<int64_t>()[r] * width;
-    int64_t k = 0;
-    while (k < gamma && std::find(end, end + width, drafted[k]) == end + width) ++k;
-    until.data_ptr<int64_t>()[r] = k + 1;
+    until.data_ptr<int64_t>()[r] =
+        tokens_until_end(token.data_ptr<int64_t>() + r * gamma, gamma,
+                         stops.data_ptr<int64_t>() + row.data_ptr<int64_t>()[r] * width, width);
     const float* from = chance.data_ptr<float>() + r * gamma;
     float* to = calibrated.data_ptr<float>() + r * gamma;
-    if (!inverse) {
-      std::copy(from, from + gamma, to);
-      continue;
-    }
     const int64_t first = kind.data_ptr<int64_t>()[r] * gamma;
-    for (k = 0; k < gamma; ++k) {
-      const float c = from[k] > most ? most : from[k];  // NaN stays
-      const float logit = std::log(c / (1 - c));
-      to[k] = 1 / (1 + std::exp(-(shift.data_ptr<float>()[first + k] + logit * scale.data_ptr<float>()[first + k])));
-    }
+    for (int64_t k = 0; k < gamma; ++k)
+      to[k] = inverse ? calibrate(from[k], scale.data_ptr<float>()[first + k], shift.data_ptr<float>()[first + k])
+                      : from[k];
   }
   return {calibrated, until};
 }
 
-// The `rank`-th largest of some numbers above 0, counted from 1, and how many are larger. Floats above 0 are ordered as
-// their bits are, so that a count by the first of these leaves few to be sorted.
+// The `rank`-th largest of some numbers above 0, counted from 1, and how many are larger. Positive floats are ordered
+// as their bits are: a histogram of the leading bits leaves few numbers to sort.
 std::pair<float, int64_t> nth_largest(const std::vector<float>& numbers, int64_t rank) {
   constexpr int SHIFT = 20;
   static thread_local std::vector<float> same;
@@ -148,70 +152,92 @@ std::pair<float, int64_t> nth_largest(const std::vector<float>& numbers, int64_t
   return {found, larger + (std::find(same.begin(), same.end(), found) - same.begin())};
 }
 
-// verify_lens [R] and survival [R, gamma] float32: the tokens [1] drafts of largest survival c_1 ... c_k that are above
-// 0, ties going to the smaller request. confidence: [R, gamma], NaN counts as 0. draft_lens: [R], beyond which survival
-// is 0. bounds: [gamma] or [R, 1], survival below its bound ends what is admitted of a request. first: [R], requests
-// that come before all others.
-std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_lens, const Tensor& tokens,
-                                 const std::optional<Tensor>& bounds, const std::optional<Tensor>& first) {
-  const Tensor chance = dense(confidence, at::kFloat, 2, "confidence"), most = integers(tokens, 1, "tokens");
-  const int64_t requests = chance.size(0), gamma = chance.size(1);
-  const Tensor lens = integers(draft_lens, requests, "draft_lens");
-  Tensor bound, ahead;
-  int64_t by_request = 0, by_position = 0;
-  if (bounds) {
+// Least survival that is admitted, [gamma] or [R, 1]; without bounds 0.
+class SurvivalBounds {
+ public:
+  SurvivalBounds(const std::optional<Tensor>& bounds, int64_t requests, int64_t gamma) {
+    if (!bounds) return;
     TORCH_CHECK(bounds->scalar_type() == at::kFloat && (bounds->dim() == 1 || bounds->dim() == 2),
                 "bounds must be float32");
-    bound = bounds->contiguous();
-    by_request = bound.dim() == 2 && bound.size(0) > 1;
-    by_position = bound.size(-1) > 1;
-    TORCH_CHECK((by_request ? bound.size(0) == requests && !by_position : true) &&
-                    (by_position ? bound.size(-1) == gamma : true),
+    values_ = bounds->contiguous();
+    by_request_ = values_.dim() == 2 && values_.size(0) > 1;
+    by_position_ = values_.size(-1) > 1;
+    TORCH_CHECK((!by_request_ || (values_.size(0) == requests && !by_position_)) &&
+                    (!by_position_ || values_.size(-1) == gamma),
                 "bounds are [gamma] or [R, 1]");
+    data_ = values_.data_ptr<float>();
   }
-  if (first) ahead = dense(*first, at::kBool, 1, "first");
-  TORCH_CHECK(!first || ahead.numel() == requests, "first must have one entry per request");
-  Tensor survival = at::empty({requests, gamma}, chance.options());
-  Tensor verify_lens = at::empty({requests}, lens.options());
-  const float *c = chance.data_ptr<float>(), *least_of = bounds ? bound.data_ptr<float>() : nullptr;
-  const int64_t* len_of = lens.data_ptr<int64_t>();
-  const bool* before = first ? ahead.data_ptr<bool>() : nullptr;
-  float* s = survival.data_ptr<float>();
-  int64_t* admitted = verify_lens.data_ptr<int64_t>();
-  static thread_local std::vector<float> candidates;
-  candidates.resize(requests * gamma);
-  float* end = candidates.data();
-  for (int64_t r = 0; r < requests; ++r, c += gamma, s += gamma) {
-    const int64_t len = std::clamp<int64_t>(len_of[r], 0, gamma);
-    const float scale = before && before[r] ? 0x1p64f : 1.f;
-    double product = 1;
-    for (int64_t k = 0; k < len; ++k) {
-      product *= c[k] > 0 ? std::min(double(c[k]), 1.) : 0.;  // NaN is not above 0
-      s[k] = float(product);
-    }
-    std::fill(s + len, s + gamma, 0.f);
-    int64_t k = 0;
-    for (; k < len && s[k] > 0 && (!least_of || s[k] >= least_of[by_position ? k : by_request ? r : 0]); ++k)
-      *end++ = s[k] * scale;
-    admitted[r] = k;
+  bool admit(float survival, int64_t request, int64_t position) const {
+    return !data_ || survival >= data_[by_position_ ? position : by_request_ ? request : 0];
   }
-  candidates.resize(end - candidates.data());
-  const int64_t wanted = std::max<int64_t>(most.data_ptr<int64_t>()[0], 0);
-  if (wanted >= int64_t(candidates.size())) return {verify_lens, survival};
+
+ private:
+  Tensor values_;
+  const float* data_ = nullptr;
+  bool by_request_ = false, by_position_ = false;
+};
+
+// survival[k] = confidence[0] ... confidence[k] for k < len, then 0. NaN counts as 0.
+void multiply_up(const float* confidence, int64_t len, int64_t gamma, float* survival) {
+  double product = 1;
+  for (int64_t k = 0; k < len; ++k) {
+    product *= confidence[k] > 0 ? std::min(double(confidence[k]), 1.) : 0.;  // NaN is not above 0
+    survival[k] = float(product);
+  }
+  std::fill(survival + len, survival + gamma, 0.f);
+}
+
+// Cuts the admitted tokens of each request to the `most` of largest priority; ties go to the smaller request.
+// priorities: of all admitted tokens, request by request.
+void keep_largest(const std::vector<float>& priorities, int64_t most, int64_t requests, int64_t* admitted) {
+  if (most >= int64_t(priorities.size())) return;
   float least = std::numeric_limits<float>::infinity();
   int64_t ties = 0;
-  if (wanted) {
-    const auto [last, larger] = nth_largest(candidates, wanted);
+  if (most) {
+    const auto [last, larger] = nth_largest(priorities, most);
     least = last;
-    ties = wanted - larger;
+    ties = most - larger;
   }
-  const float* next = candidates.data();
+  const float* next = priorities.data();
   for (int64_t r = 0; r < requests; ++r) {
     int64_t kept = 0;
     for (int64_t k = 0; k < admitted[r]; ++k) kept += next[k] > least || (next[k] == least && ties-- > 0);
     next += admitted[r];
     admitted[r] = kept;
   }
+}
+
+// verify_lens [R] and survival [R, gamma] float32: the tokens [1] drafts of largest survival c_1 ... c_k that are above
+// 0, ties going to the smaller request. confidence: [R, gamma], NaN counts as 0. draft_lens: [R], beyond which survival
+// is 0. bounds: [gamma] or [R, 1], survival below its bound ends what is admitted of a request. first: [R], requests
+// that come before all others.
+std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_lens, const Tensor& tokens,
+                                 const std::optional<Tensor>& bounds, const std::optional<Tensor>& first) {
+  constexpr float AHEAD = 0x1p64f;  // factor of the priority of `first`, above every survival
+  const Tensor chance = dense(confidence, at::kFloat, 2, "confidence"), most = integers(tokens, 1, "tokens");
+  const int64_t requests = chance.size(0), gamma = chance.size(1);
+  const Tensor lens = integers(draft_lens, requests, "draft_lens");
+  const SurvivalBounds bound(bounds, requests, gamma);
+  Tensor ahead;
+  if (first) ahead = dense(*first, at::kBool, 1, "first");
+  TORCH_CHECK(!first || ahead.numel() == requests, "first must have one entry per request");
+  Tensor survival = at::empty({requests, gamma}, chance.options());
+  Tensor verify_lens = at::empty({requests}, lens.options());
+  int64_t* admitted = verify_lens.data_ptr<int64_t>();
+  static thread_local std::vector<float> priorities;
+  priorities.resize(requests * gamma);
+  float* end = priorities.data();
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t len = std::clamp<int64_t>(lens.data_ptr<int64_t>()[r], 0, gamma);
+    float* s = survival.data_ptr<float>() + r * gamma;
+    multiply_up(chance.data_ptr<float>() + r * gamma, len, gamma, s);
+    const float scale = first && ahead.data_ptr<bool>()[r] ? AHEAD : 1.f;
+    int64_t k = 0;
+    for (; k < len && s[k] > 0 && bound.admit(s[k], r, k); ++k) *end++ = s[k] * scale;
+    admitted[r] = k;
+  }
+  priorities.resize(end - priorities.data());
+  keep_largest(priorities, std::max<int64_t>(most.data_ptr<int64_t>()[0], 0), requests, admitted);
   return {verify_lens, survival};
 }
 
@@ -247,7 +273,7 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("flatten_verify(Tensor anchors, Tensor drafts, Tensor verify_lens, Tensor seq_lens, Tensor page_table, "
         "Tensor rows) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("write_page_table(Tensor(a!) page_table, Tensor rows, Tensor starts, Tensor ends, Tensor slots) -> ()");
-  m.def("weigh_drafts(Tensor tokens, Tensor confidence, Tensor cases, Tensor rows, Tensor ends, Tensor? inverse, "
+  m.def("weigh_drafts(Tensor tokens, Tensor confidence, Tensor classes, Tensor rows, Tensor ends, Tensor? inverse, "
         "Tensor? shifts) -> (Tensor, Tensor)");
   m.def(
       "admit(Tensor confidence, Tensor draft_lens, Tensor tokens, Tensor? bounds, Tensor? first) -> (Tensor, Tensor)");

@@ -172,7 +172,7 @@ inline Vec least_noise(Wide low, Wide high, std::index_sequence<I...>) {
 
 // The column of the largest log weight + Gumbel noise, which is that of the smallest exponential noise / weight; never
 // one of weight 0. tokens: of the columns, null: their numbers. -1 if all weights are 0. Noise is at least its uniform
-// number, so that a few bits of a hash tell of nearly every token that it does not win.
+// number, so that a few bits of a hash rule out nearly every token.
 inline int64_t gumbel_argmax(const float* weights, uint64_t key, const int64_t* tokens, int64_t n) {
   constexpr auto lanes = std::make_index_sequence<W>();
   Wide low, high;  // counters of the tokens of W columns
@@ -208,7 +208,7 @@ inline int64_t gumbel_argmax(const float* weights, uint64_t key, const int64_t* 
   return found;
 }
 
-// Of rows [begin, end).
+// Rows [begin, end).
 inline void gumbel_argmax(const float* weights, const int64_t* keys, const int64_t* tokens, int64_t* out, int64_t n,
                           int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row)

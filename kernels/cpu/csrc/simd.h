@@ -75,7 +75,7 @@ inline float scalar(bf16 x) {
   return y;
 }
 
-// Of NaN and another number the second one.
+// NaN and another number give the second one.
 inline Vec max(Vec a, Vec b) {
 #if defined(ONLY_AVX2)
   return _mm256_max_ps(a, b);
@@ -258,7 +258,7 @@ inline void load_transposed(const T* const* rows, int64_t from, Vec (&block)[W])
   transpose(block);
 #endif
 }
-// Of each lane's two bf16 the one in the lower half, or in the upper one.
+// The lower, or the upper, of each lane's two bf16.
 inline Vec lower_halves(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) << 16); }
 inline Vec upper_halves(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & int32_t(0xffff0000)); }
 

@@ -40,7 +40,7 @@ inline Weight weight_of(const Tensor& packed, int64_t kind, const Tensor& scales
   return w;
 }
 
-// What int8_linear makes of its input.
+// int8_linear's input, rounded.
 struct Int8Input {
   std::vector<int8_t> codes;
   std::vector<float> scales;
@@ -58,13 +58,14 @@ class Stages {
   Stages(TeamMember& member, int type, int64_t rows, Int8Input& int8)
       : member_(member), type_(type), rows_(rows), int8_(int8) {}
 
-  // What follows is for so many rows.
+  // Following stages are for so many rows.
   void set_rows(int64_t rows) { rows_ = rows; }
 
-  // Products from now on ask memory for these lines beside their weights; null: for none.
+  // Products from now on prefetch these lines beside their weights; null: none.
   void prefetch_during(CachePrefetch* prefetch) { prefetch_ = prefetch; }
 
-  // out = x times the weight. `next`, the product after this one: a member asks for the start of its share.
+  // out = x times the weight. `next`: the product after this one, of which a member prefetches the start of
+  // its share.
   void product(const void* x, const Weight& w, void* out, const Weight* next) const {
     const int64_t work = rows_ * w.depth * w.outputs;
     if (w.scales) int8_product(x, w, out, work);

@@ -9,10 +9,10 @@
 
 namespace outrider {
 
-constexpr int64_t MIN_WORK_PER_MEMBER = 1 << 15;  // multiplications, about 1 us: the team is awake
+constexpr int64_t MIN_WORK_PER_MEMBER = 1 << 15;  // multiplications; threads of a team are already running
 
-// Spins briefly, since stages are short. Then it gives its core away: the one it waits for may need it. OpenMP's own
-// barrier spins for milliseconds, and where another process holds a core every operation can cost a time slice.
+// Spins briefly, since stages are short, and then yields: the thread it waits for may need the core. OpenMP's own
+// barrier spins for milliseconds; where another process holds a core, every operation can then cost a time slice.
 class Barrier {
  public:
   // Returns when `size` threads have called it; the last of them runs last() before the others go on.
@@ -39,15 +39,15 @@ class Barrier {
   }
 
  private:
-  static constexpr int SPINS = 500, YIELDS = 1000;  // about 10 and 300 us on cores that are free
+  static constexpr int SPINS = 500, YIELDS = 1000;  // much less than a time slice
   alignas(64) std::atomic<int64_t> arrived_{0};
   alignas(64) std::atomic<uint32_t> round_{0};
 };
 
 struct ThreadTeam {
   Barrier barrier;
-  alignas(64) std::atomic<int64_t> next[2] = {0, 0};  // of the items of a stage; the other one is at rest
-  Part part = ELEMENTWISE;  // what the first member's time counts for
+  alignas(64) std::atomic<int64_t> next[2] = {0, 0};  // item counters of this stage and of the next
+  Part part = ELEMENTWISE;  // what the first member's time is counted as
   Clock clock;
 };
 
@@ -58,7 +58,7 @@ class TeamMember {
   TeamMember(ThreadTeam& team, int64_t index, int64_t size) : index(index), size(size), team_(team) {}
   const int64_t index, size;
 
-  // From the end of the stage before on, every member does stages of its own, all of their work; until run_shared().
+  // Until run_shared() every member does whole stages of its own; begins when all have done the stage before.
   void run_unshared() {
     begin(ELEMENTWISE);
     unshared_ = true;
@@ -101,7 +101,7 @@ class TeamMember {
     }
     begin(part);
     std::atomic<int64_t>& next = team_.next[stage_++ % 2];
-    if (index == 0) team_.next[stage_ % 2] = 0;  // nobody counts with that one before the next barrier
+    if (index == 0) team_.next[stage_ % 2] = 0;  // unused until the next barrier
     if (index < threads) work(next);
   }
 
@@ -116,7 +116,7 @@ class TeamMember {
     count_time(part);
   }
 
-  // Time counts for this part from now on.
+  // Time is counted as this part from now on.
   void count_time(Part part) {
     if (index) return;
     team_.clock.add_to(team_.part);
@@ -137,7 +137,7 @@ void run_team(const F& work) {
   {
     TeamMember member(team, omp_get_thread_num(), omp_get_num_threads());
     work(member);
-    member.run_once(ELEMENTWISE, [] {});  // not in OpenMP's barrier
+    member.run_once(ELEMENTWISE, [] {});  // waits here, not in OpenMP's barrier
   }
   team.clock.add_to(team.part);
 }

@@ -1,7 +1,7 @@
 // The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs on them.
 // Two implementations with the same bits. The processor's; and one in software, for machines without tiles and for
-// tests, which also refuses what a processor would punish (a shape that does not fit is an illegal instruction there)
-// or do seven times slower (rows that do not lie on 64 bytes).
+// tests, which also rejects what a processor faults on (a shape that does not fit is an illegal instruction) or does
+// far slower (rows that are not aligned to 64 bytes).
 #pragma once
 #include <cstdint>
 #if defined(EMULATE_TILES)

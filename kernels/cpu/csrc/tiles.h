@@ -19,8 +19,8 @@ inline float* aligned(std::vector<float>& room, int64_t numbers) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
 }
 
-// All of it or nothing: what lies past the end is not asked for, which would be slow. Into the second cache: of lines
-// for the first one an Intel core awaits 16 at most.
+// All or nothing, since prefetches past the end are slow. Into the second cache: a core has few line buffers for the
+// first one.
 inline void fetch(const uint8_t* from, int64_t bytes, const uint8_t* end) {
   if (end - from < bytes) return;
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
@@ -55,13 +55,11 @@ __attribute__((noinline)) void expand_half(const uint8_t* span, int64_t k, int64
   expand_strips<KIND, true, BLOCKS / HALVES>(span, k, half * (BLOCKS / HALVES), to);
 }
 
-// Where the K-blocks of a panel of pack<bf16, HALF>() are.
+// K-blocks of a panel of pack<bf16, HALF>().
 class PanelBlocks {
  public:
   explicit PanelBlocks(const LinearArgs& a)
-      : size_(HALF * a.depth * sizeof(bf16)),
-        whole_(a.depth / BLOCK),
-        packed_(static_cast<const uint8_t*>(a.packed)),
+      : size_(HALF * a.depth * sizeof(bf16)), whole_(a.depth / BLOCK), packed_(static_cast<const uint8_t*>(a.packed)),
         end_(packed_ + a.panels * HALVES * size_) {}
   void go_to(int64_t panel) {
     panel_ = packed_ + panel * HALVES * size_;
@@ -90,15 +88,13 @@ template <BlockKind KIND>
 class ExpandedBlocks {
  public:
   explicit ExpandedBlocks(const LinearArgs& a)
-      : blocks_(a.depth / BLOCK),
-        size_(PANEL * (blocks_ / F.span) * F.bytes()),
-        packed_(static_cast<const uint8_t*>(a.packed)),
-        end_(packed_ + a.panels * size_) {
+      : blocks_(a.depth / BLOCK), size_(PANEL * (blocks_ / F.span) * F.bytes()),
+        packed_(static_cast<const uint8_t*>(a.packed)), end_(packed_ + a.panels * size_) {
     static thread_local std::vector<float> room;
     buffer_ = aligned(room, HALVES * CHUNK_BLOCKS * PAIRS_OF_HALF);
   }
   void go_to(int64_t panel) { panel_ = packed_ + panel * size_; }
-  // What is used next: K-blocks [from, until) of COUNT halves. kept: all of them, by other rows too.
+  // Prepares the next K-blocks [from, until) of COUNT halves. kept: all of them, by other rows too.
   template <int64_t COUNT>
   void begin(int64_t half, int64_t from, int64_t until, bool kept) {
     from_ = from;
@@ -136,7 +132,7 @@ inline void begin_sums(const float* bias) {
   else unit::zero<SUMS>();
 }
 
-// What the tiles of some rows have in common: `height` rows each, times the panel of outputs from `column` on.
+// Common arguments of the tiles of some rows: `height` rows each, times the panel of outputs from `column` on.
 template <typename Weights>
 struct PanelProduct {
   const LinearArgs& a;

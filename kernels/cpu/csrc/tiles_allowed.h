@@ -1,4 +1,4 @@
-// Whether this process may use the processor's tile unit.
+// Permission to use the processor's tile unit.
 #pragma once
 #include <cpuid.h>
 #include <sys/syscall.h>

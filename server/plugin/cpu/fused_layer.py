@@ -1,72 +1,18 @@
-"""Runs the layers of Llama-like models (Llama, Mistral, SmolLM and others on SGLang's Llama classes) in one call each.
+"""The constants of a layer on SGLang's Llama classes (Llama, Mistral, SmolLM and others), for `fused_model`.
 
-SGLang's own forward stays for every layer that has something our call does not know: biases, adapters, quantised
-caches, other rotary embeddings. Both give the same bits, since both are made of the same kernels.
+SGLang's own forward stays for a model with a layer that our kernels do not know: biases, adapters, quantised caches,
+other rotary embeddings. Both give the same bits, since both are made of the same kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from outrider.kernels.layer import DecoderLayer, decoder_layer
+from outrider.kernels.decoder import DecoderLayer
 
 from ..flat_attention import FlatAttentionBackend
 
-NOT_PREPARED = object()
-"""What `outrider_layer` of SGLang's layers is until their first step: from then on it is a DecoderLayer, or None where
-SGLang's own forward stays."""
-
-
-def register() -> None:
-    from sglang.srt.models.llama import LlamaDecoderLayer
-
-    LlamaDecoderLayer.outrider_layer = NOT_PREPARED
-    LlamaDecoderLayer.forward = _in_one_call(LlamaDecoderLayer.forward)
-
-
-def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    from sglang.srt.model_executor.forward_context import get_attn_backend
-
-    def forward(
-        self: Any,
-        positions: torch.Tensor,
-        hidden_states: torch.Tensor,
-        forward_batch: Any,
-        residual: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        layer = prepared(self, get_attn_backend())
-        if layer is None or positions.ndim != 1:
-            return original(self, positions, hidden_states, forward_batch, residual)
-        attention, backend = self.self_attn, get_attn_backend()
-        pool, layer_id = backend.token_to_kv_pool, attention.attn.layer_id
-        out = decoder_layer(
-            None if residual is None else hidden_states,
-            hidden_states if residual is None else residual,
-            layer,
-            positions,
-            attention.rotary_emb.cos_sin_cache,
-            pool.get_key_buffer(layer_id),
-            pool.get_value_buffer(layer_id),
-            forward_batch.out_cache_loc,
-            backend.batch,
-            backend.causal,
-        )
-        return out, hidden_states if residual is None else residual
-
-    return forward
-
-
 def prepared(module: Any, backend: Any) -> DecoderLayer | None:
-    """Made at the first step, when weights are in place; None where SGLang's own forward stays."""
-    if module.outrider_layer is NOT_PREPARED:
-        module.outrider_layer = _prepare(module, backend)
-    return module.outrider_layer
-
-
-def _prepare(module: Any, backend: Any) -> DecoderLayer | None:
     """The layer's constants, or None where it has something that only SGLang's own forward knows."""
     attention, mlp, norms = module.self_attn, module.mlp, (module.input_layernorm, module.post_attention_layernorm)
     products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)

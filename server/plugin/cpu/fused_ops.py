@@ -13,7 +13,7 @@ from outrider.kernels.int8 import Int8Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 
 from ..config import PluginConfig
-from . import fused_layer, fused_model, group_weights
+from . import fused_model, group_weights
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
@@ -37,7 +37,6 @@ def register() -> None:
     UnquantizedLinearMethod.process_weights_after_loading = _layer_packing(prepare)
     UnquantizedLinearMethod.apply = apply_linear
     LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
-    fused_layer.register()
     fused_model.register()
     group_weights.register()
 

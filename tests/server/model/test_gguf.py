@@ -11,7 +11,7 @@ import tiny_gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from outrider.kernels.block_rows import BlockRows
+from outrider.kernels.blocks import BlockRows
 from outrider.kernels.blocks import KINDS, BlockWeight
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import multiply
