@@ -1,5 +1,4 @@
-"""What is known of a step's drafts before any is verified: calibrated confidences, where one ends its answer, and how
-many of each are verified."""
+"""Decisions on a step's drafts before any is verified: calibrated confidences, ends of answers, and admission."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def admit(
 
     confidence: [R, gamma] float32, calibrated; NaN counts as 0. draft_lens: [R] int64. tokens: [1] int64, K.
     bounds: [gamma] or [R, 1] float32, survival below its bound ends what is admitted of a request; None: no bounds.
-    first: [R] bool, requests whose tokens come before all others; None: nobody's.
+    first: [R] bool, requests whose tokens come before all others; None: none.
     """
     if cuda.fits(confidence):
         return torch.ops.outrider_cuda.admit(confidence, draft_lens, tokens, bounds, first)

@@ -1,4 +1,4 @@
-"""Matrix products with 8-bit weights and activations: half the memory traffic of bfloat16, at some accuracy.
+"""Matrix products with 8-bit weights and activations: half the memory traffic of bfloat16, less accurate.
 
 An option, never a default: the model that is served is then the quantised one (speculation stays lossless with respect
 to it). Weights are rounded once, symmetrically, with one scale per output and 64 neighbours in depth; activations as

@@ -1,7 +1,6 @@
 """Laying the requests of a decode step out as one batch without padding, and their new slots into the page table.
 
-A few numbers per request. The compiled kernels do each in one call; a dozen of torch's small operations take as long as
-a layer of a small model, and `repeat_interleave` wakes every thread.
+A few numbers per request, so the number of calls is what costs: the compiled kernels do each in one.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ def flatten_bucket(
 ) -> Flattened:
     """`flatten_verify` as a batch of `tokens` tokens, a graph's bucket: its shape does not depend on the lengths.
 
-    sum(1 + verify_lens) <= tokens. What is left over is padding: token 0 at position 0 and slot 0, which belongs to
-    nobody. A padding token names the last request, so that it may index arrays [R], and step gamma + 1, which no
+    sum(1 + verify_lens) <= tokens. What is left over is padding: token 0 at position 0 and slot 0, which no
+    request owns. A padding token names the last request, so that it may index arrays [R], and step gamma + 1, which no
     request accepts.
     """
     if cuda.fits(anchors):

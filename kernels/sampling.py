@@ -17,9 +17,6 @@ from .cpu import native
 from .cuda import native as cuda
 from .noise import gumbel_argmax
 
-HEAD = 1024
-"""Candidates looked at before a row is sorted completely; nearly every filtered row keeps fewer."""
-
 
 class Rules(NamedTuple):
     """Sampling rules of N rows; see `target_probs`. None: off for every row."""
@@ -65,9 +62,7 @@ def target_probs(
     _check_rules(logits, temperatures, top_ks, top_ps, min_ps)
     if logits.stride(1) == 1 and native.fits(logits):
         return torch.ops.outrider.target_probs(logits, *Rules(temperatures, top_ks, top_ps, min_ps).typed())
-    if logits.is_cpu:
-        return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
-    return static_target_probs(logits, Rules(temperatures, top_ks, top_ps, min_ps))
+    return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
 
 
 def torch_target_probs(
@@ -77,95 +72,28 @@ def torch_target_probs(
     top_ps: torch.Tensor | None = None,
     min_ps: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`target_probs` without compiled kernels: no loop over rows, seldom a complete sort; waits for its device."""
+    """`target_probs` without compiled kernels, on any device and without waiting for it.
+
+    Every rule keeps a prefix of the stable ranking, so one complete sort serves all rows, if there are rules at all.
+    """
     greedy = temperatures <= 0
     probs = torch.softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
-    cut = torch.zeros_like(greedy)
-    if top_ks is not None:
-        cut = cut | (top_ks < logits.shape[1])
-    if top_ps is not None:
-        cut = cut | (top_ps < 1)
-    if min_ps is not None:
-        cut = cut | (min_ps > 0)
-    rows = (cut & ~greedy).nonzero()[:, 0]
-    if rows.numel():
-        probs[rows] = _filter(probs[rows], _take(top_ks, rows), _take(top_ps, rows), _take(min_ps, rows), HEAD)
-    rows = greedy.nonzero()[:, 0]
-    if rows.numel():
-        probs[rows] = 0
-        probs[rows, logits[rows].argmax(-1)] = 1
-    return probs
-
-
-def static_target_probs(logits: torch.Tensor, rules: Rules) -> torch.Tensor:
-    """`target_probs` on any device and without waiting for it: where a rule may hold, every row is sorted."""
-    greedy = rules.temperatures <= 0
-    probs = torch.softmax(logits.float() / rules.temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
-    if any(rule is not None for rule in rules[1:]):
-        filtered = _filter_sorted(probs, rules)
-        cut = torch.zeros_like(greedy)
-        if rules.top_ks is not None:
-            cut = cut | (rules.top_ks < logits.shape[1])
-        if rules.top_ps is not None:
-            cut = cut | (rules.top_ps < 1)
-        if rules.min_ps is not None:
-            cut = cut | (rules.min_ps > 0)
-        probs = torch.where(cut[:, None], filtered, probs)
+    if not (top_ks is None and top_ps is None and min_ps is None):
+        ranked, tokens = probs.sort(dim=-1, descending=True, stable=True)
+        keep, cut = torch.ones_like(ranked, dtype=torch.bool), torch.zeros_like(greedy)
+        if top_ks is not None:
+            keep &= torch.arange(ranked.shape[1], device=ranked.device) < top_ks[:, None]
+            cut |= top_ks < logits.shape[1]
+        if top_ps is not None:
+            keep &= (ranked.cumsum(-1) - ranked) <= top_ps.where(top_ps < 1, torch.inf)[:, None]
+            cut |= top_ps < 1
+        if min_ps is not None:
+            keep &= ranked >= ranked[:, :1] * min_ps[:, None]
+            cut |= min_ps > 0
+        kept = torch.zeros_like(ranked).scatter(1, tokens, ranked * keep)
+        probs = torch.where(cut[:, None], kept / kept.sum(-1, keepdim=True), probs)
     best = torch.zeros_like(probs).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.where(greedy[:, None], best, probs)
-
-
-def _filter_sorted(probs: torch.Tensor, rules: Rules) -> torch.Tensor:
-    """Apply the rules to [B, V] by a complete, stable sort."""
-    ranked, tokens = probs.sort(dim=-1, descending=True, stable=True)
-    keep = torch.ones_like(ranked, dtype=torch.bool)
-    if rules.top_ks is not None:
-        keep &= torch.arange(ranked.shape[1], device=ranked.device) < rules.top_ks[:, None]
-    if rules.top_ps is not None:
-        bounds = rules.top_ps.where(rules.top_ps < 1, torch.inf)
-        keep &= (ranked.cumsum(-1) - ranked) <= bounds[:, None]
-    if rules.min_ps is not None:
-        keep &= ranked >= ranked[:, :1] * rules.min_ps[:, None]
-    kept = torch.zeros_like(ranked).scatter(1, tokens, ranked * keep)
-    return kept / kept.sum(-1, keepdim=True)
-
-
-def _filter(
-    probs: torch.Tensor,
-    top_ks: torch.Tensor | None,
-    top_ps: torch.Tensor | None,
-    min_ps: torch.Tensor | None,
-    head: int,
-) -> torch.Tensor:
-    """Apply the rules to [B, V]: every rule keeps a prefix of the ranking, so the `head` best usually
-    decide."""
-    head = min(head, probs.shape[1])
-    ranked = probs.topk(head, dim=-1).values if head < probs.shape[1] else probs.sort(-1, descending=True).values
-    keep = torch.ones_like(ranked, dtype=torch.bool)
-    if top_ks is not None:
-        keep &= torch.arange(head, device=probs.device) < top_ks[:, None]
-    if top_ps is not None:
-        keep &= (ranked.cumsum(-1) - ranked) <= top_ps[:, None].where(top_ps[:, None] < 1, torch.inf)
-    if min_ps is not None:
-        keep &= ranked >= ranked[:, :1] * min_ps[:, None]
-    kept = keep.sum(-1)
-    last = ranked.gather(1, kept[:, None] - 1)
-    above = probs > last
-    tied = probs == last
-    wanted = kept[:, None] - above.sum(-1, keepdim=True)
-    if bool((tied.sum(-1, keepdim=True) != wanted).any()):
-        tied &= tied.cumsum(-1) <= wanted
-    out = probs.masked_fill(~(above | tied), 0)
-    out /= out.sum(-1, keepdim=True)
-    rest = (kept == head).nonzero()[:, 0]
-    if head < probs.shape[1] and rest.numel():
-        everything = probs.shape[1]
-        out[rest] = _filter(probs[rest], _take(top_ks, rest), _take(top_ps, rest), _take(min_ps, rest), everything)
-    return out
-
-
-def _take(rule: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
-    return None if rule is None else rule[rows]
 
 
 def reference_target_probs(

@@ -1,1 +1,1 @@
-"""Files that are written whole, and stay whole where the power fails."""
+"""Atomic, durable files."""

@@ -1,4 +1,4 @@
-"""Files that grow by lines, and keep them where the power fails."""
+"""Durable files that grow by lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are replaced at once: whoever reads, is killed, or loses power meanwhile finds an old or a new one."""
+"""Atomic, durable file replacement: after a kill or a power failure there is the old file or the new one, whole."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def replacing(path: Path, mode: int = MODE, *, alone: bool = False) -> Iterator[
 
 
 def replace(texts: Mapping[Path, str], mode: int = MODE) -> None:
-    """Write the files, in this order, and only when all of them are on the disk: where it is full, none is changed.
+    """Replace the files in this order once all of them are on the disk: where it is full, none is changed.
 
     Raises OSError.
     """
@@ -52,7 +52,7 @@ def replace(texts: Mapping[Path, str], mode: int = MODE) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the content of a file, or the names in a folder, on the disk. Raises OSError."""
+    """Flush the content of a file, or the names in a folder, to the disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -61,7 +61,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have a folder on the disk with all that is in it. Raises OSError."""
+    """Flush a folder and all that is in it to the disk. Raises OSError."""
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             sync(path)

@@ -1,7 +1,7 @@
 """Compile the C++ kernels once per machine, into the user's cache directory.
 
-The key of the cache is a hash of the sources, the flags, the compiler and torch's version; a build needs nothing but
-`g++`, up to four minutes of processor time over all cores, and torch's own headers.
+The key of the cache is a hash of the sources, the flags, the compiler and torch's version. A build needs `g++`, torch's
+own headers and some minutes of processor time.
 `python -m outrider.kernels.cpu.build` builds ahead of time, with --install into the installation itself, which then
 needs no compiler and no cache (a container image's).
 """
@@ -31,7 +31,7 @@ INSTALLED = Path(__file__).parent / "built"
 LIBRARY = "outrider_kernels.so"
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 EXACT = ("-ffp-contract=off",)
-"""Of the operations: the bits of random numbers may not depend on the processor they were compiled for."""
+"""Flags of the operations: the bits of random numbers may not depend on the processor they were compiled for."""
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 OPERATIONS = (
     "ops", "instruction_sets", "products", "forward", "block", "diffusion", "lookup", "noise", "ragged",
@@ -46,7 +46,7 @@ TILES = {
     "amx": (*INSTRUCTION_SETS["avx512bf16"], "-mamx-tile", "-mamx-bf16"),
     "amx_emulated": ("-mfma", "-DEMULATE_TILES", "-Wno-psabi"),
 }
-"""Their products alone; the rest is another set's. The emulation has the bits of the tile unit, and is for tests."""
+"""Products and attention by tiles; the rest is another set's. For tests the emulation has the bits of the tile unit."""
 CHECK = "check_tiles"
 """A program beside the library, see csrc/check_tiles.cpp; missing where the compiler does not know tiles."""
 
@@ -107,7 +107,7 @@ def find_compiler() -> str:
 
 
 def _key(compiler: str | None, extra_flags: tuple[str, ...]) -> str:
-    """Of what is built from here; compiler: None: whatever compiled it."""
+    """Hash of what decides the library; compiler: None: any."""
     digest = hashlib.sha256()
     version = ""
     if compiler is not None:

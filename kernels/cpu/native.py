@@ -43,12 +43,12 @@ def extra_flags() -> tuple[str, ...]:
 
 
 def _choose_instruction_set(built: Path) -> None:
-    """The one that is forced, else tiles where they are proved, else the library's own choice.
+    """Use the forced instruction set, else tiles where they are proved, else the library's default.
 
     Raises
     ------
     ValueError
-        The one that is forced is unknown, or this processor does not run it.
+        The forced one is unknown, or this processor does not run it.
     """
     runs, forced = torch.ops.outrider.instruction_sets(), os.environ.get("OUTRIDER_CPU_INSTRUCTION_SET")
     if forced and forced not in runs:
@@ -60,7 +60,7 @@ def _choose_instruction_set(built: Path) -> None:
 
 
 def instruction_set() -> str:
-    """Which of the compiled variants runs here, for all operations alike.
+    """The compiled variant that runs here, the same for all operations.
 
     scalar, avx2, avx512, avx512bf16, or amx: products and attention of bfloat16 by tiles, the rest as avx512bf16.
     amx_emulated, for tests, has the bits of amx on any processor with FMA, slowly. none: plain torch. Bits differ
@@ -72,7 +72,7 @@ def instruction_set() -> str:
 def fits(*tensors: torch.Tensor) -> bool:
     """True if the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
     dtype = tensors[0].dtype
-    for x in tensors:  # a plain loop, the fastest here: this runs before every operation of every layer
+    for x in tensors:  # a plain loop is the fastest
         if x.dtype is not dtype or not x.is_cpu:
             return False
     return dtype in (torch.float32, torch.bfloat16) and available()  # last: a GPU machine builds nothing

@@ -15,14 +15,14 @@ from .build import CHECK
 logger = logging.getLogger(__name__)
 
 SECONDS = 60
-"""More than the trial can take; it is a second of work."""
+"""Limit of the trial."""
 
 
 def tiles_proved(library: Path) -> bool:
     """True if products by the processor's tile unit have the bits of its emulation.
 
-    The trial is a program beside `library`, run in a process of its own: a mistake would be an illegal instruction. Its
-    answer is remembered in the user's cache; where it says no, that is a warning in each process.
+    The trial is a program beside `library`, run in a process of its own, since a mistake would be an illegal
+    instruction. Its result is kept in the user's cache; a failure is logged in each process.
     """
     program, answer = library.with_name(CHECK), cache_root() / "kernels" / library.parent.name / f"{CHECK}.answer"
     try:
@@ -40,7 +40,7 @@ def tiles_proved(library: Path) -> bool:
 
 
 def _objection(program: Path) -> str:
-    """Why the trial failed, in one line; nothing if it did not."""
+    """The reason of a failed trial, in one line; empty where it passed."""
     try:
         done = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

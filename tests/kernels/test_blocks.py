@@ -6,10 +6,10 @@ import torch
 from batches import assert_same_bits
 from instruction_sets import EACH_SET, before_a_guard
 
-from outrider.kernels.blocks import BlockRows
 from outrider.kernels.blocks import (
     BLOCK,
     KINDS,
+    BlockRows,
     block_depth,
     block_linear,
     expand,
@@ -19,8 +19,8 @@ from outrider.kernels.blocks import (
     reference_block_linear,
 )
 from outrider.kernels.cpu import native
-from outrider.kernels.int8 import multiply, pack_int8
 from outrider.kernels.decoder import DecoderLayer
+from outrider.kernels.int8 import multiply, pack_int8
 from outrider.kernels.linear import pack, packed_linear
 
 COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")

@@ -70,7 +70,7 @@ def test_certainty_can_be_softened_and_zeros_and_nan_stay(weigh):
 
 
 @needs_compiled
-@pytest.mark.parametrize(("index", "name"), [(2, "cases"), (3, "rows")])
+@pytest.mark.parametrize(("index", "name"), [(2, "classes"), (3, "rows")])
 @pytest.mark.parametrize("value", [-1, 99])
 def test_nothing_outside_the_tables_is_read(index, name, value):
     *batch, parameters = drafts(torch.Generator().manual_seed(1), 3, 1)

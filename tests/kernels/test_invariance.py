@@ -23,7 +23,7 @@ DEPTH, OUTPUTS = 24, 10
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a process that has not multiplied yet."""
+    """The state of a process that has not multiplied yet."""
     monkeypatch.setattr(invariance, "_found", {})
     invariance._tell.cache_clear()
     yield
