@@ -11,13 +11,37 @@ and a freed slot frees both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
+from outrider.kernels.blocks import BlockRows
 from outrider.kernels.sampling import Rules
+
+Rows = torch.Tensor | BlockRows
+"""A matrix [V, d] of which rows are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A loaded target.
+
+    config: its Hugging Face (text) config.
+    weights: embedding and head, each [V, d] without padding, to be used in place; indexing gives rows as a tensor. A
+        function, because not every model keeps them where they are looked for, and most drafters never ask.
+    dtype: of its activations. device: where it runs.
+    capture_layers: have the engine hand the outputs of these layers to `Drafter.observe` from now on, 0 being the first
+        decoder layer; None where the engine cannot.
+    """
+
+    config: Any
+    weights: Callable[[], tuple[Rows, Rows]]
+    dtype: torch.dtype
+    device: torch.device | str
+    capture_layers: Callable[[list[int]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +85,16 @@ class DraftBatch:
     draft_mask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of
         length 0, or what is found without a model. None: all.
     depth: tokens that a model drafts for each at most, decided by the past alone; None: all that it can. Of drafters
-        without `shortens` it is not asked.
-    look_up: False: without prompt lookup, so that the model drafts for all that are asked for, to be measured.
+        without `shortens` it is not read.
+    look_up: False: without prompt lookup, so that the model drafts for all of the mask, for measurements.
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
         `kernels.noise.gumbel_argmax`. A seeded request's are the target's own, so that both tend to draw the same.
     top_ks: [R] int64, top_ps, min_ps: [R] float32, other sampling rules (`kernels.sampling.Rules`); None: off for all.
         Where q follows them it comes nearer to the target's distribution.
-    wants_probs: somebody asks for the draft's probs.
-    all_greedy: whether all are greedy, where the host knows; None: `temperatures` are asked, which waits for a device.
+    wants_probs: the draft's probs are needed.
+    all_greedy: whether all are greedy, where the host knows; None: `temperatures` are read, which waits for a device.
     answer_lens: [R] int64, tokens of each answer so far, the anchor included; None: not known.
-    longest: bound of texts with their anchors, seq_lens + 1, where the host knows one; None: they are asked, which
+    longest: bound of texts with their anchors, seq_lens + 1, where the host knows one; None: they are read, which
         waits for a device. Shapes depend on it, so it is the same for many steps.
     """
 
@@ -121,8 +145,8 @@ class Draft:
         c of the tokens up to it, and the tokens before it, depend on. That is what it was drawn from where no token to
         its left was drawn later, with knowledge of it, and always a point mass on the token itself; a drafter that
         draws in another order gives the latter wherever the former does not hold (`diffusion/denoise.py`). None means
-        a point mass on every token (greedy and lookup drafts), or that nobody asked. Rows of greedy and seeded requests
-        are not read.
+        a point mass on every token (greedy and lookup drafts), or that they are not wanted. Rows of greedy and seeded
+        requests are not read.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.

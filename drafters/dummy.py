@@ -1,4 +1,4 @@
-"""Drafts that nobody would make: the anchor, gamma times. For measuring steps of an exact shape."""
+"""A drafter that repeats the anchor gamma times, for measuring steps of an exact shape."""
 
 from __future__ import annotations
 

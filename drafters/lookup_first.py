@@ -77,22 +77,15 @@ class LookupFirst(Drafter):
 def choose_each(found: Draft, drafted: Draft, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
     """`merge` of R lookups and R drafts of the model, of which those are taken that are `better` [R]; on any device and
     without waiting for it."""
-    gamma, length = found.tokens.shape[1], drafted.tokens.shape[1]
-    model = drafted.widened(gamma)
+    model = drafted.widened(found.tokens.shape[1])
     tokens = torch.where(better[:, None], model.tokens, found.tokens)
     lens = torch.where(better, model.lens, found.lens)
     confidence = torch.where(better[:, None], model.confidence, found.confidence)
-    if drafted.probs is None:
-        return Draft(tokens, lens, confidence, looked_up=~better, drafting=drafted.drafting)
-    column = named = tokens[:, :length]
-    known = torch.ones_like(named, dtype=torch.bool)
-    if drafted.vocab is not None:
-        column = torch.searchsorted(drafted.vocab, named.contiguous()).clamp(max=len(drafted.vocab) - 1)
-        known = drafted.vocab[column] == named
-    points = torch.zeros_like(drafted.probs).scatter(2, column[:, :, None], known[:, :, None].to(drafted.probs.dtype))
-    probs = torch.where(better[:, None, None], drafted.probs, points)
-    reach = torch.where(~better & (temperatures > 0), known.long().cumprod(1).sum(1), length)
-    return Draft(tokens, torch.minimum(lens, reach), confidence, probs, drafted.vocab, ~better, drafted.drafting)
+    probs = None
+    if drafted.probs is not None:
+        points, lens = point_masses(drafted, tokens, lens, ~better & (temperatures > 0))
+        probs = torch.where(better[:, None, None], drafted.probs, points)
+    return Draft(tokens, lens, confidence, probs, drafted.vocab, ~better, drafted.drafting)
 
 
 def merge(
@@ -109,17 +102,26 @@ def merge(
     confidence[taken, :length], confidence[taken, length:] = drafted.confidence[better], 0.0
     lookups = torch.ones_like(lens, dtype=torch.bool)
     lookups[taken] = False
-    if drafted.probs is None:
-        return Draft(tokens, lens, confidence, looked_up=lookups, drafting=drafted.drafting)
-    length = drafted.probs.shape[1]  # less than that of the tokens where less was asked for
-    probs = drafted.probs.new_zeros(len(lens), *drafted.probs.shape[1:])
+    probs = None
+    if drafted.probs is not None:
+        probs, lens = point_masses(drafted, tokens, lens, lookups & (temperatures > 0))
+        probs[taken] = drafted.probs[better]
+    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting)
+
+
+def point_masses(
+    drafted: Draft, tokens: torch.Tensor, lens: torch.Tensor, sampled: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [R, G, V'] of point masses on tokens [R, gamma], as wide and long as that of `drafted`; and the lengths [R],
+    within q, and where requests are `sampled` lookups [R] only up to a token that the model's vocabulary lacks."""
+    assert drafted.probs is not None
+    length, width = drafted.probs.shape[1:]  # shorter than the tokens where fewer were drafted
     column = named = tokens[:, :length].contiguous()
     known = torch.ones_like(named, dtype=torch.bool)
     if drafted.vocab is not None:
         column = torch.searchsorted(drafted.vocab, named).clamp(max=len(drafted.vocab) - 1)
         known = drafted.vocab[column] == named
+    probs = drafted.probs.new_zeros(len(tokens), length, width)
     probs.scatter_(2, column[:, :, None], known[:, :, None].to(probs.dtype))
-    probs[taken] = drafted.probs[better]
-    reach = torch.where(lookups & (temperatures > 0), known.long().cumprod(1).sum(1), length)
-    lens = torch.minimum(lens, reach)
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting)
+    reach = torch.where(sampled, known.long().cumprod(1).sum(1), length)
+    return probs, torch.minimum(lens, reach)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from .base import Drafter
-    from .target import Target
+    from .base import Drafter, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Entry:
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
-    denoising_steps: unless told otherwise; 0: it does not denoise.
+    denoising_steps: the default; 0: it does not denoise.
     """
 
     make: str
@@ -56,7 +55,7 @@ TOKEN_BYTES = 4
 """Bytes of `SlotTokens` for each KV slot: the worker has one, and prompt lookup another."""
 
 MEASURING = "fixed"
-"""Internal: steps of an exact shape, to be measured."""
+"""Internal, for measuring steps of an exact shape."""
 BLOCK = ("outrider.drafters.block:BlockDrafter.load", ("target", "checkpoint", "gamma"))
 DIFFUSION = (
     "outrider.drafters.diffusion:DiffusionDrafter.load",
@@ -148,10 +147,9 @@ def make(
     if not entry.needs_checkpoint:
         return drafter
 
-    from .deferred import DeferredObserve
-    from .initial import Initialised
     from .lookup_first import LookupFirst
     from .ngram import NgramDrafter
+    from .wrappers import DeferredObserve, Initialised
 
     if entry.needs_hidden_states and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.storage.replacing import replace, replacing
 
-from ..target import Rows
+from ..base import Rows
 from .config import BlockConfig, CheckpointError, check_layers
 from .model import BlockModel, DraftModel
 
@@ -63,6 +63,17 @@ def check_target(config: BlockConfig, target: dict[str, Any]) -> None:
         raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))
     if config.target_layers:
         check_layers(config.target_layers, int(target.get("num_hidden_layers") or 0))
+
+
+def check_shapes(config: BlockConfig, embedding: Rows, head: Rows, gamma: int | None) -> None:
+    """Raise CheckpointError unless embedding and head [V, d] of the target, and gamma, fit the drafter."""
+    if tuple(embedding.shape) != (config.vocab_size, config.hidden_size) or head.shape[1] != config.hidden_size:
+        raise CheckpointError(
+            f"the drafter needs a target with embedding [{config.vocab_size}, {config.hidden_size}]; "
+            f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
+        )
+    if gamma is not None and not 1 <= gamma <= config.gamma:
+        raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
 
 
 def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:

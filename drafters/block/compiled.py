@@ -18,8 +18,7 @@ from outrider.kernels.cpu import native
 from outrider.kernels.int8 import Int8Weight, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 
-from ..base import DraftBatch, Features
-from ..target import Rows
+from ..base import DraftBatch, Features, Rows
 from .heads import GREEDY, SAMPLED, MarkovHead
 from .layers import Rotary
 from .model import BlockModel

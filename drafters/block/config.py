@@ -176,60 +176,42 @@ class BlockConfig:
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> BlockConfig:
         """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
-        if config.get("speculators_model_type"):
-            raise CheckpointError(
-                "drafter is in the speculators format, whose versions differ in what the first row of a block predicts "
-                "and which layers are causal; only folders as DeepSpec and DFlash write them are read"
-            )
-        kind = kind_of(config)
-        nested = {**(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
-
-        def get(key: str, default: Any = None) -> Any:
-            value = nested.get(key, config.get(key, default))
-            if value is None:
-                raise CheckpointError(f"drafter config.json has no {key!r}")
-            return value
-
-        gemma = GEMMA in config["architectures"]
-        if gemma:
-            config = gemma_shape(config)
-        unsupported = [k for k in ("conv_kernel_size", "selector_rank", "projector_type") if nested.get(k)]
-        if unsupported or config.get("attention_bias") or config.get("is_causal"):
-            what = unsupported or [k for k in ("attention_bias", "is_causal") if config.get(k)]
-            raise CheckpointError(f"drafter uses {', '.join(what)}, which this loader does not support")
-        layers, block = int(get("num_hidden_layers")), int(get("block_size"))
-        heads, hidden = int(get("num_attention_heads")), int(get("hidden_size"))
-        own = config.get("outrider") or {}
-        rank = int(nested.get("markov_rank", config.get("markov_rank", 0)) or 0)
-        theta, rope = rotary(config)
+        kind, gemma = kind_of(config), GEMMA in (config.get("architectures") or [])
+        fields = _Fields(gemma_shape(config) if gemma else config)
+        fields.check_supported()
+        layers, block = fields.integer("num_hidden_layers"), fields.integer("block_size")
+        heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+        own, rank = fields.plain("outrider") or {}, int(fields.value("markov_rank") or 0)
+        theta, rope = rotary(fields.config)
+        reads_target = kind in BLOCK_KINDS
         return cls(
             kind=kind,
             gamma=block - 1 if kind == "dflash" else block,
-            vocab_size=int(get("vocab_size")),
+            vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=int(get("intermediate_size")),
+            intermediate_size=fields.integer("intermediate_size"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=int(get("num_key_value_heads", heads)),
-            head_dim=int(get("head_dim", hidden // heads)),
-            num_target_layers=int(get("num_target_layers", 0)),
-            target_layers=tuple(int(i) for i in get("target_layer_ids")) if kind in BLOCK_KINDS else (),
-            mask_token_id=int(get("mask_token_id")) if kind in BLOCK_KINDS else 0,
-            rms_norm_eps=float(get("rms_norm_eps", 1e-6)),
+            num_kv_heads=fields.integer("num_key_value_heads", heads),
+            head_dim=fields.integer("head_dim", hidden // heads),
+            num_target_layers=fields.integer("num_target_layers", 0),
+            target_layers=tuple(int(i) for i in fields.get("target_layer_ids")) if reads_target else (),
+            mask_token_id=fields.integer("mask_token_id") if reads_target else 0,
+            rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope=rope,
-            max_positions=int(get("max_position_embeddings", 32768)),
+            max_positions=fields.integer("max_position_embeddings", 32768),
             markov_rank=rank,
-            markov_head=str(nested.get("markov_head_type", config.get("markov_head_type", "vanilla"))).lower(),
-            confidence_head=kind != "dflash" and bool(config.get("enable_confidence_head", True)),
-            confidence_with_markov=bool(config.get("confidence_head_with_markov", rank > 0)),
-            sample_from_anchor=bool(config.get("sample_from_anchor", True)),
-            qk_norm=bool(config.get("qk_norm", True)) or kind != "diffusion",
+            markov_head=str(fields.value("markov_head_type", "vanilla")).lower(),
+            confidence_head=kind != "dflash" and bool(fields.plain("enable_confidence_head", True)),
+            confidence_with_markov=bool(fields.plain("confidence_head_with_markov", rank > 0)),
+            sample_from_anchor=bool(fields.plain("sample_from_anchor", True)),
+            qk_norm=bool(fields.plain("qk_norm", True)) or kind != "diffusion",
             draft_vocab_size=own.get("draft_vocab_size"),
-            windows=() if gemma else windows(config, layers),
+            windows=() if gemma else windows(fields.config, layers),
             gemma=gemma,
-            shared_kv=gemma and bool(config["attention_k_eq_v"]),
-            logit_cap=float(config.get("final_logit_softcapping") or 0.0) if gemma else 0.0,
+            shared_kv=gemma and bool(fields.plain("attention_k_eq_v")),
+            logit_cap=float(fields.plain("final_logit_softcapping") or 0.0) if gemma else 0.0,
             target=own.get("target") or {},
         )
 
@@ -246,6 +228,37 @@ class BlockConfig:
         return cls.from_json(content)
 
 
+class _Fields:
+    """The fields of a `config.json`, of which some stand in a section for the drafter's kind."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.nested = {**(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
+
+    def plain(self, key: str, default: Any = None) -> Any:
+        """A field outside the sections."""
+        return self.config.get(key, default)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        return self.nested.get(key, self.config.get(key, default))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A field that has to be there; raises CheckpointError."""
+        if (value := self.value(key, default)) is None:
+            raise CheckpointError(f"drafter config.json has no {key!r}")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return int(self.get(key, default))
+
+    def check_supported(self) -> None:
+        """Raise CheckpointError naming what the loader does not support."""
+        used = [k for k in ("conv_kernel_size", "selector_rank", "projector_type") if self.nested.get(k)]
+        used = used or [k for k in ("attention_bias", "is_causal") if self.config.get(k)]
+        if used:
+            raise CheckpointError(f"drafter uses {', '.join(used)}, which this loader does not support")
+
+
 def check_layers(layers: Sequence[int], count: int) -> None:
     """Raise CheckpointError unless an engine can hand a drafter the outputs of these target layers.
 
@@ -260,13 +273,16 @@ def check_layers(layers: Sequence[int], count: int) -> None:
 
 def kind_of(config: dict[str, Any]) -> str:
     """A name of `ARCHITECTURES`, from the architecture that the checkpoint names."""
+    if config.get("speculators_model_type"):
+        raise CheckpointError(
+            "drafter is in the speculators format, whose versions differ in what the first row of a block predicts "
+            "and which layers are causal; only folders as DeepSpec and DFlash write them are read"
+        )
     names = config.get("architectures") or []
     for kind, architecture in ARCHITECTURES.items():
         if architecture in names:
             return kind
-    if "DSparkDraftModel" in names:
-        return "dspark"
-    if GEMMA in names:
+    if "DSparkDraftModel" in names or GEMMA in names:
         return "dspark"
     known = ", ".join(ARCHITECTURES.values())
     raise CheckpointError(f"drafter architecture {names or 'none'} is unknown; expected one of {known}")

@@ -17,13 +17,11 @@ from outrider.kernels.attention import CUDA_HEADS, flat_attention
 from outrider.kernels.cuda import native as cuda
 from outrider.kernels.flat_batch import FlatBatch
 
-from ..base import Draft, DraftBatch, Drafter, Features
-from ..target import Rows, Target
-from .checkpoint import check_target, target_identity
+from ..base import Draft, DraftBatch, Drafter, Features, Rows, Target
+from .checkpoint import check_shapes, check_target, target_identity
 from .checkpoint import load as load_model
 from .compiled import compile_block
-from .config import CheckpointError
-from .graphs import DraftGraphs
+from .graphs import Block, DraftGraphs
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel
 
@@ -37,13 +35,7 @@ class BlockDrafter(Drafter):
 
     def __init__(self, model: BlockModel, *, embedding: Rows, head: Rows, gamma: int | None = None) -> None:
         config = model.config
-        if tuple(embedding.shape) != (config.vocab_size, config.hidden_size) or head.shape[1] != config.hidden_size:
-            raise CheckpointError(
-                f"the drafter needs a target with embedding [{config.vocab_size}, {config.hidden_size}]; "
-                f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
-            )
-        if gamma is not None and not 1 <= gamma <= config.gamma:
-            raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
+        check_shapes(config, embedding, head, gamma)
         self.model = model.requires_grad_(False).eval()
         self.gamma = gamma or config.gamma
         self.shortens = model.fc.weight.is_cpu
@@ -70,13 +62,8 @@ class BlockDrafter(Drafter):
     def allocate(self, slots: int) -> None:
         config = self.model.config
         shape = (slots, config.num_kv_heads, config.head_dim)
-        self.pools = [
-            (
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-            )
-            for _ in range(config.num_layers)
-        ]
+        like = self.model.fc.weight
+        self.pools = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.num_layers)]
         if self.compiled is not None:
             self.compiled.allocate(self.pools)
 
@@ -106,34 +93,21 @@ class BlockDrafter(Drafter):
         if batch.draft_mask is not None and not bool(batch.draft_mask.all()):
             return self._propose_some(batch, batch.draft_mask.nonzero()[:, 0])
         gamma = self.gamma if batch.depth is None else min(batch.depth, self.gamma)
-        if self.compiled is not None:
-            tokens, probs, confidence = self.compiled.propose(batch, gamma)
-        else:
-            tokens, probs, confidence = self._propose(batch, gamma)
-        made = Draft(
-            tokens=tokens,
-            lens=torch.full((len(batch.anchors),), gamma, dtype=torch.int64, device=self.device),
-            confidence=confidence,
-            probs=probs,
-            vocab=None if probs is None else self.vocab,
-            drafting=len(batch.anchors),
-        )
+        propose = self._propose if self.compiled is None else self.compiled.propose
+        made = self._draft(propose(batch, gamma), torch.full_like(batch.anchors, gamma))
         return made if gamma == self.gamma else made.widened(self.gamma)
 
+    def _draft(self, block: Block, lens: torch.Tensor) -> Draft:
+        tokens, probs, confidence = block
+        vocab = None if probs is None else self.vocab
+        return Draft(tokens, lens, confidence, probs, vocab, drafting=len(lens))
+
     def _propose_each(self, batch: DraftBatch) -> Draft:
-        """Drafts for all, of length 0 where none was asked for: which these are, the host need not know."""
+        """Drafts for all, of length 0 outside the draft mask, which the host need not read."""
         graphs = self.graphs
-        draw = graphs.propose if graphs is not None and graphs.fits(batch) else self._propose
-        tokens, probs, confidence = draw(batch)
+        propose = graphs.propose if graphs is not None and graphs.fits(batch) else self._propose
         lens = torch.full_like(batch.anchors, self.gamma)
-        return Draft(
-            tokens=tokens,
-            lens=lens if batch.draft_mask is None else lens * batch.draft_mask,
-            confidence=confidence,
-            probs=probs,
-            vocab=None if probs is None else self.vocab,
-            drafting=len(batch.anchors),
-        )
+        return self._draft(propose(batch), lens if batch.draft_mask is None else lens * batch.draft_mask)
 
     def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:
         """Drafts for `requests` [M], of length 0 for the others."""
@@ -142,9 +116,7 @@ class BlockDrafter(Drafter):
         nothing = torch.zeros((0, self.gamma), device=self.device)
         return Draft(nothing.long(), requests, nothing).spread(requests, batch.anchors)
 
-    def _propose(
-        self, batch: DraftBatch, gamma: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def _propose(self, batch: DraftBatch, gamma: int | None = None) -> Block:
         """Tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
         config, requests = self.model.config, len(batch.anchors)
         queries = (gamma or self.gamma) + config.first_row
@@ -180,11 +152,5 @@ class BlockDrafter(Drafter):
             logits = (logits / config.logit_cap).tanh() * config.logit_cap
         if self.model.markov_head is None:
             return sample_parallel(logits, batch, vocab=self.vocab)
-        return sample_block(
-            logits,
-            hidden,
-            batch,
-            vocab=self.vocab,
-            markov=self.model.markov_head,
-            confidence=self.model.confidence_head,
-        )
+        markov, confidence = self.model.markov_head, self.model.confidence_head
+        return sample_block(logits, hidden, batch, vocab=self.vocab, markov=markov, confidence=confidence)

@@ -1,13 +1,14 @@
 """Drafting a block as a CUDA graph: one launch in place of a hundred and more.
 
 There is a graph for some numbers of requests; fewer run in the next larger one, on a page table's row 0, whose slots
-belong to nobody. All randomness of a draft is in its keys, so that a replay draws by what it is given.
+belong to no request. All randomness of a draft is in its keys, so that a replay draws by what it is given.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,8 @@ Record = Callable[[Callable[[], Block]], tuple[Callable[[], None], Block]]
 class DraftGraphs:
     """Graphs of `propose`, whose shapes depend on the number of requests alone.
 
-    For drafts whose distribution nobody asks for (greedy and seeded requests), drawn by temperature alone: it would
-    take gamma times the vocabulary of every request and graph.
+    For drafts whose distribution is not wanted (greedy and seeded requests), drawn by temperature alone: it would take
+    gamma times the vocabulary of every request and graph.
 
     sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys.
     """
@@ -57,18 +58,8 @@ class DraftGraphs:
         self._graphs = {size: make(partial(propose, self._first(size))) for size in reversed(self.sizes)}
 
     def _first(self, size: int) -> DraftBatch:
-        given = self._given
-        return DraftBatch(
-            anchors=given.anchors[:size],
-            seq_lens=given.seq_lens[:size],
-            rows=given.rows[:size],
-            page_table=given.page_table,
-            temperatures=given.temperatures[:size],
-            keys=given.keys[:size],
-            wants_probs=False,
-            all_greedy=False,
-            longest=given.longest,
-        )
+        names = ("anchors", "seq_lens", "rows", "temperatures", "keys")
+        return replace(self._given, **{name: getattr(self._given, name)[:size] for name in names})
 
     def fits(self, batch: DraftBatch) -> bool:
         """True if there is a graph for it."""

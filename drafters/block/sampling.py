@@ -54,7 +54,7 @@ def sample_block(
 
     logits: [R, gamma, V'] base logits U_k; hidden: [R, gamma, d].
     vocab: [V'] target token of each column, None for the identity.
-    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or nobody asks) and confidence
+    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or not wanted) and confidence
     [R, gamma]. Without a confidence head that is max_v q_k(v), which does not depend on the token drawn.
     """
     if cuda.fits(logits):
@@ -127,7 +127,7 @@ def draw_independently(
     wants_probs: bool,
     all_greedy: bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Tokens [R, M], probs [R, M, V'] (None where all are greedy or nobody asks) and the largest of each q [R, M].
+    """Tokens [R, M], probs [R, M, V'] (None where all are greedy or not wanted) and the largest of each q [R, M].
 
     logits: [R, M, V'], drawn from independently of each other. rules: of each request. keys: [R, M] int64.
     all_greedy: as in `DraftBatch`.

@@ -150,7 +150,7 @@ class PackMaker:
         return Pack(ids=ids, spans=spans, tiles=tiles, labels=labels, **joined)
 
     def packs(self, sequences: Iterable[Sequence], masks: Iterable[torch.Tensor]) -> list[Pack]:
-        """As many as keep each within its rows, but for a sequence that is longer alone."""
+        """Packs of at most so many rows, unless one sequence alone is longer."""
         most = CPU_ROWS if self.device.type == "cpu" else GPU_ROWS
         packs: list[tuple[list[Sequence], list[torch.Tensor]]] = []
         used = most

@@ -2,6 +2,9 @@
 
 Finished rows are read first, without a look at any open block; open blocks then read keys and values of these. Both
 are plain functions of rows, so that training, validation and decoding share them, and gradients flow through either.
+
+A projection with its delta is one product, y = x (W + B A)^T. The sum is made once per step, in the dtype that is
+served, so that training rounds as serving will; a backward is one product and four thin ones.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from ..training.forward import tile_attention
 from ..training.start import check_shape, copy_layer
 from ..training.target import TargetModel
 from .layout import Layout
-from .low_rank import LowRankLinear
 
 PROJECTIONS = ("qkv", "o_proj", "gate_up", "down_proj")
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
@@ -28,7 +30,7 @@ Cache = list[tuple[torch.Tensor, torch.Tensor]]
 def finished_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """[Q, Hq, D] of rows q [Q, Hq, D] over k, v [K, Hkv, D]; seen: [Q, K] bool.
 
-    By products on a CPU, where forward and backward of torch's fused attention take twice as long at these lengths.
+    By products on a CPU, where torch's fused attention is slower at these lengths.
     """
     if q.device.type != "cpu":
         one, two, three = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -41,6 +43,44 @@ def finished_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: 
     weights = ((flat @ k.permute(1, 2, 0)).view(groups, -1, *seen.shape) + unseen).softmax(-1)
     out = weights.view(groups, -1, len(k)) @ v.transpose(0, 1)
     return out.view(groups, -1, queries, dim).permute(2, 0, 1, 3).reshape(queries, heads, dim)
+
+
+class _MergedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, merged, a, b):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, merged, a, b)
+        return x @ merged.T
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, merged, a, b = ctx.saved_tensors
+        grad_x = grad @ merged if ctx.needs_input_grad[0] else None
+        grad_a = (grad @ b).T @ x
+        grad_b = ((x @ a.T).T @ grad).T
+        return grad_x, None, grad_a, grad_b
+
+
+class LowRankLinear(nn.Module):
+    """weight: [out, in], frozen; a: [r, in] and b: [out, r], trained, b from 0. Call `merge` after every change."""
+
+    merged: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, rank: int) -> None:
+        super().__init__()
+        out, into = linear.weight.shape
+        self.weight = nn.Parameter(linear.weight.detach(), requires_grad=False)
+        self.a = nn.Parameter(torch.randn(rank, into) * into**-0.5)
+        self.b = nn.Parameter(torch.zeros(out, rank))
+        self.register_buffer("merged", self.weight.detach().clone(), persistent=False)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Make the weights that the forward uses."""
+        torch.addmm(self.weight, self.b, self.a, out=self.merged)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _MergedLinear.apply(x, self.merged, self.a, self.b)
+        return out
 
 
 class ConvertedModel(DraftModel):
@@ -89,36 +129,24 @@ class ConvertedModel(DraftModel):
         """The target's weights; the mask begins as the mean of all embeddings."""
         for layer, source in zip(self.draft_layers, target.model.model.layers, strict=True):
             check_shape(self.config, source)
-            copy_layer(layer, source)
-            if self.config.qk_norm:
-                layer.q_norm.weight.copy_(source.self_attn.q_norm.weight)
-                layer.k_norm.weight.copy_(source.self_attn.k_norm.weight)
+            copy_layer(layer, source, qk_norm=self.config.qk_norm)
         self.norm.weight.copy_(target.model.model.norm.weight)
         self.mask.copy_(target.embedding.float().mean(0))
         self.merge()
 
-    def read_finished(
-        self, embedded: torch.Tensor, spans: list[tuple[int, int]], past: Cache | None = None
-    ) -> tuple[torch.Tensor, Cache]:
+    def read_finished(self, embedded: torch.Tensor, spans: list[tuple[int, int]]) -> tuple[torch.Tensor, Cache]:
         """Normed states [C, d] of finished rows [C, d], and their keys and values.
 
-        spans: first row and length of each sequence, which begins at position 0. With `past` there is one sequence,
-        and its rows stand behind these.
+        spans: first row and length of each sequence, which begins at position 0.
         """
-        before = past[0][0].shape[0] if past else 0
-        places = [before + torch.arange(length, device=embedded.device) for _, length in spans]
-        masks = [self.layout.seen(at, torch.arange(before + len(at), device=at.device)) for at in places]
+        places = [torch.arange(length, device=embedded.device) for _, length in spans]
+        masks = [self.layout.seen(at, at) for at in places]
         cache: Cache = []
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            if past:
-                k, v = (torch.cat(pair) for pair in zip(past[layer], (k, v), strict=True))
             cache.append((k, v))
-            out = []
-            for (start, length), seen in zip(spans, masks, strict=True):
-                queries, own = slice(start, start + length), slice(start, start + before + length)
-                out.append(finished_attention(q[queries], k[own], v[own], seen))
-            return torch.cat(out)
+            rows = [slice(start, start + length) for start, length in spans]
+            return torch.cat([finished_attention(q[r], k[r], v[r], m) for r, m in zip(rows, masks, strict=True)])
 
         return self(embedded, torch.cat(places), attend), cache
 
@@ -144,3 +172,28 @@ class ConvertedModel(DraftModel):
     def inputs(self, embedding: torch.Tensor, ids: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
         """Embeddings [..., d] of tokens, the mask's own where `masked`."""
         return torch.where(masked[..., None], self.mask, embedding[ids])
+
+
+def spare_token(target: TargetModel) -> int:
+    """The last special token that neither the chat template nor the tokenizer uses.
+
+    Raises ValueError where there is none.
+    """
+    tokenizer = target.tokenizer
+    template = tokenizer.chat_template or ""
+    added = tokenizer.added_tokens_decoder.items()
+    spare = [i for i, t in added if t.special and t.content not in template and i not in tokenizer.all_special_ids]
+    spare = [i for i in spare if i < target.config.vocab_size and i not in target.stop_ids]
+    if not spare:
+        raise ValueError("the tokenizer has no special token to spare for the mask; name one with --mask-token")
+    return max(spare)
+
+
+def convert(target: TargetModel, config: BlockConfig, layout: Layout, rank: int) -> ConvertedModel:
+    """The target's own network, its deltas still nothing; raises ValueError for a target of another architecture."""
+    attention = target.model.model.layers[0].self_attn
+    if attention.q_proj.bias is not None or target.config.model_type not in ("llama", "qwen3"):
+        raise ValueError(f"a {target.config.model_type} model cannot be converted, only llama and qwen3 without biases")
+    model = ConvertedModel(config, layout, rank)
+    model.start_from(target)
+    return model

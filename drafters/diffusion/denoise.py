@@ -113,7 +113,7 @@ def denoise(
     rules: how each request is sampled. keys: [R, gamma] int64, of the noise of each token.
     vocab: [V'] int64, the target's token of each column of the logits; None: V' is the target's vocabulary.
     wants_probs, all_greedy: as in `DraftBatch`.
-    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or nobody wants them) and
+    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or not wanted) and
     confidence [R, gamma], each read before the draws of the step that revealed its token; without a confidence head
     the largest probability of that step.
     """

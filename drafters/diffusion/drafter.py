@@ -9,7 +9,7 @@ that did not draft leave nothing to be done but to encode from the first positio
 On a CPU the host looks how much that is. On a device it does not know: prompts are encoded when they are prefilled, as
 many tokens as the target has just read, and every step that drafts encodes as many for each number of requests, part of
 them padding. All requests take part, asked for or not. What a step can commit always fits, so that those whose text is
-encoded stay so; the others get drafts of length 0 until theirs is.
+encoded stay so; the others get drafts of length 0 until it is encoded.
 """
 
 from __future__ import annotations
@@ -21,22 +21,19 @@ import torch
 
 from outrider.kernels.attention import flat_attention
 
-from ..base import Draft, DraftBatch, Drafter, Features, Prefilled
-from ..block.checkpoint import check_target, load_as, target_identity
-from ..block.config import CheckpointError
+from ..base import Draft, DraftBatch, Drafter, Features, Prefilled, Rows, Target
+from ..block.checkpoint import check_shapes, check_target, load_as, target_identity
 from ..slot_tokens import SlotTokens
-from ..target import Rows, Target
 from .compiled import Pools, compile_diffusion
 from .denoise import denoise, make_schedule
 from .model import DiffusionModel
 from .spans import Spans, first_missing, shares, torch_first_missing
 
 BACKLOG, BACKLOG_EACH = 256, 16
-"""Tokens encoded in a step at most, all requests together: so many, or so many for each request where that is more."""
+"""Tokens encoded in a step at most: of all requests together, or for each request where that is more."""
 ROOM, MOST = 256, 64
-"""Of a step on a device, which computes all of its room: tokens of all requests together, unless what the step can
-commit is more, and of one request at most. Up to a few hundred rows, products take as long as it takes to read their
-weights."""
+"""Tokens that a step on a device encodes at most: of all requests together, unless the step can commit more, and of one
+request. All of it is computed, padding included; up to a few hundred rows cost no more than reading the weights."""
 
 
 class DiffusionDrafter(Drafter):
@@ -58,13 +55,7 @@ class DiffusionDrafter(Drafter):
         denoising_order: str = "left",
     ) -> None:
         config = model.config
-        if tuple(embedding.shape) != (config.vocab_size, config.hidden_size) or head.shape[1] != config.hidden_size:
-            raise CheckpointError(
-                f"the drafter needs a target with embedding [{config.vocab_size}, {config.hidden_size}]; "
-                f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
-            )
-        if gamma is not None and not 1 <= gamma <= config.gamma:
-            raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
+        check_shapes(config, embedding, head, gamma)
         self.model = model.requires_grad_(False).eval()
         self.gamma = gamma or config.gamma
         self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
@@ -125,11 +116,8 @@ class DiffusionDrafter(Drafter):
     def propose(self, batch: DraftBatch) -> Draft:
         if not self.on_host:
             return self._propose_each(batch)
-        selected = (
-            torch.arange(len(batch.rows), device=self.device)
-            if batch.draft_mask is None
-            else batch.draft_mask.nonzero()[:, 0]
-        )
+        mask = torch.ones_like(batch.rows) if batch.draft_mask is None else batch.draft_mask
+        selected = mask.nonzero()[:, 0]
         if len(selected) == 0:
             return self._nothing(0).spread(selected, batch.anchors)
         some = batch if len(selected) == len(batch.rows) else batch.select(selected)
@@ -186,7 +174,7 @@ class DiffusionDrafter(Drafter):
         return self.embedding[ids].to(self.dtype)
 
     def _encode(self, new: Spans | None) -> None:
-        """Encode, and draft for nobody."""
+        """Encode without drafting."""
         if new is not None:
             self._pass(self._inputs(new), new, None, slice(0, 0))
 

@@ -51,7 +51,7 @@ class Spans:
     ) -> Spans:  # fmt: skip
         """`of` for counts that may be 0, as `size` rows, on any device and without waiting for it.
 
-        What is left over is padding: position 0 at slot 0, which belongs to nobody. most, longest: bounds of a count
+        What is left over is padding: position 0 at slot 0, which no request owns. most, longest: bounds of a count
         and of its end, as `FlatBatch` has them.
         """
         indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))

@@ -172,7 +172,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         help="drafter folder, in any storage, a run's checkpoint.pt, or a dllm run's delta; of several runs from the"
-        " same weights, the mean of theirs",
+        " same weights, their mean",
     )
     parser.add_argument("--out", required=True, type=Path, help="folder to write")
     parser.add_argument(

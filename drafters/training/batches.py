@@ -20,8 +20,7 @@ from .store import FeatureStore, Sequence
 CPU_TILE, GPU_TILE = 64, 256
 """Blocks attended at a time: what a cache holds, and what is worth a GPU's launches."""
 CONTEXT_ROWS = 64
-"""Context is a multiple of so many rows: on a CPU the products of every new shape are compiled first, which takes a
-sixth of a step where each has lengths of its own."""
+"""Context is a multiple of so many rows: on a CPU the products of every new shape are compiled first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from ..block.config import BLOCK_KINDS, BlockConfig, check_layers
 from ..block.model import BlockModel
 from ..conversion import delta
 from ..conversion.layout import Layout
+from ..conversion.model import convert, spare_token
 from ..conversion.run import ConversionRun
-from ..conversion.start import convert, spare_token
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
 from .arguments import CONVERSION, DIFFUSION_STAGES
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 def gather_in_time(
     args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], deadline: Deadline
 ) -> FeatureStore | None:
-    """`gather_features`; None where the minutes are over before, which is said."""
+    """`gather_features`; None where the minutes are over before, which is printed."""
     try:
         return gather_features(args, target, layers, deadline)
     except OutOfTime:
@@ -247,13 +247,23 @@ def train(
     training = Run(
         folder, model, FrozenTarget(target.embedding, target.head[model.vocab].contiguous()), make_recipe(args, kind)
     )
+    train_in_time(training, store, held_out, args, deadline)
+    finish(folder, store, held_out, training)
+
+
+def train_in_time(
+    training: TrainingRun[Any], store: FeatureStore, held_out: list[int], args: argparse.Namespace, deadline: Deadline
+) -> bool:
+    """Resume and train a run; False where the deadline came first, which is printed."""
     if training.resume():
-        print(f"resuming {folder} at step {training.step}")
+        print(f"resuming {training.folder} at step {training.step}")
     try:
         training.train(store, held_out, follow=args.follow, deadline=deadline)
     except OutOfTime:
-        print(f"the minutes are over at step {training.step} of {args.steps}; the same command goes on")
-    finish(folder, store, held_out, training)
+        where = f"step {training.step} of {training.recipe.steps} in {training.folder}"
+        print(f"the minutes are over at {where}; the same command goes on")
+        return False
+    return True
 
 
 def finish(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
@@ -290,17 +300,10 @@ def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadl
         training = DiffusionRun(
             args.out / stage, model, frozen, recipe, schedule=schedule, alpha=args.refine_alpha if refines else None
         )
-        if training.resume():
-            print(f"resuming {training.folder} at step {training.step}")
-        try:
-            training.train(store, held_out, follow=args.follow, deadline=deadline)
-        except OutOfTime:
-            print(
-                f"the minutes are over at step {training.step} of {recipe.steps} of {stage}; the same command goes on"
-            )
+        if not train_in_time(training, store, held_out, args, deadline):
             break
         if stage != DIFFUSION_STAGES[args.kind][-1]:
-            training.optimiser.adopt_means()  # the next stage goes on from what was measured
+            training.optimiser.adopt_means()  # the next stage goes on from the weights that were validated
     finish(args.out, store, held_out, training)
     return 0
 
@@ -323,12 +326,7 @@ def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Dead
         args.out, model, FrozenTarget(target.embedding, target.head[model.vocab].contiguous()),
         replace(make_recipe(args, args.kind), short_steps=0), streams=args.streams, stops=target.stop_ids,
     )  # fmt: skip
-    if training.resume():
-        print(f"resuming {args.out} at step {training.step}")
-    try:
-        training.train(store, held_out, follow=args.follow, deadline=deadline)
-    except OutOfTime:
-        print(f"the minutes are over at step {training.step} of {args.steps}; the same command goes on")
+    train_in_time(training, store, held_out, args, deadline)
     with training.optimiser.averaged():
         delta.save(model, args.out / "delta")
     write_facts(args.out / "delta", store, held_out, training)

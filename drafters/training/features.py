@@ -1,7 +1,7 @@
 """Stage 2: one target pass over every answer, keeping layer outputs and the likeliest tokens.
 
 Storing the top K tokens with their probabilities once replaces a full-vocabulary product per drafted position and
-epoch, which cost more than the whole drafter.
+epoch.
 """
 
 from __future__ import annotations

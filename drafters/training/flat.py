@@ -21,7 +21,6 @@ from outrider.kernels.decoder import Decoder, DecoderLayer
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.linear import pack, packed_linear
 
-from .padded import Rectangle, padded_attention, rectangles
 from .target import TargetModel
 
 ATTENTION = "outrider_flat"
@@ -58,7 +57,7 @@ class CompiledLayers:
     def forward(
         self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch, layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of `ModuleLayers`."""
+        """`ModuleLayers.forward`."""
         entered = sorted({i + 1 for i in layers})  # a layer's output is what enters the next
         hidden, kept = self.decoder.forward(self.embedding[ids], batch.positions, slots, batch, entered)
         return hidden, kept[:, [entered.index(i + 1) for i in layers]].flatten(1)
@@ -89,21 +88,13 @@ def _prepared(layer: Any) -> DecoderLayer:
 class PagedCache:
     """Keys and values of every layer by slot, and what the present step does with them.
 
-    padded: whether attention goes by rectangles, which are made once a step for each window: `shapes`.
     slots: [N] int64, where its tokens go; batch: which request they belong to.
     """
 
     size: int
-    padded: bool
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     batch: FlatBatch | None = None
-    shapes: dict[int, list[Rectangle]] = field(default_factory=dict)
-
-    def begin(self, slots: torch.Tensor, batch: FlatBatch) -> None:
-        """The next step."""
-        self.slots, self.batch = slots, batch
-        self.shapes.clear()
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put [N, Hkv, D] keys and values into the layer's pools [size, Hkv, D], which are returned."""
@@ -138,28 +129,19 @@ def attention(
     keys, values = paged_cache.write(int(module.layer_idx), k, v)  # type: ignore[arg-type]
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     window = -1 if sliding_window is None else sliding_window - 1
-    if softcap or not paged_cache.padded:
-        batch, cap = paged_cache.batch, softcap or 0.0
-        return flat_attention(q, keys, values, batch, scale=scale, window=window, logit_cap=cap)[None], None
-    if window not in paged_cache.shapes:
-        paged_cache.shapes[window] = rectangles(paged_cache.batch, window)
-    out = padded_attention(q, keys, values, paged_cache.shapes[window], scale=scale)
+    out = flat_attention(q, keys, values, paged_cache.batch, scale=scale, window=window, logit_cap=softcap or 0.0)
     return out[None], None
 
 
 class ModuleLayers:
-    """Any model that uses transformers' attention interface, with a cache of `slots` tokens.
+    """Any model that uses transformers' attention interface, with a cache of `slots` tokens."""
 
-    padded: as of `PagedCache`; None: on all devices but a CPU.
-    """
-
-    def __init__(self, target: TargetModel, slots: int, *, padded: bool | None = None) -> None:
+    def __init__(self, target: TargetModel, slots: int) -> None:
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
         if target.model.config._attn_implementation != ATTENTION:
             target.model.set_attn_implementation(ATTENTION)
-        padded = target.device.type != "cpu" if padded is None else padded
-        self.target, self.cache = target, PagedCache(slots, padded)
+        self.target, self.cache = target, PagedCache(slots)
         # four dimensions: transformers makes no mask of its own then
         self.unmasked = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=target.device)
 
@@ -170,7 +152,7 @@ class ModuleLayers:
 
         Returns the final states [N, d] and the outputs of the M given layers [N, M*d].
         """
-        self.cache.begin(slots, batch)
+        self.cache.slots, self.cache.batch = slots, batch
         with self.target.layer_outputs(layers) as outputs:
             hidden = self.target.model.model(
                 input_ids=ids[None], position_ids=batch.positions[None], attention_mask=self.unmasked,

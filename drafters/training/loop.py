@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -27,22 +27,12 @@ from .optimise import Optimiser, learning_rate
 from .store import FeatureStore, Sequence
 from .validate import acceptance, block_hits
 
-COLUMNS = (
-    "step",
-    "anchors",
-    "seconds",
-    "loss",
-    "ce",
-    "tv",
-    "kl",
-    "confidence",
-    "accept",
-    "first",
-    "norm",
-    "rate",
-)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("step", "anchors", "seconds", "loss", "ce", "tv", "kl", "confidence", "accept", "first", "norm", "rate")
 SEEN = ", trained on"
-"""Of the column beside `TrainingRun.measured`."""
+"""Suffix of the column beside `TrainingRun.measured`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +88,19 @@ class Recipe:
         )
 
 
-def train_step(
-    model: BlockModel, frozen: FrozenTarget, step: Step, loss_weights: LossWeights, *, alpha_conf: float
-) -> dict[str, torch.Tensor]:
-    """Forward and backward of one step; the losses are means over the weighted positions.
+def learn_from(
+    model: DraftModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor, loss_weights: LossWeights, *,
+    alpha_conf: float,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Backward from the hidden states [A, size, d] of a step's blocks; losses are means over the weighted positions.
 
     Returns scalars that are still on the device, so that a step waits for nothing.
     """
-    size = step.valid.shape[1]
-    return learn_from(
-        model, frozen, step, hidden_states(model, frozen, step, size), loss_weights, alpha_conf=alpha_conf
-    )
-
-
-def learn_from(
-    model: DraftModel,
-    frozen: FrozenTarget,
-    step: Step,
-    hidden: torch.Tensor,
-    loss_weights: LossWeights,
-    *,
-    alpha_conf: float,
-) -> dict[str, torch.Tensor]:
-    """The same from the hidden states [A, size, d] of the step's blocks."""
-    head = model.markov_head
+    head, labels = model.markov_head, step.labels
     latent = head.latents(step.tokens[:, :-1], hidden).flatten(0, 1)[step.rows] if head else None
     kept = hidden.flatten(0, 1)[step.rows]
-    labels = step.labels
-    loss, parts, accept, weights = draft_loss(
-        kept, latent, frozen.head, head.w2.weight if head else None, labels, loss_weights
-    )
+    w2 = head.w2.weight if head else None
+    loss, parts, accept, weights = draft_loss(kept, latent, frozen.head, w2, labels, loss_weights)
     total = weights.sum()
     conf = torch.zeros((), device=loss.device)
     if model.confidence_head is not None:
@@ -143,6 +116,14 @@ def learn_from(
         "accept": accept.mean(),
         "first": (accept * (labels.place == 0)).sum() / (labels.place == 0).sum().clamp_min(1),
     }
+
+
+def train_step(
+    model: BlockModel, frozen: FrozenTarget, step: Step, loss_weights: LossWeights, *, alpha_conf: float
+) -> dict[str, torch.Tensor]:
+    """Forward and backward of one step of a block drafter; as `learn_from`."""
+    hidden = hidden_states(model, frozen, step, step.valid.shape[1])
+    return learn_from(model, frozen, step, hidden, loss_weights, alpha_conf=alpha_conf)
 
 
 def checkpoint_model(path: Path) -> DraftModel:
@@ -241,61 +222,93 @@ class TrainingRun(ABC, Generic[Model]):
 
         Raises OutOfTime, with the checkpoint written, where the deadline comes first.
         """
-        recipe, config = self.recipe, self.model.config
-        hidden = {store.entries[i].digest for i in held_out}
-        seen = [i for i, entry in enumerate(store.entries) if entry.temperature == 0 and entry.digest not in hidden]
-        seen = seen[: len(held_out)]
-
-        def numbers() -> list[int]:
-            return [i for i, entry in enumerate(store.entries) if entry.digest not in hidden]
-
-        if not numbers():
+        recipe, split = self.recipe, _Split(store, held_out)
+        if not split.training:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
-        decay_start = recipe.steps - recipe.decay_steps
-        batches, size, saved = None, 0, time.monotonic()
-        sums: dict[str, torch.Tensor] = {}
-        summed = 0  # fewer than `every` in the first row after a resumption
-        progress = tqdm(total=recipe.steps, initial=self.step, desc=f"train {config.kind}", unit="step")
-        while self.step < recipe.steps:
-            began = time.monotonic()
-            if batches is None or size != recipe.block(self.step, config.gamma):
-                size = recipe.block(self.step, config.gamma)
-                batches = self.batches(store, numbers(), size)
-                batches = prefetched(batches) if self.frozen.head.device.type == "cuda" else batches
-            batch = next(batches)
-            row = self.learn(batch)
-            rate = learning_rate(self.step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
-            row["norm"] = self.optimiser.step(rate)
-            self.step += 1
-            self.anchors += len(batch.anchors)
-            self.seconds += time.monotonic() - began
-            for key, value in row.items():
-                sums[key] = sums[key] + value if key in sums else value
-            summed += 1
-            progress.update()
-            validate = self.step % recipe.validate_every == 0 or self.step == recipe.steps
-            if self.step % every == 0:
-                mean = {key: float(total) / summed for key, total in sums.items()}
-                means = {**mean, "step": self.step, "anchors": self.anchors, "seconds": self.seconds, "rate": rate}
-                progress.set_postfix_str(f"first {mean['first']:.3f} accept {mean['accept']:.3f}")
-                if validate and held_out:
-                    means[self.measured] = self.validate(store, held_out, "held out")
-                if validate and seen:
-                    means[f"{self.measured}{SEEN}"] = self.validate(store, seen, "trained on")
-                self.log(means)
-                sums, summed = {}, 0
-            if keep and self.step == decay_start:
-                self.save(self.folder / "before-decay.pt")
-            late = deadline.passed
-            if late or time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
-                self.save()
-                saved = time.monotonic()
-                if follow and store.grow():
-                    batches = None
-            if late and self.step < recipe.steps:
-                progress.close()
-                deadline.check()
-        progress.close()
+        batches, size, saved, means = None, 0, time.monotonic(), _Means()
+        name = f"train {self.model.config.kind}"
+        with tqdm(total=recipe.steps, initial=self.step, desc=name, unit="step") as progress:
+            while self.step < recipe.steps:
+                began = time.monotonic()
+                if batches is None or size != recipe.block(self.step, self.model.config.gamma):
+                    size = recipe.block(self.step, self.model.config.gamma)
+                    batches = self.batches(store, split.training, size)
+                    batches = prefetched(batches) if self.frozen.head.device.type == "cuda" else batches
+                means.add(self._update(next(batches)))
+                self.seconds += time.monotonic() - began
+                progress.update()
+                if self.step % every == 0:
+                    self._report(means.take(), store, split, progress)
+                if keep and self.step == recipe.steps - recipe.decay_steps:
+                    self.save(self.folder / "before-decay.pt")
+                late = deadline.passed
+                if late or time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:
+                    self.save()
+                    saved = time.monotonic()
+                    if follow and store.grow():
+                        batches = None
+                if late and self.step < recipe.steps:
+                    deadline.check()
+
+    def _rate(self, step: int) -> float:
+        recipe = self.recipe
+        return learning_rate(step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
+
+    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+        """Train on one batch; what is logged of it: scalars that are still on the device."""
+        row = self.learn(batch)
+        row["norm"] = self.optimiser.step(self._rate(self.step))
+        self.step += 1
+        self.anchors += len(batch.anchors)
+        return row
+
+    def _report(self, means: dict[str, Any], store: FeatureStore, split: _Split, progress: tqdm) -> None:
+        """Log these means, and validate where it is due."""
+        progress.set_postfix_str(f"first {means['first']:.3f} accept {means['accept']:.3f}")
+        means |= {
+            "step": self.step,
+            "anchors": self.anchors,
+            "seconds": self.seconds,
+            "rate": self._rate(self.step - 1),
+        }
+        if self.step % self.recipe.validate_every == 0 or self.step == self.recipe.steps:
+            if split.held_out:
+                means[self.measured] = self.validate(store, split.held_out, "held out")
+            if split.seen:
+                means[f"{self.measured}{SEEN}"] = self.validate(store, split.seen, "trained on")
+        self.log(means)
+
+
+class _Split:
+    """A store's sequences: those held out, those trained on, and as many greedy ones of these to compare (`seen`)."""
+
+    def __init__(self, store: FeatureStore, held_out: list[int]) -> None:
+        self.store, self.held_out = store, held_out
+        self.hidden = {store.entries[i].digest for i in held_out}
+        self.seen = [i for i in self.training if store.entries[i].temperature == 0][: len(held_out)]
+
+    @property
+    def training(self) -> list[int]:
+        """Sequences to train on, with those added since."""
+        return [i for i, entry in enumerate(self.store.entries) if entry.digest not in self.hidden]
+
+
+class _Means:
+    """Means of logged scalars over some steps; the sums stay on the device."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+        self.steps = 0
+
+    def add(self, row: dict[str, torch.Tensor]) -> None:
+        self.sums = {key: self.sums[key] + value if key in self.sums else value for key, value in row.items()}
+        self.steps += 1
+
+    def take(self) -> dict[str, Any]:
+        """The means, from which on counting begins anew."""
+        means = {key: float(total) / self.steps for key, total in self.sums.items()}
+        self.sums, self.steps = {}, 0
+        return means
 
 
 class DraftRun(TrainingRun[Model]):
@@ -334,3 +347,25 @@ class Run(DraftRun[BlockModel]):
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
         maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
         return acceptance(block_hits(self.model, self.frozen, maker.columns), maker, sequences)
+
+
+def plot_losses(table: Path, figure: Figure) -> None:
+    """Draw losses.csv: losses left, acceptance and what was validated right, over the anchors trained on."""
+    with table.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figure.set_size_inches(10, 4)
+    axes = figure.subplots(1, 2)
+    anchors = [int(r["anchors"]) for r in rows]
+    for name in ("ce", "tv", "kl", "confidence"):
+        if rows[0][name]:
+            axes[0].plot(anchors, [float(r[name]) for r in rows], label=name)
+    axes[0].set_ylabel("loss per position")
+    axes[1].plot(anchors, [float(r["first"]) for r in rows], label="c* of the first position")
+    axes[1].plot(anchors, [float(r["accept"]) for r in rows], label="mean c*")
+    for measured in list(rows[0])[len(COLUMNS) :]:
+        if found := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
+            label = measured if measured.endswith(SEEN) else f"{measured}, held out"
+            axes[1].plot(*zip(*found, strict=True), "o-", label=label)
+    for axis in axes:
+        axis.set_xlabel("anchors")
+        axis.legend()

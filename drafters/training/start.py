@@ -29,14 +29,17 @@ def check_shape(config: BlockConfig, layer: Any) -> None:
         raise ValueError(f"draft layers cannot start from the target's: {', '.join(differ)}; use --start fresh")
 
 
-def copy_layer(layer: DraftLayer, source: Any) -> None:
-    """The weights of a target's layer, without norms of queries and keys."""
+def copy_layer(layer: DraftLayer, source: Any, *, qk_norm: bool = False) -> None:
+    """Copy the weights of a target's layer; qk_norm: with those of the norms of queries and keys."""
     layer.input_layernorm.weight.copy_(source.input_layernorm.weight)
     layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
     layer.qkv.weight.copy_(torch.cat([getattr(source.self_attn, f"{p}_proj").weight for p in "qkv"]))
     layer.o_proj.weight.copy_(source.self_attn.o_proj.weight)
     layer.gate_up.weight.copy_(torch.cat([source.mlp.gate_proj.weight, source.mlp.up_proj.weight]))
     layer.down_proj.weight.copy_(source.mlp.down_proj.weight)
+    if qk_norm:
+        layer.q_norm.weight.copy_(source.self_attn.q_norm.weight)
+        layer.k_norm.weight.copy_(source.self_attn.k_norm.weight)
 
 
 @torch.no_grad()
@@ -45,10 +48,7 @@ def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable
     for layer, number in zip(model.draft_layers, layers, strict=True):
         source = target.model.model.layers[number]
         check_shape(model.config, source)
-        copy_layer(layer, source)
-        if model.config.qk_norm:
-            layer.q_norm.weight.copy_(source.self_attn.q_norm.weight)
-            layer.k_norm.weight.copy_(source.self_attn.k_norm.weight)
+        copy_layer(layer, source, qk_norm=model.config.qk_norm)
     model.norm.weight.copy_(target.model.model.norm.weight)
     start_vectors(model, target)
 

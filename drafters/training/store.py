@@ -120,7 +120,7 @@ class FeatureStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, `append` may be called, and nobody else may write; what a killed run left is cut off first.
+        """Inside, `append` may be called, and no other process may write; what a killed run left is cut off first.
 
         What was appended is flushed in the end, however that comes. Raises ValueError where another one writes.
         """

@@ -15,10 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def keep_freed_memory() -> None:
-    """Stop glibc from handing large buffers back to the kernel after every operation.
-
-    The page faults of fresh activations cost as much as the matrix products themselves on a CPU.
-    """
+    """Stop glibc from handing large buffers back to the kernel, whose page faults cost as much as matrix products."""
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD

@@ -54,8 +54,8 @@ def greedy_tokens(model: BlockModel, frozen: FrozenTarget, hidden: torch.Tensor,
 
 
 def kept(logits: torch.Tensor, step: Step, columns: torch.Tensor, chances: Chances, first: int = 0) -> torch.Tensor:
-    """Whether each token [A, M] from the `first` behind the anchors on was accepted, drawn as speculative sampling
-    would have; logits: [A, M, V'] float32 of these; columns: [V] draft column of every token, -1 where lacking."""
+    """[A, M] bool, acceptance of each token from the `first` behind the anchors on, drawn as speculative sampling would
+    have; logits: [A, M, V'] float32 of these; columns: [V] draft column of every token, -1 where lacking."""
     reach = torch.arange(first + 1, first + 1 + logits.shape[1], device=logits.device)
     places = columns[step.tokens[:, reach].to(columns.device)].to(logits.device)
     drafted = (logits / chances.temperature).log_softmax(-1).gather(-1, places.clamp_min(0)[..., None])[..., 0]
@@ -67,11 +67,11 @@ def kept(logits: torch.Tensor, step: Step, columns: torch.Tensor, chances: Chanc
 
 
 Hits = Callable[[Step, Chances | None], torch.Tensor]
-"""Which tokens [A, gamma] behind a step's anchors a draft hits: greedy, or drawn where there are chances."""
+"""Step -> tokens [A, gamma] bool behind its anchors that a draft hits: greedy, or drawn where there are chances."""
 
 
 def block_hits(model: BlockModel, frozen: FrozenTarget, columns: torch.Tensor) -> Hits:
-    """Of a block drafter; columns: as of `kept`."""
+    """Hits of a block drafter; columns: as of `kept`."""
 
     def hits(step: Step, chances: Chances | None) -> torch.Tensor:
         hidden = hidden_states(model, frozen, step, step.valid.shape[1])
@@ -86,7 +86,7 @@ def block_hits(model: BlockModel, frozen: FrozenTarget, columns: torch.Tensor) -
 
 
 def denoised_hits(model: DiffusionModel, frozen: FrozenTarget, columns: torch.Tensor, schedule: Schedule) -> Hits:
-    """Of a diffusion drafter that denoises from left to right: what is revealed is the answer, as long as it is hit."""
+    """Hits of a diffusion drafter that denoises from left to right: while it hits, what it reveals is the answer."""
     if schedule.pick is not None:
         raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
 

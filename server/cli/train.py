@@ -19,7 +19,7 @@ from pathlib import Path
 
 from outrider.drafters.block.config import BLOCK_KINDS
 from outrider.drafters.training import arguments, cli
-from outrider.drafters.training.plot import plot_losses
+from outrider.drafters.training.loop import plot_losses
 
 from .. import pictures
 from ..errors import UserError

@@ -34,7 +34,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, **how: Any) -> torch.Tensor:
-    """As on a device without Triton."""
+    """Kernels as on a device without Triton."""
     return (torch_attention if flat.longest is None else bounded_attention)(q, k, v, flat, **how)
 
 
@@ -53,7 +53,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["host", "device"])
 def place(request: pytest.FixtureRequest) -> str:
-    """Where drafters work."""
+    """The place where drafters work."""
     if request.param == "device":
         request.getfixturevalue("device")
     return request.param

@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ from transformers import AutoModelForCausalLM
 from outrider.drafters.block.config import CheckpointError
 from outrider.drafters.conversion import delta
 from outrider.drafters.conversion.blocks import Pack, PackMaker, rising_masks, whole_blocks
-from outrider.drafters.conversion.denoise import agreement, generate
+from outrider.drafters.conversion.denoise import agreement, denoise
 from outrider.drafters.conversion.layout import Layout
-from outrider.drafters.conversion.model import PROJECTIONS, ConvertedModel
+from outrider.drafters.conversion.model import PROJECTIONS, ConvertedModel, convert
 from outrider.drafters.conversion.run import ConversionRun
-from outrider.drafters.conversion.start import convert
 from outrider.drafters.training import cli
 from outrider.drafters.training.arguments import add_arguments
+from outrider.drafters.training.batches import Tile
 from outrider.drafters.training.export import export
 from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import Recipe
@@ -206,6 +207,31 @@ def test_masks_rise_with_position() -> None:
     expected = torch.tensor([i / (i + 1) for i in (1, 2, 3)])  # the mean of 1 - (1 - t)^i
     torch.testing.assert_close(masked.float().mean(0)[:3], expected, atol=0.01, rtol=0)
     assert masked[:, 3].float().mean() > 0.8
+
+
+@torch.inference_mode()
+def generate(
+    model: ConvertedModel, frozen: FrozenTarget, prompt: list[int], *, tokens: int, stops: set[int], per_step: int = 1
+) -> list[int]:
+    """The model's own continuation at temperature 0, at most so many tokens, its stop token included."""
+    ids, size, config = list(prompt), model.layout.block_size, model.config
+    empty = torch.zeros(0, config.num_kv_heads, config.head_dim)
+    while len(ids) < len(prompt) + tokens:
+        start = len(ids) // size * size
+        hidden, cache = model.mask[None], [(empty, empty)] * config.num_layers
+        if start:
+            hidden, cache = model.read_finished(frozen.embedding[ids[:start]], [(0, start)])
+        block = torch.tensor([ids[start:] + [0] * (start + size - len(ids))])
+        read = partial(
+            model.read_open, starts=torch.tensor([start]), cache=cache,
+            tiles=[Tile(0, 1, 0, start, torch.zeros(1, start, dtype=torch.bool))],
+        )  # fmt: skip
+        masked = torch.arange(size)[None] >= len(ids) - start
+        for token in denoise(model, frozen, hidden[-1:], block, masked, per_step, read)[0, len(ids) - start :].tolist():
+            ids.append(token)
+            if token in stops:
+                return ids[len(prompt) : len(prompt) + tokens]
+    return ids[len(prompt) : len(prompt) + tokens]
 
 
 @pytest.mark.parametrize("per_step", [1, 2])

@@ -100,7 +100,7 @@ def test_all_ways_through_the_target_agree(tmp_path: Path) -> None:
     """Prompts and single tokens of three texts, whose slots lie anywhere, two steps."""
     folder = save_target(tmp_path, hidden_size=64, intermediate_size=96, heads=2)
     target = TargetModel.load(str(folder), dtype=torch.float32)
-    ways = [ModuleLayers(target, 40), ModuleLayers(target, 40, padded=True)]
+    ways = [ModuleLayers(target, 40)]
     ways += [CompiledLayers(target, 40, 20)] if native.available() else []
     assert isinstance(flat_layers(target, 40, 20, (1, 4)), CompiledLayers if native.available() else ModuleLayers)
     assert isinstance(flat_layers(target, 40, 20, (1, 5)), ModuleLayers)  # the last layer's output

@@ -7,13 +7,13 @@ import torch
 from tiny_drafters import WIDE, make_drafter
 
 from outrider.drafters.base import DraftBatch, Drafter, Features
-from outrider.drafters.deferred import ROWS, DeferredObserve
+from outrider.drafters.wrappers import ROWS, DeferredObserve
 
 SLOTS = 512
 
 
 def features(slots: torch.Tensor) -> Features:
-    """Of tokens at these slots, whose positions are the slots modulo 100."""
+    """Features of tokens at these slots, whose positions are the slots modulo 100."""
     hidden = torch.randn(len(slots), len(WIDE.target_layers) * WIDE.hidden_size)
     return Features(hidden, slots + 1, slots % 100, slots)
 

@@ -22,7 +22,7 @@ def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Ten
 
 
 def rows_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each pass from now on has."""
+    """Rows of each pass from now on."""
     rows: list[int] = []
     run = DiffusionDrafter._pass
 

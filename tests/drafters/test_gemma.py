@@ -37,7 +37,7 @@ GEMMA_12B: dict[str, Any] = {
 }  # fmt: skip
 """config.json of deepseek-ai/dspark_gemma4_12b_block7, as far as a loader reads it."""
 STORED_BYTES = 6_860_897_028
-"""Of its model.safetensors."""
+"""Tensors of its model.safetensors."""
 SMALL = GEMMA_12B | {
     "global_head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "markov_rank": 8,
     "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "target_layer_ids": [1, 3], "num_target_layers": 6,

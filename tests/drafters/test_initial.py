@@ -13,15 +13,15 @@ from tiny_drafters import DIFFUSION, WIDE, make_diffusion, make_drafter, make_ta
 from outrider.drafters import registry
 from outrider.drafters.base import DraftBatch, Drafter, Features
 from outrider.drafters.block import save_compact
-from outrider.drafters.initial import Initialised
 from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.wrappers import Initialised
 
 LENGTHS = (9, 30, 20)
 ANSWERED = [15, 16, 1]
 
 
 def diffusion(folder: Path, **options: int) -> Drafter:
-    """As the registry makes it."""
+    """The drafter that the registry makes."""
     save_compact(make_diffusion(DIFFUSION), folder)
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
     target = make_target(config, torch.randn(96, 32, generator=torch.Generator().manual_seed(2)))

@@ -114,7 +114,7 @@ def test_a_sampled_lookup_ends_before_a_token_that_q_cannot_name():
 
 
 def test_the_choice_depends_on_the_first_confidence_alone():
-    """What the model says of later tokens has seen the first draw; choosing by it would bias that draw."""
+    """Confidence in later tokens depends on the first draw; choosing by it would bias that draw."""
 
     class Hopeful(Model):
         def propose(self, batch: DraftBatch) -> Draft:
@@ -163,7 +163,7 @@ def test_lookups_beside_drafts_with_q_are_as_short_as_q():
 
 
 def test_q_may_be_shorter_than_the_models_drafts():
-    """Where the model was asked for fewer tokens than it can draft."""
+    """The model drafted fewer tokens than it can."""
     found, _ = propose([LOOPING, LOOPING, LOOPING], [0.0] * 3, length=LONG)
     q = torch.full((1, 2, len(VOCAB)), 0.1)
     drafted = Draft(torch.full((1, 2), 7), torch.tensor([2]), torch.full((1, 2), 0.5), q, VOCAB).widened(GAMMA)

@@ -55,7 +55,7 @@ PUBLIC = {
         dflash_config={"block_size": 16, "mask_token_id": 248077, "target_layer_ids": [1, 7, 14, 20, 26, 32, 39, 45]},
     ),
 }  # fmt: skip
-"""Of the last the kinds of the layers are made up; the rest is as it is published."""
+"""In the last one the kinds of the layers are made up; the rest is as it is published."""
 
 
 def tensors(config: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
@@ -104,7 +104,7 @@ def test_every_tensor_finds_its_place_in_its_exact_shape(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if "8b" not in name and "14b" not in name])
 def test_drafts_with_random_weights(name: str) -> None:
-    """Of its own shape but for two layers, fewer tokens and a narrower MLP, for the sake of time and memory;
+    """A model of its own shape but for two layers, fewer tokens and a narrower MLP, for the sake of time and memory;
     of the DSpark ones, which differ in nothing but their sizes, the smallest."""
     small = {"num_hidden_layers": 2, "vocab_size": 512, "intermediate_size": 256, "max_position_embeddings": 64}
     public = PUBLIC[name] | small | {"layer_types": PUBLIC[name]["layer_types"][-2:]}

@@ -240,7 +240,7 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
 def test_a_run_follows_another_that_writes_answers(
     target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has come is trained on from the next checkpoint on; what was held out at the beginning stays so."""
+    """New answers are trained on from the next checkpoint on; those held out at the beginning stay so."""
     more = ["--follow", "--data", str(tmp_path / "data"), "--steps", "20", "--save-seconds", "0", "--start", "fresh"]
     args = arguments(target_folder, prompts, tmp_path / "out", *more)
     with pytest.raises(ValueError, match="has no answers yet"):

@@ -13,11 +13,10 @@ from chi_square import p_value
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from outrider.drafters.base import DraftBatch, Drafter
+from outrider.drafters.base import DraftBatch, Drafter, Target
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
-from outrider.drafters.target import Target
 from outrider.drafters.training.store import Sequence
 from outrider.kernels.noise import Purpose, streams
 
@@ -100,7 +99,7 @@ def make_drafter(config: BlockConfig, seed: int = 0, slots: int = 256) -> BlockD
 
 
 def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None = None) -> Target:
-    """As an engine would describe it; without a head of its own it shares the embedding."""
+    """The target as an engine would describe it; without a head of its own it shares the embedding."""
     weights = (embedding, embedding if head is None else head)
     return Target(config=config, weights=lambda: weights, dtype=torch.float32, device="cpu")
 

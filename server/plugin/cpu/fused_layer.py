@@ -12,6 +12,7 @@ from outrider.kernels.decoder import DecoderLayer
 
 from ..flat_attention import FlatAttentionBackend
 
+
 def prepared(module: Any, backend: Any) -> DecoderLayer | None:
     """The layer's constants, or None where it has something that only SGLang's own forward knows."""
     attention, mlp, norms = module.self_attn, module.mlp, (module.input_layernorm, module.post_attention_layernorm)

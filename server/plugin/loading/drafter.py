@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.drafters import registry
-from outrider.drafters.base import Drafter
-from outrider.drafters.target import Rows, Target
+from outrider.drafters.base import Drafter, Rows, Target
 
 from ..config import PluginConfig
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from outrider.kernels.blocks import BlockRows
-from outrider.kernels.blocks import KINDS, BlockWeight, expand, pack_blocks
+from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight, expand, pack_blocks
 from outrider.kernels.linear import PackedWeight, pack
 
 LINK = "model.gguf"

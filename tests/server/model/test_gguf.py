@@ -11,8 +11,7 @@ import tiny_gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from outrider.kernels.blocks import BlockRows
-from outrider.kernels.blocks import KINDS, BlockWeight
+from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import multiply
 from outrider.kernels.linear import PackedWeight, pack, packed_linear

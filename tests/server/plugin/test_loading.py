@@ -12,11 +12,10 @@ from profile_samples import profile
 from tiny_drafters import DIFFUSION, TINY, make_diffusion, make_model
 
 from outrider.drafters.block import BlockDrafter, save_compact
-from outrider.drafters.deferred import DeferredObserve
 from outrider.drafters.diffusion import DiffusionDrafter
-from outrider.drafters.initial import Initialised
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.wrappers import DeferredObserve, Initialised
 from outrider.profiles import store
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.baselines import Threshold, VerifyAll

@@ -8,9 +8,9 @@ import torch
 
 from outrider.drafters.base import Prefilled
 from outrider.drafters.dummy import FixedDrafter
-from outrider.drafters.initial import Initialised
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.wrappers import Initialised
 from outrider.server.plugin.decode.worker import SpeculativeWorker
 
 

@@ -1,21 +1,23 @@
-"""A drafter model that takes in what was committed when it next drafts.
-
-Observing a token reads the model's weights, whether one comes or many: while nobody drafts, which is most steps of a
-busy server, it would cost percents of a step for nothing. What is drafted stays the same to the bit.
-"""
+"""Drafters around a drafter model: one that buffers what it observes, one that waits until an answer has begun."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from .base import Draft, DraftBatch, Drafter, Features
+from .base import Draft, DraftBatch, Drafter, Features, Prefilled
 
 ROWS = 128
-"""Tokens that wait at most; so many at a time are as cheap each as any more."""
+"""Tokens that wait at most; larger batches are not cheaper per token."""
 
 
 class DeferredObserve(Drafter):
-    """Keeps what `observe` shows until `propose`, the only reader of the draft state, or until ROWS tokens wait."""
+    """Buffers observed tokens until `propose`, the only reader of the draft state, or until ROWS tokens wait.
+
+    Observing one token costs as much as observing many, since both read the model's weights; in most steps of a busy
+    server nothing is drafted. What is drafted stays the same to the bit.
+    """
 
     def __init__(self, model: Drafter):
         self.model = model
@@ -62,3 +64,37 @@ class DeferredObserve(Drafter):
             kept = torch.tensor(list(latest.values()))
         self.model.observe(Features(self.hidden[kept], self.tokens[kept], self.positions[kept], self.slots[kept]))
         self.waiting = 0
+
+
+class Initialised(Drafter):
+    """`model`, which drafts for answers of at least `tokens` tokens (sequence initialisation: SpecDiff, section 4).
+
+    Shorter ones are left to prompt lookup beside it, or go without drafts: an answer's beginning is decided by the
+    prompt's last words, which a drafter trained on running text knows least of. Who drafts follows from the length of
+    the text alone, so that it can favour no outcome of a draw.
+    """
+
+    def __init__(self, model: Drafter, tokens: int):
+        self.model, self.tokens = model, tokens
+        self.gamma = model.gamma
+        self.target_layers = model.target_layers
+        self.shortens = model.shortens
+
+    def allocate(self, slots: int) -> None:
+        self.model.allocate(slots)
+
+    def observe(self, features: Features) -> None:
+        self.model.observe(features)
+
+    def prefilled(self, chunks: Prefilled) -> None:
+        self.model.prefilled(chunks)
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        if not batch.look_up:  # a measurement
+            return self.model.propose(batch)
+        if batch.answer_lens is None:
+            raise ValueError("sequence initialisation needs to know how long the answers are")
+        begun = batch.answer_lens >= self.tokens
+        return self.model.propose(
+            replace(batch, draft_mask=begun if batch.draft_mask is None else batch.draft_mask & begun)
+        )
