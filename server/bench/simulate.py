@@ -54,8 +54,8 @@ examples:
   outrider simulate --profile NAME --acceptance accept.json --plot simulated.png
                                                           this engine, a drafter as `outrider bench load` measured it
   outrider simulate --cost base=8,token=0.02,knee=256,draft=0.6 --acceptance 0.9,0.85,0.8,0.8,0.75
-  outrider simulate --recorded profiles/recorded.npz --concurrency 1,8,32
   outrider simulate --record mine.npz --prompts prompts.jsonl
+  outrider simulate --recorded mine.npz --concurrency 1,8,32
   outrider simulate --arrivals bursty --load 1.1 --level 30 --level-share 0.33
 """
 PLANNERS = ("off", *reversed(registry.names()))
