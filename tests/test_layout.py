@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,40 @@ def test_nothing_in_the_plugin_needs_what_hooks_it_into_sglang():
     for part in ("cpu", "decode", "loading"):
         for path, name in imports(f"server/plugin/{part}"):
             assert not name.startswith("outrider.server.plugin.hooks"), f"{path} imports {name}"
+
+
+@pytest.fixture(scope="module")
+def import_graph() -> dict[str, set[str]]:
+    """Every module with those of ours that it imports, inside functions too; packages under their own names."""
+    files = {}
+    for folder in MAY_IMPORT:
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            files[".".join(["outrider", *(parts[:-1] if parts[-1] == "__init__" else parts)])] = path
+    return {name: imported_modules(path) & set(files) - {name} for name, path in files.items()}
+
+
+def test_no_module_imports_itself_through_others(import_graph):
+    # A package's own modules have it as their parent, which `from . import name` shows as an import.
+    inner = {
+        name: {other for other in found if not name.startswith(f"{other}.")} for name, found in import_graph.items()
+    }
+    assert len(list(TopologicalSorter(inner).static_order())) == len(inner)  # raises CycleError, which names the circle
+
+
+def test_no_folder_imports_its_sibling_both_ways(import_graph):
+    pairs = {pair for name, found in import_graph.items() for other in found if (pair := _siblings(name, other))}
+    assert ("outrider.drafters", "outrider.kernels") in pairs
+    assert not {pair for pair in pairs if pair[::-1] in pairs}
+
+
+def _siblings(name: str, other: str) -> tuple[str, str] | None:
+    """The folders below their common one in which the two modules are; None where one of them is not in a folder."""
+    a, b = name.split("."), other.split(".")
+    depth = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    folders = ".".join(a[: depth + 1]), ".".join(b[: depth + 1])
+    inside = all((ROOT / Path(*folder.split(".")[1:]) / "__init__.py").exists() for folder in folders)
+    return folders if inside and min(len(a), len(b)) > depth else None
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from outrider.drafters.training import arguments
-from outrider.drafters.training.export import export
+from outrider.drafters.commands import arguments
+from outrider.drafters.commands.export import export
 
 from ..errors import UserError
 

@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 
 from outrider.drafters.block.config import BLOCK_KINDS
-from outrider.drafters.training import arguments, cli
+from outrider.drafters.commands import arguments, train
 from outrider.drafters.training.loop import plot_losses
 
 from .. import pictures
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dtype == "auto":
         args.dtype = hardware.faster_dtype(args.device)
     try:
-        cli.run(args)
+        train.run(args)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from None
     parts = BLOCK_KINDS if args.kind == "both" else arguments.DIFFUSION_STAGES.get(args.kind, ("",))

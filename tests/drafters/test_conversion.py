@@ -15,16 +15,16 @@ from tiny_drafters import DIFFUSION
 from transformers import AutoModelForCausalLM
 
 from outrider.drafters.block.config import CheckpointError
+from outrider.drafters.commands import train
+from outrider.drafters.commands.arguments import add_arguments
+from outrider.drafters.commands.export import export
 from outrider.drafters.conversion import delta
 from outrider.drafters.conversion.blocks import Pack, PackMaker, rising_masks, whole_blocks
 from outrider.drafters.conversion.denoise import agreement, denoise
 from outrider.drafters.conversion.layout import Layout
 from outrider.drafters.conversion.model import PROJECTIONS, ConvertedModel, convert
 from outrider.drafters.conversion.run import ConversionRun
-from outrider.drafters.training import cli
-from outrider.drafters.training.arguments import add_arguments
 from outrider.drafters.training.batches import Tile
-from outrider.drafters.training.export import export
 from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import Recipe
 from outrider.drafters.training.store import Sequence
@@ -297,25 +297,25 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def test_training_learns_and_survives_stops(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    assert cli.run(arguments(target_folder, prompts, tmp_path / "whole")) == 0
+    assert train.run(arguments(target_folder, prompts, tmp_path / "whole")) == 0
     rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
     assert float(rows[-1]["kl"]) < 0.9 * float(rows[0]["kl"])
     assert 0 <= float(rows[-1]["agreement"]) <= 1
     more = ["--data", str(tmp_path / "whole"), "--save-seconds", "0"]
     for steps in ("13", "40"):
         pieces = arguments(target_folder, prompts, tmp_path / "pieces", *more, "--steps", steps)
-        assert cli.run(pieces) == 0
+        assert train.run(pieces) == 0
     left, right = (tmp_path / name / "delta" / "model.safetensors" for name in ("whole", "pieces"))
     assert left.read_bytes() == right.read_bytes()
     with pytest.raises(ValueError, match="another shape"):
-        cli.run(arguments(target_folder, prompts, tmp_path / "pieces", *more, "--layout", "sdar"))
+        train.run(arguments(target_folder, prompts, tmp_path / "pieces", *more, "--layout", "sdar"))
 
 
 def test_a_target_without_a_spare_token_says_so(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments(target_folder, prompts, tmp_path / "out")
     args.mask_token = None
     with pytest.raises(ValueError, match="--mask-token"):
-        cli.run(args)
+        train.run(args)
 
 
 def test_merged_folder_is_the_model_with_its_delta(

@@ -14,10 +14,10 @@ from tiny_drafters import DIFFUSION, make_diffusion
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.checkpoint import load_as
+from outrider.drafters.commands import train
+from outrider.drafters.commands.arguments import add_arguments
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.diffusion.denoise import make_schedule
-from outrider.drafters.training import cli
-from outrider.drafters.training.arguments import add_arguments
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import checkpoint_model
@@ -48,7 +48,7 @@ def prompts(tmp_path: Path) -> Path:
 
 def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     whole = arguments("deer", target_folder, prompts, tmp_path / "whole")
-    assert cli.run(whole) == 0
+    assert train.run(whole) == 0
     rows = list(csv.DictReader((tmp_path / "whole" / "stage-1" / "losses.csv").open()))
     assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
     assert rows[-1]["tau"]
@@ -59,7 +59,7 @@ def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, pro
     for kind, steps, refine_steps in (("specdiff", 13, 0), ("deer", 40, 4), ("deer", 40, 10)):
         pieces = arguments(kind, target_folder, prompts, tmp_path / "pieces", *more)
         pieces.steps, pieces.refine_steps = steps, refine_steps
-        assert cli.run(pieces) == 0
+        assert train.run(pieces) == 0
     left, right = (
         load_as(DiffusionModel, tmp_path / name / "drafter", dtype=torch.float32).state_dict()
         for name in ("whole", "pieces")
@@ -75,7 +75,7 @@ def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, pro
 
 def test_layers_it_starts_from(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     more = ["--steps", "1", "--lr", "1e-12", "--start-layers", "3", "1"]
-    assert cli.run(arguments("specdiff", target_folder, prompts, tmp_path / "out", *more)) == 0
+    assert train.run(arguments("specdiff", target_folder, prompts, tmp_path / "out", *more)) == 0
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     started = load_as(DiffusionModel, tmp_path / "out" / "drafter", dtype=torch.float32)
     for ours, number in zip(started.draft_layers, (3, 1), strict=True):
@@ -84,7 +84,7 @@ def test_layers_it_starts_from(target_folder: Path, prompts: Path, tmp_path: Pat
     wrong = arguments("specdiff", target_folder, prompts, tmp_path / "wrong", "--start-layers", "1")
     wrong.data = tmp_path / "out"
     with pytest.raises(ValueError, match=r"--start-layers \[1\]: expected 2 numbers in 0\.\.5"):
-        cli.run(wrong)
+        train.run(wrong)
 
 
 @pytest.mark.parametrize(("order", "steps"), [("left", 1), ("left", 2), ("even", 2)])

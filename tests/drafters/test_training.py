@@ -16,10 +16,11 @@ from tiny_drafters import TINY, make_target
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.block.config import CheckpointError, check_layers
-from outrider.drafters.training import cli, measure
-from outrider.drafters.training.arguments import add_arguments, add_export_arguments
+from outrider.drafters.commands import train
+from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
+from outrider.drafters.commands.export import export
+from outrider.drafters.training import measure
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.export import export
 from outrider.drafters.training.features import answer_chances, sequence_features
 from outrider.drafters.training.forward import FrozenTarget, hidden_states
 from outrider.drafters.training.loss import LossWeights
@@ -56,7 +57,7 @@ def test_train_learns_survives_a_kill_and_drafts(
     target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = arguments(target_folder, prompts, tmp_path / "whole", "--temperatures", "0", "0.5", "--self-prompts", "4")
-    assert cli.run(whole) == 0
+    assert train.run(whole) == 0
     rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
     assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
     assert 1 <= float(rows[-1]["tau"]) < float(rows[-1]["tau, trained on"])
@@ -80,8 +81,8 @@ def test_train_learns_survives_a_kill_and_drafts(
         "--save-seconds", "0",
     )  # fmt: skip
     with pytest.raises(Killed):
-        cli.run(again)
-    assert cli.run(again) == 0
+        train.run(again)
+    assert train.run(again) == 0
     left, right = weights(tmp_path / "whole" / "drafter"), weights(tmp_path / "again" / "drafter")
     assert left.keys() == right.keys()
     for name in left:
@@ -115,7 +116,7 @@ def test_train_learns_survives_a_kill_and_drafts(
 def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """`measure` must count what draft, verify, accept would: here step by step, with the drafter itself."""
     folder = tmp_path / "run"
-    cli.run(arguments(target_folder, prompts, folder, "--temperatures", "0"))
+    train.run(arguments(target_folder, prompts, folder, "--temperatures", "0"))
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     asked = {"count": 6, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
     answers = measure.target_answers(target, str(prompts), **asked)
@@ -134,7 +135,7 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
     torch.manual_seed(0)
     vocab = torch.arange(3, 96, 2)
     args = arguments(target_folder, Path(), Path(), "--draft-vocab", str(len(vocab)))
-    shape = cli.make_config(args, "dspark", target, (1, 4))
+    shape = train.make_config(args, "dspark", target, (1, 4))
     model = BlockModel(shape, vocab)
     for weight in (model.markov_head.w1.weight, model.markov_head.w2.weight):
         weight.data *= 60  # q of a position depends on the token before it
@@ -211,7 +212,7 @@ def decode_with(drafter: BlockDrafter, target: TargetModel, ids: list[int], prom
 def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """Every flag of the recipe at once, a kill in the middle; what is saved is the mean, not the last weights."""
     first = arguments(target_folder, prompts, tmp_path / "first", "--temperatures", "0", "--steps", "20")
-    cli.run(first)
+    train.run(first)
     more = ["--start", str(tmp_path / "first" / "drafter"), "--data", str(tmp_path / "first"), "--ema", "0.9"]
     more += ["--alpha-ce", "0", "--alpha-kl", "0.5", "--kl-falloff", "3", "--position-decay", "2", "--survival-weights"]
     more += ["--alpha-ce-steps", "0", "--short-steps", "0", "--save-seconds", "0", "--draft-vocab", "30"]
@@ -220,7 +221,7 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
             args = arguments(
                 target_folder, prompts, tmp_path / folder, *more, "--decay-steps", "0", "--steps", str(count)
             )
-            cli.run(args)
+            train.run(args)
     whole, halves = weights(tmp_path / "whole" / "drafter"), weights(tmp_path / "halves" / "drafter")
     last = torch.load(tmp_path / "whole" / "checkpoint.pt", weights_only=True)["optimiser"]
     assert load(tmp_path / "whole" / "drafter").config == load(tmp_path / "first" / "drafter").config
@@ -234,7 +235,7 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
     dflash = arguments(target_folder, prompts, tmp_path / "other", *more)
     dflash.kind = "dflash"
     with pytest.raises(ValueError, match="is a dspark drafter, not dflash"):
-        cli.run(dflash)
+        train.run(dflash)
 
 
 def test_a_run_follows_another_that_writes_answers(
@@ -244,9 +245,9 @@ def test_a_run_follows_another_that_writes_answers(
     more = ["--follow", "--data", str(tmp_path / "data"), "--steps", "20", "--save-seconds", "0", "--start", "fresh"]
     args = arguments(target_folder, prompts, tmp_path / "out", *more)
     with pytest.raises(ValueError, match="has no answers yet"):
-        cli.run(args)
+        train.run(args)
     data = arguments(target_folder, prompts, tmp_path / "data", "--steps", "0")
-    cli.run(data)
+    train.run(data)
     index = tmp_path / "data" / "features" / "index.jsonl"
     lines = index.read_text().splitlines(keepends=True)
     index.write_text("".join(lines[:8]))
@@ -258,7 +259,7 @@ def test_a_run_follows_another_that_writes_answers(
         return grow(store)
 
     monkeypatch.setattr(FeatureStore, "grow", growing)
-    assert cli.run(args) == 0
+    assert train.run(args) == 0
     assert seen[-1] > 10
     facts = json.loads((tmp_path / "out" / "drafter" / "training.json").read_text())
     assert facts["sequences"] > 8
@@ -269,10 +270,10 @@ def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts
     more = ["--loss", "authors", "--steps", "6", "--decay-steps", "2", "--short-steps", "2"]
     whole, pieces = (arguments(target_folder, prompts, tmp_path / name, *more) for name in ("whole", "pieces"))
     whole.kind = pieces.kind = "both"
-    assert cli.run(whole) == 0
+    assert train.run(whole) == 0
     pieces.minutes, calls, done = 0.0, 0, tmp_path / "pieces" / "dflash" / "drafter" / "training.json"
     while not done.exists() or json.loads(done.read_text())["steps"] < 6:
-        assert cli.run(pieces) == 0
+        assert train.run(pieces) == 0
         calls += 1
         assert calls <= 20 + 6
     assert calls == 20 + 6
@@ -285,12 +286,12 @@ def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts
     (tmp_path / "drafters").mkdir()
     for kind in ("dspark", "dflash"):
         (tmp_path / "whole" / kind / "drafter").rename(tmp_path / "drafters" / kind)
-    assert cli.run(shipped) == 0
+    assert train.run(shipped) == 0
 
 
 @pytest.mark.parametrize("count", range(2, 40))
 def test_layers_read_by_default_can_be_served(count: int) -> None:
-    check_layers(cli.spread_layers(count), count)
+    check_layers(train.spread_layers(count), count)
 
 
 def test_layers_that_no_engine_captures_are_refused_before_anything_is_gathered(
@@ -298,21 +299,21 @@ def test_layers_that_no_engine_captures_are_refused_before_anything_is_gathered(
 ) -> None:
     for layers in (["1", "5"], ["4", "1"]):
         with pytest.raises(CheckpointError, match=r"must rise within 0\.\.4: of 6 layers all but the last can be read"):
-            cli.run(arguments(target_folder, prompts, tmp_path / "out", "--target-layers", *layers))
+            train.run(arguments(target_folder, prompts, tmp_path / "out", "--target-layers", *layers))
     assert not (tmp_path / "out").exists()
 
 
 def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments(target_folder, prompts, tmp_path / "out", "--start", "fresh", "--steps", "20", "--loss", "authors")
     args.kind = "dflash"
-    recipe = cli.make_recipe(args, "dflash")
+    recipe = train.make_recipe(args, "dflash")
     assert recipe.losses(0) == recipe.losses(10**6) == LossWeights(ce=1.0, tv=0.0)
-    assert cli.make_recipe(args, "dspark").losses(0) == LossWeights(ce=1.0, tv=0.9)
-    assert cli.make_recipe(args, "dspark").losses(10**6) == LossWeights(ce=0.1, tv=0.9)
+    assert train.make_recipe(args, "dspark").losses(0) == LossWeights(ce=1.0, tv=0.9)
+    assert train.make_recipe(args, "dspark").losses(10**6) == LossWeights(ce=0.1, tv=0.9)
     onwards = copy(args)
     onwards.start = "a drafter"
-    assert cli.make_recipe(onwards, "dspark").losses(0) == LossWeights(ce=0.1, tv=0.9)
-    assert cli.run(args) == 0
+    assert train.make_recipe(onwards, "dspark").losses(0) == LossWeights(ce=0.1, tv=0.9)
+    assert train.run(args) == 0
     assert load(tmp_path / "out" / "drafter").config.kind == "dflash"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_drafters import save_target
 
-from outrider.drafters.training import cli
+from outrider.drafters.commands import train
 from outrider.server.cli.main import main
 from outrider.server.machine import hardware
 
@@ -49,6 +49,6 @@ def test_training_multiplies_in_what_the_processor_can(
 ) -> None:
     seen: list[argparse.Namespace] = []
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
-    monkeypatch.setattr(cli, "run", seen.append)
+    monkeypatch.setattr(train, "run", seen.append)
     assert main(["train", "dspark", "--target", "model", "--out", str(tmp_path), "--device", "cpu", *given]) == 0
     assert [args.dtype for args in seen] == [dtype]

@@ -11,7 +11,7 @@ from ..block import checkpoint
 from ..block.model import DraftModel
 from ..conversion import delta
 from ..networks import load_any
-from .loop import checkpoint_model
+from ..training.loop import checkpoint_model
 
 
 def mean_drafter(paths: list[Path]) -> DraftModel:

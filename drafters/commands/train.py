@@ -30,18 +30,18 @@ from ..conversion.model import convert, spare_token
 from ..conversion.run import ConversionRun
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
+from ..training.deadline import Deadline, OutOfTime
+from ..training.decode import FeatureSpec
+from ..training.diffusion import DiffusionRun
+from ..training.features import build_store
+from ..training.forward import FrozenTarget
+from ..training.loop import Recipe, Run, TrainingRun
+from ..training.prompts import Sample, read_samples
+from ..training.start import start_diffusion, start_from_target, start_markov, start_vectors
+from ..training.store import FeatureStore
+from ..training.synthesise import FeatureSink, answer, write_prompts
+from ..training.target import TargetModel, keep_freed_memory
 from .arguments import CONVERSION, DIFFUSION_STAGES
-from .deadline import Deadline, OutOfTime
-from .decode import FeatureSpec
-from .diffusion import DiffusionRun
-from .features import build_store
-from .forward import FrozenTarget
-from .loop import Recipe, Run, TrainingRun
-from .prompts import Sample, read_samples
-from .start import start_diffusion, start_from_target, start_markov, start_vectors
-from .store import FeatureStore
-from .synthesise import FeatureSink, answer, write_prompts
-from .target import TargetModel, keep_freed_memory
 
 
 def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""`outrider train` and `outrider export`: their flags and stages."""
