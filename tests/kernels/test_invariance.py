@@ -25,9 +25,9 @@ DEPTH, OUTPUTS = 24, 10
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The state of a process that has not multiplied yet."""
     monkeypatch.setattr(invariance, "_found", {})
-    invariance._tell.cache_clear()
+    invariance._warn_slow.cache_clear()
     yield
-    invariance._tell.cache_clear()
+    invariance._warn_slow.cache_clear()
 
 
 def integers(*shape: int, seed: int = 0) -> torch.Tensor:
