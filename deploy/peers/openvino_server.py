@@ -45,6 +45,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         text = json.dumps({"data": [{"id": FILE}]}).encode()
         self.send_response(200)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
