@@ -94,10 +94,13 @@ def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"README.md has no {BEGIN} … {END}, between which its table stands")
-    rows = [
-        [machine(one), *(speedup(one["results"], load) for load in ("1", "8", "32"))]
-        for one in merged(one for one in records.values() if one["question"] == "load")
-    ]
+    rows = []
+    for question, what, ratio in (
+        ("load", "over no speculation", speedup),
+        ("load by URL", "over the best other engine", over_best),
+    ):
+        for one in merged(one for one in records.values() if one["question"] == question):
+            rows.append([f"{machine(one)}: {what}", *(ratio(one["results"], load) for load in ("1", "8", "32"))])
     return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], rows)}{END}{after}"
 
 
@@ -129,6 +132,16 @@ def speedup(results: Mapping[str, Any], load: str) -> str:
     if not {"planned", "off"} <= rates.keys():
         return ""
     return harness.ratio(rates["planned"], rates["off"]).cell.replace(" (", " × (", 1)
+
+
+def over_best(results: Mapping[str, Any], load: str) -> str:
+    """Throughput of the first server over that of the best other, which is named; "" where there is none."""
+    rates = {arm: [one["throughput"] for one in rounds] for arm, rounds in results.get(load, {}).items()}
+    first, *others = rates or [""]
+    if not others:
+        return ""
+    best = max(others, key=lambda arm: statistics.median(rates[arm]))
+    return harness.ratio(rates[first], rates[best]).cell.replace(" (", f" × {best} (", 1)
 
 
 def _load(one: Record) -> Iterable[tuple[Row, Row]]:
