@@ -94,13 +94,11 @@ def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"README.md has no {BEGIN} … {END}, between which its table stands")
-    rows = []
-    for question, what, ratio in (
-        ("load", "over no speculation", speedup),
-        ("load by URL", "over the best other engine", over_best),
-    ):
-        for one in merged(one for one in records.values() if one["question"] == question):
-            rows.append([f"{machine(one)}: {what}", *(ratio(one["results"], load) for load in ("1", "8", "32"))])
+    rows = [
+        [machine(one), *(compared(one, load) for load in ("1", "8", "32"))]
+        for question in ("load", "load by URL")
+        for one in merged(one for one in records.values() if one["question"] == question)
+    ]
     return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], rows)}{END}{after}"
 
 
@@ -126,22 +124,15 @@ def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
-def speedup(results: Mapping[str, Any], load: str) -> str:
-    """Throughput of the planned arm over that without speculation; "" where one was not measured."""
-    rates = {arm: [one["throughput"] for one in rounds] for arm, rounds in results.get(load, {}).items()}
-    if not {"planned", "off"} <= rates.keys():
-        return ""
-    return harness.ratio(rates["planned"], rates["off"]).cell.replace(" (", " × (", 1)
-
-
-def over_best(results: Mapping[str, Any], load: str) -> str:
-    """Throughput of the first server over that of the best other, which is named; "" where there is none."""
-    rates = {arm: [one["throughput"] for one in rounds] for arm, rounds in results.get(load, {}).items()}
-    first, *others = rates or [""]
-    if not others:
+def compared(one: Record, load: str) -> str:
+    """Throughput of planning over none, or of the first server over the best other; "" where it was not measured."""
+    rates = {arm: [r["throughput"] for r in rounds] for arm, rounds in one["results"].get(load, {}).items()}
+    ours = "planned" if "engine" in one else next(iter(rates), "")
+    others = [arm for arm in rates if (arm == "off" if "engine" in one else arm != ours)]
+    if ours not in rates or not others:
         return ""
     best = max(others, key=lambda arm: statistics.median(rates[arm]))
-    return harness.ratio(rates[first], rates[best]).cell.replace(" (", f" × {best} (", 1)
+    return harness.ratio(rates[ours], rates[best]).cell.replace(" (", f" × {best} (", 1)
 
 
 def _load(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -219,35 +210,26 @@ def _simulate(one: Record) -> Iterable[tuple[Row, Row]]:
 
 QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]]]]] = {
     "load": (
-        "Throughput, with speculation and without",
-        "Tokens per second of all requests on one engine, greedy; \"planned\" also as a ratio to \"off\".\n"
-        "tau: tokens per request and step.",
-        _load,
+        "Throughput, with speculation and without", "Tokens per second of all requests on one engine, greedy; "
+        "tau: tokens per request and step.", _load
     ),
     "load by URL": (
-        "Beside other engines",
-        "Tokens per second of all requests over HTTP, greedy; MB of memory of all processes of a server.",
-        _load,
+        "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",
+        _load
     ),
     "micro steps": (
-        "An engine step",
-        "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",
-        _steps,
+        "An engine step", "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",
+        _steps
     ),
     "micro drafts": (
-        "A draft beside its verification",
-        "Drafting and observing over the target's forward, kernels alone.",
-        _drafts,
+        "A draft beside its verification", "Drafting and observing over the target's forward, kernels alone.", _drafts
     ),
     "micro kernels": (
-        "Compiled kernels beside plain torch",
-        "Torch's time over ours, from the least to the largest of a kernel's cases.",
-        _kernels,
+        "Compiled kernels beside plain torch", "Torch's time over ours, least to largest of a kernel's cases.", _kernels
     ),
     "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
     "simulate": (
-        "Planners on a simulated server",
-        "SIMULATED: throughput over that without speculation, by a profile's step times.",
-        _simulate,
+        "Planners on a simulated server", "SIMULATED throughput over `off`, by a profile's step times.",
+        _simulate
     ),
 }  # fmt: skip
