@@ -1,0 +1,1 @@
+"""Requests: from the bytes of a body to a checked request."""
