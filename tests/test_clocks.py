@@ -12,7 +12,7 @@ WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetim
 SAYS_WHEN = {
     "server/doctor/machine.py",
     "server/http/routes/openai.py",
-    "server/http/token_limits.py",
+    "server/http/keys/token_limits.py",
     "server/tune/result.py",
 }
 """Files that may read the wall clock: to tell when something was made, or which day it is, once, at the start."""

@@ -19,9 +19,9 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
-from ..http import keys
+from ..http.keys import key_file
 
-LIMITS = ("rate", *keys.NUMBERS, "admin")
+LIMITS = ("rate", *key_file.NUMBERS, "admin")
 SHOWN = {None: "-", False: "-", True: "yes"}
 HELP = {
     "concurrency": "choices at the same time: n, for each prompt, of all requests together",
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
         if args.list and args.name is not None:
             raise UserError(f"--list shows all keys; leave {args.name} out")
     if args.list:
-        print(_table(keys.read(args.api_keys)))
+        print(_table(key_file.read(args.api_keys)))
         return 0
     if args.name is None:
         raise UserError("name the key: outrider key NAME --api-keys FILE, or list them: outrider key --list")
     if args.remove:
-        keys.remove(args.api_keys, args.name)
+        key_file.remove(args.api_keys, args.name)
         return 0
     print(_made(args))
     return 0
@@ -68,27 +68,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _made(args: argparse.Namespace) -> str:
     """A new key, which is in the file now."""
-    for name in keys.NUMBERS:
+    for name in key_file.NUMBERS:
         number = getattr(args, name)
-        if number is not None and not 1 <= number <= keys.MOST:
-            raise UserError(f"--{name.replace('_', '-')} is a number from 1 to {keys.MOST}, not {number}")
+        if number is not None and not 1 <= number <= key_file.MOST:
+            raise UserError(f"--{name.replace('_', '-')} is a number from 1 to {key_file.MOST}, not {number}")
     try:
-        rate = keys.Rate.parse(args.rate) if args.rate is not None else None
+        rate = key_file.Rate.parse(args.rate) if args.rate is not None else None
     except ValueError as error:
         raise UserError(f"--rate: {error}") from None
-    secret = keys.new()
-    key = keys.Key(
+    secret = key_file.new()
+    key = key_file.Key(
         name=args.name,
-        digest=keys.digest(secret.encode()),
+        digest=key_file.digest(secret.encode()),
         rate=rate,
         admin=args.admin,
-        **{name: getattr(args, name) for name in keys.NUMBERS},
+        **{name: getattr(args, name) for name in key_file.NUMBERS},
     )
-    keys.add(args.api_keys, key)
+    key_file.add(args.api_keys, key)
     return secret
 
 
-def _table(found: tuple[keys.Key, ...]) -> str:
+def _table(found: tuple[key_file.Key, ...]) -> str:
     rows = [("name", *(name.replace("_", " ") for name in LIMITS))]
     for key in found:
         values = (getattr(key, name) for name in LIMITS)

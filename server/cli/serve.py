@@ -121,7 +121,7 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
 
 
 def _announce(settings: Settings, engine: Engine) -> None:
-    from ..http.sampling_defaults import SamplingDefaults
+    from ..http.requests.sampling_defaults import SamplingDefaults
 
     manager = engine.tokenizer_manager
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

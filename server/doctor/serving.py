@@ -135,12 +135,13 @@ def _why_none_fits(settings: Settings, model: Model) -> str:
 
 def doors(settings: Settings) -> Iterator[Finding]:
     """Keys, certificate and address, as far as the settings name them; and who could ask such a server."""
-    from ..http import keys, listen, usage_file
-    from ..http.tls import Tls
+    from ..http import listen
+    from ..http.connections.tls import Tls
+    from ..http.keys import key_file, usage_file
 
     try:
         if settings.api_keys is not None:
-            yield ok("keys", f"{len(keys.read(settings.api_keys))} in {settings.api_keys}")
+            yield ok("keys", f"{len(key_file.read(settings.api_keys))} in {settings.api_keys}")
     except UserError as error:
         yield problem(
             "keys", str(error), "`outrider key NAME --api-keys FILE` makes keys and the file (docs/secure.md)"

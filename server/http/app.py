@@ -13,22 +13,25 @@ from ..processes.engine_processes import EngineProcesses
 from ..processes.run_folder import GRAMMARS
 from ..settings.resolve import Resolved
 from ..settings.settings import Settings
-from . import errors, logprobs, metering, openapi, tokenizing
-from .access import Access
-from .answer_log import AnswerLogger
-from .auth import AuthMiddleware
-from .grammar_process import GrammarProcess
-from .hosts import HostGuard, Hosts
+from . import errors, openapi
+from .answers import logprobs
+from .answers.answer_log import AnswerLogger
+from .connections.hosts import HostGuard, Hosts
 from .key_metrics import KeyMetrics
+from .keys import metering
+from .keys.access import Access
+from .keys.auth import AuthMiddleware
+from .keys.queue_limit import QueueLimit
 from .lifecycle import Lifecycle
 from .live import Live
 from .metrics import HttpMetrics
-from .prompt_length import PromptLength
-from .queue_limit import QueueLimit
 from .request_middleware import RequestMiddleware, name_requests_in_logs
+from .requests import tokenization
+from .requests.grammar_process import GrammarProcess
+from .requests.prompt_length import PromptLength
+from .requests.sampling_defaults import SamplingDefaults
+from .requests.validation import Limits
 from .routes import health, openai, page, tune
-from .sampling_defaults import SamplingDefaults
-from .validation import Limits
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -57,7 +60,7 @@ def build(
         prompt_length=PromptLength(manager.tokenizer, engine.context_length),
     )
     sampling = SamplingDefaults.of(manager)
-    tokenizing.install(manager)
+    tokenization.install(manager)
     logprobs.install(manager)
     app = bare(lifespan)
     app.state.compiler = GrammarProcess(engine.run_folder.path / GRAMMARS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
-from .admission import Admission
+from .keys.admission import Admission
 
 MOST_KEYS = 100
 OTHER = "other"

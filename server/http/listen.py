@@ -19,19 +19,13 @@ from ..processes import client
 from ..processes.engine import Engine
 from ..settings.resolve import Resolved
 from ..settings.settings import Settings
-from . import keys, usage_file
-from .accepting import (
-    METRICS_CONNECTIONS,
-    Acceptor,
-    ConnectionCounts,
-    OpenConnections,
-    connection_limit,
-)
-from .connection import Connection, protocol
-from .hosts import Hosts
+from .connections.acceptor import METRICS_CONNECTIONS, Acceptor, ConnectionCounts, OpenConnections, connection_limit
+from .connections.connection import Connection, protocol
+from .connections.hosts import Hosts
+from .connections.tls import Tls
+from .keys import key_file, usage_file
 from .lifecycle import Lifecycle, State
 from .progress import Progress
-from .tls import Tls
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -79,7 +73,7 @@ class Listeners:
     def open(cls, settings: Settings) -> Listeners:
         """Not listening yet; raises UserError for what cannot be, before anything slow begins."""
         if settings.api_keys is not None:
-            keys.read(settings.api_keys)
+            key_file.read(settings.api_keys)
         if settings.usage_file is not None:
             usage_file.read(settings.usage_file)
         tls, most = Tls.of(settings), connection_limit(settings.max_connections)
@@ -122,11 +116,11 @@ def serve(
     Raises UserError where the engine does not answer.
     """
     # Imports SGLang, which reads the environment that the engine was started with.
-    from . import app, event_loop, preparation
-    from .access import Access
+    from . import app, event_loop, offload
+    from .keys.access import Access
+    from .keys.token_limits import ServerClock, day_of
+    from .keys.usage_file import UsageFile
     from .metrics import ConnectionMetrics
-    from .token_limits import ServerClock, day_of
-    from .usage_file import UsageFile
 
     settings = resolved.settings
     usage, clock = UsageFile.of(settings), ServerClock()
@@ -142,7 +136,7 @@ def serve(
         try:
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
             await _until_ending(lifecycle, before_first())
-            preparation.keep_what_is_loaded()
+            offload.keep_what_is_loaded()
             lifecycle.up()
             if lifecycle.accepting:  # and nobody has told it to stop meanwhile
                 lifecycle.run(beside(lifecycle))
@@ -190,7 +184,7 @@ def serve(
         context,
     )
     lifecycle.server = server
-    preparation.let_the_loop_in()
+    offload.let_the_loop_in()
     try:
         server.run(sockets=[listeners.requests])
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..plugin import worker_rpc
 from ..processes.engine import Engine
-from .answer_log import AnswerLogger
+from .answers.answer_log import AnswerLogger
 from .errors import ApiError
 from .lifecycle import Lifecycle
 

@@ -14,12 +14,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
 from ..tune.request import TuneRequest
-from . import amounts
-from .amounts import ROLES
-from .numbers import MAX_TOP_LOGPROBS, RANGES
-from .protocol import CHAT, MEANINGLESS, TEXT, Kind
-from .sampling_defaults import SamplingDefaults
-from .validation import Limits
+from .requests import bounds
+from .requests.bounds import ROLES
+from .requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
+from .requests.ranges import MAX_TOP_LOGPROBS, RANGES
+from .requests.sampling_defaults import SamplingDefaults
+from .requests.validation import Limits
 
 REF = "#/components/schemas/{model}"
 PATHS = frozenset({"/openapi.json", "/docs"})
@@ -117,9 +117,9 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
     schema = _served(schema)
     required = schema.get("required", [])
     properties = {name: field for name, field in schema["properties"].items() if name in kind.fields}
-    for name, bounds in _bounds(kind, limits).items():
+    for name, limits_ in _bounds(kind, limits).items():
         if name in properties:
-            properties[name] = _bounded(properties[name], bounds)
+            properties[name] = _bounded(properties[name], limits_)
     for name, field in properties.items():
         if name not in required:
             properties[name] = _or_null(field)
@@ -137,7 +137,7 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
 
 
 def _served(schema: Any) -> Any:
-    """The schema without alternatives that SGLang's models take and `requests` and `grammars` refuse."""
+    """The schema without alternatives that SGLang's models take and `requests` refuses."""
     if isinstance(schema, list):
         return [_served(one) for one in schema if not (isinstance(one, dict) and _name(one).startswith(NOT_SERVED))]
     if isinstance(schema, dict):
@@ -151,7 +151,7 @@ def _name(schema: dict[str, Any]) -> str:
 
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
-    """Bounds that `validation`, `numbers` and `amounts` check beyond types, by field."""
+    """Bounds that `requests.validation` and `requests.bounds` check beyond types, by field."""
     answer = {"minimum": 1 if kind is CHAT else 0, "maximum": limits.context_length - 1}
     logprobs = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
     ranges = {name: {"minimum": range_.low, "maximum": range_.high} for name, range_ in RANGES.items()}
@@ -162,17 +162,17 @@ def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
         "top_logprobs": logprobs,
         "logprobs": logprobs,
         "min_tokens": {"minimum": 0, "maximum": limits.context_length - 1},
-        "messages": {"minItems": 1, "maxItems": amounts.MAX_MESSAGES},
+        "messages": {"minItems": 1, "maxItems": bounds.MAX_MESSAGES},
         "prompt": {"minItems": 1, "minLength": 1},
-        "tools": {"maxItems": amounts.MAX_TOOLS},
-        "stop": {"maxItems": amounts.MAX_STOPS, "minLength": 1},
+        "tools": {"maxItems": bounds.MAX_TOOLS},
+        "stop": {"maxItems": bounds.MAX_STOPS, "minLength": 1},
         "stop_token_ids": {
             "items": {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1},
-            "maxItems": amounts.MAX_STOP_TOKENS,
+            "maxItems": bounds.MAX_STOP_TOKENS,
         },
         "logit_bias": {
             "propertyNames": {"pattern": "^[0-9]+$"},
-            "additionalProperties": {"type": "number", "minimum": -amounts.BIAS_LIMIT, "maximum": amounts.BIAS_LIMIT},
+            "additionalProperties": {"type": "number", "minimum": -bounds.BIAS_LIMIT, "maximum": bounds.BIAS_LIMIT},
         },
     }
 

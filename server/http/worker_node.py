@@ -18,11 +18,11 @@ from fastapi import FastAPI
 from ..processes.engine_processes import EngineProcesses
 from ..settings.resolve import Resolved
 from . import app as whole
-from .access import Access
-from .auth import AuthMiddleware
-from .connection import protocol
+from .connections.connection import protocol
+from .connections.hosts import HostGuard, Hosts
 from .errors import ApiError
-from .hosts import HostGuard, Hosts
+from .keys.access import Access
+from .keys.auth import AuthMiddleware
 from .lifecycle import Lifecycle, State
 from .listen import Listeners
 from .metrics import ConnectionMetrics, HttpMetrics

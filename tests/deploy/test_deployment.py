@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from outrider.server.cli import serve
-from outrider.server.http.auth import OPEN_PATHS
+from outrider.server.http.keys.auth import OPEN_PATHS
 from outrider.server.settings.flags import served_settings_of
 from outrider.server.settings.settings import Settings
 

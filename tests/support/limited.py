@@ -11,7 +11,7 @@ import httpx
 from metrics_page import MetricsPage
 from running import Server, free_port
 
-from outrider.server.http import keys
+from outrider.server.http.keys import key_file
 
 RUNNING, QUEUED, CONNECTIONS = 4, 4, 80
 QUEUE_SECONDS, REQUEST_SECONDS, STALL_SECONDS = 3.0, 5.0, 2.0
@@ -29,7 +29,7 @@ class Limited:
         self.client = httpx.Client(timeout=120)  # one for all: to make one takes longer than to be answered
         self.add("operator", admin=True)
         self.add("two", concurrency=2)
-        self.add("rare", rate=keys.Rate(3, 3600))
+        self.add("rare", rate=key_file.Rate(3, 3600))
         self.add("minute", tokens_per_minute=MINUTE_TOKENS)
         self.add("day", tokens_per_day=DAY_TOKENS)
         self.add("short", max_tokens_per_request=40)
@@ -50,13 +50,13 @@ class Limited:
         }
         self.server = Server(folder / "log", *(str(word) for flag in limits.items() for word in flag))
 
-    def make(self, name: str, **limits: Any) -> keys.Key:
-        secret = keys.new()
+    def make(self, name: str, **limits: Any) -> key_file.Key:
+        secret = key_file.new()
         self.headers[name] = {"Authorization": f"Bearer {secret}"}
-        return keys.Key(name=name, digest=keys.digest(secret.encode()), **limits)
+        return key_file.Key(name=name, digest=key_file.digest(secret.encode()), **limits)
 
     def add(self, name: str, **limits: Any) -> None:
-        keys.add(self.file, self.make(name, **limits))
+        key_file.add(self.file, self.make(name, **limits))
 
     def ask(self, name: str, body: dict[str, Any] = SHORT) -> httpx.Response:
         return self.client.post(f"{self.server.url}/v1/completions", json=body, headers=self.headers[name])

@@ -12,16 +12,19 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from ...processes.engine import Engine
-from .. import admission, handlers, openapi, requests, validation
-from ..answers import ChatAnswer, TextAnswer
+from .. import openapi
+from ..answers import handlers
+from ..answers.handlers import ChatHandler, TextHandler
+from ..answers.schemas import ChatAnswer, TextAnswer
 from ..errors import ApiError
-from ..grammar_process import GrammarProcess
-from ..handlers import ChatHandler, TextHandler
+from ..keys import admission
+from ..keys.queue_limit import QueueLimit
 from ..lifecycle import Lifecycle
-from ..protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
-from ..queue_limit import QueueLimit
-from ..sampling_defaults import SamplingDefaults
-from ..validation import Limits
+from ..requests import receive, validation
+from ..requests.grammar_process import GrammarProcess
+from ..requests.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
+from ..requests.sampling_defaults import SamplingDefaults
+from ..requests.validation import Limits
 
 ELSEWHERE = {
     "/v1/responses": "this server does not keep conversations, so it has no responses API: send all messages to"
@@ -81,7 +84,7 @@ def install(
     async def complete(kind: Kind, handler: ChatHandler | TextHandler, raw: Request) -> Response:
         check_accepting()
         queue.check()
-        request = await requests.receive(raw, kind, limits, entering)
+        request = await receive.receive(raw, kind, limits, entering)
         n, prompts = request.n, validation.prompt_count(request)
         if (asking := admission.current()) is not None:
             asking.weigh(n, prompts)

@@ -16,10 +16,11 @@ from ...settings.resolve import Resolved
 from ...tune import measure
 from ...tune.events import Event, Failed, Finished, to_line
 from ...tune.request import TuneRequest
-from .. import openapi, requests
+from .. import openapi
 from ..errors import ApiError
 from ..lifecycle import Lifecycle
-from ..validation import Limits
+from ..requests import receive
+from ..requests.validation import Limits
 
 
 def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:
@@ -32,7 +33,7 @@ def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecyc
         responses=openapi.answers(kind="application/x-ndjson", says="a line of JSON per event, the last the result"),
     )
     async def tune_server(raw: Request) -> StreamingResponse:
-        request = await requests.receive_as(TuneRequest, raw, limits)
+        request = await receive.receive_as(TuneRequest, raw, limits)
         if not settings.profiled:
             raise ApiError(
                 "this server plans nothing by a profile; start it with a drafter", status=409, code="conflict"

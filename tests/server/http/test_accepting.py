@@ -22,10 +22,10 @@ from running import Server
 
 from outrider.server.errors import UserError
 from outrider.server.http import listen
-from outrider.server.http.accepting import OpenConnections
-from outrider.server.http.connection import protocol
+from outrider.server.http.connections.acceptor import OpenConnections
+from outrider.server.http.connections.connection import protocol
+from outrider.server.http.connections.tls import Tls
 from outrider.server.http.listen import bind
-from outrider.server.http.tls import Tls
 from outrider.server.settings.settings import Settings
 
 LIMIT = 3
@@ -216,7 +216,7 @@ def test_many_requests_through_tls(run: Callable[..., None], certificate: tuple[
 LIMITS = """
 import json, resource, sys
 from outrider.server.errors import UserError
-from outrider.server.http.accepting import connection_limit
+from outrider.server.http.connections.acceptor import connection_limit
 soft, hard, wanted = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 try:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from outrider.server.http import keys
-from outrider.server.http.access import Access
-from outrider.server.http.auth import AuthMiddleware
+from outrider.server.http.keys import key_file
+from outrider.server.http.keys.access import Access
+from outrider.server.http.keys.auth import AuthMiddleware
 from outrider.server.http.lifecycle import Lifecycle
 
 KEY = "a-secret"
@@ -142,14 +142,14 @@ def file_of(folder: Path, **fields: dict[str, Any]) -> tuple[Path, dict[str, byt
     """A file of keys by name, with the header that each is sent in."""
     path, headers = folder / "keys.toml", {}
     for name, limits in fields.items():
-        secret = keys.new()
-        keys.add(path, keys.Key(name=name, digest=keys.digest(secret.encode()), **limits))
+        secret = key_file.new()
+        key_file.add(path, key_file.Key(name=name, digest=key_file.digest(secret.encode()), **limits))
         headers[name] = f"Bearer {secret}".encode()
     return path, headers
 
 
 def test_each_key_has_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, header = file_of(tmp_path, slow={"rate": keys.Rate(2, 3600)}, free={})
+    path, header = file_of(tmp_path, slow={"rate": key_file.Rate(2, 3600)}, free={})
     passed = Passed(answer, file=path)
 
     def ask(name: str, method: str = "POST") -> int:
@@ -169,7 +169,7 @@ def test_each_key_has_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rate_is_of_any_stretch_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, header = file_of(tmp_path, key={"rate": keys.Rate(2, 60)})
+    path, header = file_of(tmp_path, key={"rate": key_file.Rate(2, 60)})
     passed, now = Passed(answer, file=path), 1_000_000
     monkeypatch.setattr("pyrate_limiter.clocks.monotonic_ns", lambda: now * 1_000_000)
     asked = []

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from outrider.server.http import errors
-from outrider.server.http.connection import protocol
+from outrider.server.http.connections.connection import protocol
 
 SECONDS = 0.4
 HEAD = b"POST /echo HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from small_grammars import nested_repeats, small_schema, with_options
 
-from outrider.server.http import grammar_process
-from outrider.server.http.grammar_process import GrammarMetrics, GrammarProcess
+from outrider.server.http.requests import grammar_process
+from outrider.server.http.requests.grammar_process import GrammarMetrics, GrammarProcess
 from outrider.server.plugin.grammars.examine import Outcome, Verdict
 from outrider.server.plugin.grammars.folder import GrammarFolder
 

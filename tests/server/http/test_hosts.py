@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.server.errors import UserError
-from outrider.server.http.hosts import HostGuard, Hosts
+from outrider.server.http.connections.hosts import HostGuard, Hosts
 from outrider.server.http.listen import Listeners, bind
 from outrider.server.settings.settings import Settings
 

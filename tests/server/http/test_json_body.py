@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.server.http import json_body, yielding_json
 from outrider.server.http.errors import ApiError
-from outrider.server.http.json_body import FAST_VALUES, MAX_CONTAINERS, MAX_STRINGS, Meter, decode
+from outrider.server.http.requests import json_body, yielding_json
+from outrider.server.http.requests.json_body import FAST_VALUES, MAX_CONTAINERS, MAX_STRINGS, Meter, decode
 
 INTEGERS = st.lists(st.integers(-5, 2**40), min_size=10, max_size=100)
 VALUES = st.recursive(

@@ -14,9 +14,9 @@ import pytest
 
 from outrider.server.cli.main import main
 from outrider.server.errors import UserError
-from outrider.server.http import access, keys
-from outrider.server.http.access import Access
-from outrider.server.http.keys import BadKeys
+from outrider.server.http.keys import access, key_file
+from outrider.server.http.keys.access import Access
+from outrider.server.http.keys.key_file import BadKeys
 
 DIGEST = "ab" * 32
 
@@ -52,7 +52,7 @@ def test_command_makes_keys_that_are_nowhere_written(tmp_path: Path, capsys: pyt
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert set(os.listdir(tmp_path)) <= {"keys.toml", ".keys.toml.lock"}
 
-    team, operator = keys.read(file)
+    team, operator = key_file.read(file)
     assert (team.name, str(team.rate), team.concurrency, team.admin) == ("team-a", "600/minute", 8, False)
     assert (operator.name, operator.rate, operator.concurrency, operator.admin) == ("operator", None, None, True)
     found = Access(None, file).key_usage(header(first))
@@ -110,7 +110,7 @@ def test_command_says_what_was_wrong(
         (f"[a]\nsha256 = '{DIGEST}'\nconcurrency = {'9' * 9999}", "is not TOML"),
         (f"[a]\nsha256 = '{DIGEST}'\nrate = '{'9' * 9999}'", "rate of key a is a number per second"),
         ("a = " + "[" * 9999, "is not TOML of keys: it is nested too deeply"),
-        ("#" * (keys.MAX_BYTES + 1), "is larger than 1048576 bytes"),
+        ("#" * (key_file.MAX_BYTES + 1), "is larger than 1048576 bytes"),
         (f"[a]\nsha256 = '{DIGEST}'\nadmin = 'yes'", "admin of key a is true or false, not 'yes'"),
         (f"['a b']\nsha256 = '{DIGEST}'", "a key's name is up to 64 letters"),
         (f"[a]\nsha256 = '{DIGEST}'\n[b]\nsha256 = '{DIGEST}'", "two keys of"),
@@ -120,7 +120,7 @@ def test_bad_files_say_where_and_why(text: str, message: str, tmp_path: Path) ->
     file = tmp_path / "keys.toml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadKeys) as raised:
-        keys.read(file)
+        key_file.read(file)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < len(str(file)) + 300
@@ -262,7 +262,7 @@ def test_what_nobody_thought_of_does_not_end_the_watch_either(
     old = make(capsys, "old", "--api-keys", str(file))
     watched = Access(None, file)
     make(capsys, "new", "--api-keys", str(file))
-    monkeypatch.setattr(keys, "read", lambda path: 1 / 0)
+    monkeypatch.setattr(key_file, "read", lambda path: 1 / 0)
     look(watched)
     assert watched.key_usage(header(old)) is not None
     assert "ZeroDivisionError" in caplog.text
@@ -272,9 +272,9 @@ def test_commands_at_the_same_time_lose_no_key(tmp_path: Path) -> None:
     """Each reads the file, adds its table, and replaces it."""
     file, count = tmp_path / "keys.toml", 12
     code = (
-        "import sys; from pathlib import Path; from outrider.server.http import keys; sys.stdin.read(1)\n"
-        "for i in range(4): keys.add(Path(sys.argv[1]), "
-        "keys.Key(name=f'{sys.argv[2]}-{i}', digest=keys.digest(f'{sys.argv[2]}-{i}'.encode())))"
+        "import sys; from pathlib import Path; from outrider.server.http.keys import key_file; sys.stdin.read(1)\n"
+        "for i in range(4): key_file.add(Path(sys.argv[1]), "
+        "key_file.Key(name=f'{sys.argv[2]}-{i}', digest=key_file.digest(f'{sys.argv[2]}-{i}'.encode())))"
     )
     started = [
         subprocess.Popen([sys.executable, "-c", code, str(file), f"k{number}"], stdin=subprocess.PIPE)
@@ -285,7 +285,7 @@ def test_commands_at_the_same_time_lose_no_key(tmp_path: Path) -> None:
         process.stdin.write(b"\n")
         process.stdin.close()
     assert [process.wait(60) for process in started] == [0] * len(started)
-    assert len(keys.read(file)) == count
+    assert len(key_file.read(file)) == count
 
 
 def test_keys_are_listed_without_secrets_and_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,10 +304,10 @@ def test_keys_are_listed_without_secrets_and_taken_back(tmp_path: Path, capsys: 
         ["list", "60/minute", "-", "-", "-", "512", "-"],
         ["team-ab", "-", "-", "-", "-", "-", "yes"],
     ]
-    for key in keys.read(file):
+    for key in key_file.read(file):
         assert key.digest.hex() not in "".join(lines)
     assert main(["key", "team-a", "--remove", "--api-keys", str(file)]) == 0
-    assert [key.name for key in keys.read(file)] == ["list", "team-ab"]
+    assert [key.name for key in key_file.read(file)] == ["list", "team-ab"]
     assert file.read_text() == by_hand[by_hand.index("# the list") :]
     watched = Access(None, file)
     assert [watched.key_usage(header(key)) is None for key in made] == [True, False, False]
@@ -329,4 +329,4 @@ def test_a_link_to_the_file_stays_one(tmp_path: Path, capsys: pytest.CaptureFixt
     for name in ("one", "two"):
         make(capsys, name, "--api-keys", str(link))
     assert link.is_symlink()
-    assert [key.name for key in keys.read(link)] == ["one", "two"]
+    assert [key.name for key in key_file.read(link)] == ["one", "two"]

@@ -41,7 +41,7 @@ from limited import (
 )
 from running import HTTP, Server, wait_until
 
-from outrider.server.http import keys, usage_file
+from outrider.server.http.keys import key_file, usage_file
 
 
 @pytest.fixture(scope="module")
@@ -338,7 +338,7 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
         whole = limited_server.file.read_text()
         key = limited_server.make("new")
         assert status("new") == 401
-        keys.add(limited_server.file, key)
+        key_file.add(limited_server.file, key)
         wait_until(lambda: status("new") == 200, 5)
         for bad in ("[two", "", whole.replace("sha256", "sha512")):
             limited_server.file.write_text(bad)

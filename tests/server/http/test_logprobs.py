@@ -17,8 +17,8 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.utils import to_openai_style_logprobs
 from transformers import AutoTokenizer
 
-from outrider.server.http import logprobs
-from outrider.server.http.logprobs import EchoedPrompt, Spellings
+from outrider.server.http.answers import logprobs
+from outrider.server.http.answers.logprobs import EchoedPrompt, Spellings
 from outrider.server.model import bundled_model
 
 TOP = 5

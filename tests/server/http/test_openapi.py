@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from running import HTTP, Server
 
-from outrider.server.http.protocol import CHAT, MEANINGLESS, TEXT, Kind
+from outrider.server.http.requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
 
 USED_BY_DOCS = re.compile(r"""(?:src|href)=["']([^"']+)["']""")
 

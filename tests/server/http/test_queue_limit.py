@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from outrider.server.http import admission
 from outrider.server.http.errors import ApiError
-from outrider.server.http.metering import ChoiceTable
-from outrider.server.http.queue_limit import QueueLimit
+from outrider.server.http.keys import admission
+from outrider.server.http.keys.metering import ChoiceTable
+from outrider.server.http.keys.queue_limit import QueueLimit
 
 
 class Engine:

@@ -8,11 +8,11 @@ import json
 import pytest
 from starlette.requests import Request
 
-from outrider.server.http import requests
 from outrider.server.http.errors import ApiError
-from outrider.server.http.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
-from outrider.server.http.requests import LEVEL_HEADER
-from outrider.server.http.validation import Limits
+from outrider.server.http.requests import receive
+from outrider.server.http.requests.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
+from outrider.server.http.requests.receive import LEVEL_HEADER
+from outrider.server.http.requests.validation import Limits
 from outrider.server.tune.request import TuneRequest
 
 LIMITS = Limits(
@@ -37,7 +37,7 @@ def request(*chunks: bytes, **headers: str) -> Request:
 
 
 def received(kind: Kind, body: object, **headers: str) -> ChatRequest | TextRequest:
-    return asyncio.run(requests.receive(request(json.dumps(body).encode(), **headers), kind, LIMITS))
+    return asyncio.run(receive.receive(request(json.dumps(body).encode(), **headers), kind, LIMITS))
 
 
 def refusal(kind: Kind, body: object, **headers: str) -> ApiError:
@@ -84,14 +84,14 @@ def test_another_model_is_not_found() -> None:
 @pytest.mark.parametrize("data", [b"", b"[1]", b"{", b'{"prompt": NaN}', b'{"prompt": "\xff"}'])
 def test_bytes_that_are_no_object(data: bytes) -> None:
     with pytest.raises(ApiError) as refused:
-        asyncio.run(requests.receive(request(data), TEXT, LIMITS))
+        asyncio.run(receive.receive(request(data), TEXT, LIMITS))
     assert (refused.value.status, refused.value.code) == (400, "invalid_json")
 
 
 def test_size_is_limited_whatever_was_declared() -> None:
     for chunks, headers in (((b"x" * 600, b"x" * 600), {}), ((b"{}",), {"content_length": "1001"})):
         with pytest.raises(ApiError) as refused:
-            asyncio.run(requests.receive(request(*chunks, **headers), TEXT, LIMITS))
+            asyncio.run(receive.receive(request(*chunks, **headers), TEXT, LIMITS))
         assert refused.value.status == 413
 
 
@@ -117,7 +117,7 @@ def lowered(headers: dict[str, str]) -> dict[str, str]:
 
 
 def tune_request(body: object) -> TuneRequest:
-    return asyncio.run(requests.receive_as(TuneRequest, request(json.dumps(body).encode()), LIMITS))
+    return asyncio.run(receive.receive_as(TuneRequest, request(json.dumps(body).encode()), LIMITS))
 
 
 def test_request_for_a_measurement() -> None:

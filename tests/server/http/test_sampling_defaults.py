@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import HTTP, Server
 
-from outrider.server.http.sampling_defaults import OPENAI, SamplingDefaults
+from outrider.server.http.requests.sampling_defaults import OPENAI, SamplingDefaults
 from outrider.server.processes import logs
 from outrider.server.settings.settings import Settings
 

@@ -13,8 +13,8 @@ from running import HTTP, Server
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from outrider.server.http.answers import ChatAnswer, TextAnswer
-from outrider.server.http.speculation import KEY, SpeculationCollector, TokenTrace, add_totals
+from outrider.server.http.answers.schemas import ChatAnswer, TextAnswer
+from outrider.server.http.answers.speculation import KEY, SpeculationCollector, TokenTrace, add_totals
 from outrider.server.plugin.decode.trace import LOOKUP, MAKERS, TARGET
 
 REPEATING = "Say it again and again: the fox ran, the fox ran, the fox ran, the fox"

@@ -18,11 +18,11 @@ import uvicorn
 from running import wait_until
 
 from outrider.server.errors import UserError
-from outrider.server.http import tls
-from outrider.server.http.accepting import OpenConnections
-from outrider.server.http.connection import protocol
+from outrider.server.http.connections import tls
+from outrider.server.http.connections.acceptor import OpenConnections
+from outrider.server.http.connections.connection import protocol
+from outrider.server.http.connections.tls import Tls
 from outrider.server.http.listen import Server, bind
-from outrider.server.http.tls import Tls
 from outrider.server.settings.settings import Settings
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

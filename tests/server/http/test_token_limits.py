@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.server.http.access import KeyUsage
-from outrider.server.http.admission import Admission
 from outrider.server.http.errors import ApiError
-from outrider.server.http.keys import Key
-from outrider.server.http.token_limits import DAY_SECONDS, MINUTE_SECONDS, DayCount, ServerClock, TokenWindow
+from outrider.server.http.keys.access import KeyUsage
+from outrider.server.http.keys.admission import Admission
+from outrider.server.http.keys.key_file import Key
+from outrider.server.http.keys.token_limits import (
+    DAY_SECONDS,
+    MINUTE_SECONDS,
+    DayCount,
+    ServerClock,
+    TokenWindow,
+)
 
 MIDNIGHT = 20000 * DAY_SECONDS
 

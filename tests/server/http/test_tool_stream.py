@@ -16,10 +16,10 @@ from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 from tool_formats import FORMATS, MARKER, TOOLS, answer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from outrider.server.http.handlers import ChatHandler
-from outrider.server.http.logprobs import spellings_of
-from outrider.server.http.protocol import ChatRequest
-from outrider.server.http.token_text import TokenTexts
+from outrider.server.http.answers.handlers import ChatHandler
+from outrider.server.http.answers.logprobs import spellings_of
+from outrider.server.http.answers.token_text import TokenTexts
+from outrider.server.http.requests.protocol import ChatRequest
 from outrider.server.model import bundled_model
 
 WEATHER = ("get_weather", {"city": "Köln am Rhein", "days": 3})

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from outrider.server.errors import UserError
-from outrider.server.http import usage_file
-from outrider.server.http.access import Access
-from outrider.server.http.token_limits import DAY_SECONDS
-from outrider.server.http.usage_file import UsageFile
+from outrider.server.http.keys import usage_file
+from outrider.server.http.keys.access import Access
+from outrider.server.http.keys.token_limits import DAY_SECONDS
+from outrider.server.http.keys.usage_file import UsageFile
 
 
 @dataclass

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import ApiError
 from .access import KeyUsage
-from .errors import ApiError
 from .token_limits import Grant
 
 

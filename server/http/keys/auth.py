@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import admission, openapi, request_middleware
+from .. import openapi, request_middleware
+from ..errors import ApiError
+from ..key_metrics import KeyMetrics
+from ..lifecycle import Lifecycle
+from ..received import once_whole
+from . import admission
 from .access import Access, KeyUsage
-from .errors import ApiError
-from .key_metrics import KeyMetrics
-from .lifecycle import Lifecycle
-from .received import once_whole
 
 # Probes carry no key, nor do browsers that open a page.
 OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | openapi.PATHS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import ApiError
+from ..errors import ApiError
 from .protocol import ChatRequest, TextRequest
 
 UNORDERED = "a block-diffusion model draws tokens before those on their left are known"

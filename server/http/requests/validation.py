@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ApiError
 from . import diffusion
-from .errors import ApiError
 from .json_body import clipped
-from .numbers import MAX_TOP_LOGPROBS, out_of_range
 from .prompt_length import PromptLength
 from .protocol import ChatRequest, TextRequest
+from .ranges import MAX_TOP_LOGPROBS, out_of_range
 
 RESERVED_FOR_TEMPLATE = frozenset(
     [

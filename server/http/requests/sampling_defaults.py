@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .numbers import RANGES
+from .ranges import RANGES
 
 OPENAI: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Defaults of OpenAI's API, and of SGLang for the fields that OpenAI does not have; -1 and 0 turn one off."""
@@ -30,7 +30,7 @@ class SamplingDefaults:
         found: dict[str, float] = manager.model_config.get_default_sampling_params()
         found = {name: value for name, value in found.items() if value != TURNED_OFF.get(name)}
         if manager.config_value("dllm_algorithm"):
-            found.pop("repetition_penalty", None)  # which block diffusion cannot apply, see `http/diffusion.py`
+            found.pop("repetition_penalty", None)  # which block diffusion cannot apply, see `validation`
         usable = {name: value for name, value in found.items() if RANGES[name].low <= value <= RANGES[name].high}
         return cls(usable, {name: value for name, value in found.items() if name not in usable})
 

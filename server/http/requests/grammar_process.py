@@ -13,9 +13,9 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from ..plugin.grammars import worker
-from ..plugin.grammars.examine import Outcome, Verdict
-from ..plugin.grammars.folder import GrammarFolder, name_of
+from ...plugin.grammars import worker
+from ...plugin.grammars.examine import Outcome, Verdict
+from ...plugin.grammars.folder import GrammarFolder, name_of
 
 logger = logging.getLogger(__name__)
 

@@ -22,13 +22,16 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from outrider.kernels.noise import choice_seed
 
-from ..plugin.options import RequestOptions
-from . import admission, errors, grammars, logprobs, preparation, request_middleware
-from .errors import ApiError
-from .grammar_process import GrammarProcess
-from .json_body import SMALL_BYTES
-from .protocol import ChatRequest, SpeculationOptions, TextRequest
-from .sampling_defaults import SamplingDefaults
+from ...plugin.options import RequestOptions
+from .. import errors, offload, request_middleware
+from ..errors import ApiError
+from ..keys import admission
+from ..requests import grammars
+from ..requests.grammar_process import GrammarProcess
+from ..requests.json_body import SMALL_BYTES
+from ..requests.protocol import ChatRequest, SpeculationOptions, TextRequest
+from ..requests.sampling_defaults import SamplingDefaults
+from . import logprobs
 from .speculation import CollectingTokenizerManager, SpeculationCollector, add_to_answer
 from .tool_stream import TokenwiseChat
 
@@ -70,7 +73,7 @@ class _Handler:
             return answer
         if answer.size <= SMALL_BYTES:
             return answer.make()
-        return await preparation.run(answer.size, answer.make)
+        return await offload.run(answer.size, answer.make)
 
     async def _refused_grammar(self, internal: GenerateReqInput, request: Any) -> Response | None:
         """The answer to a request whose grammar the scheduler must not see; None for any other."""
@@ -181,7 +184,7 @@ class ChatHandler(_Handler, TokenwiseChat):
     async def handle_request(self, request: Any, raw_request: Request) -> Any:
         if request._body_bytes <= SMALL_BYTES and not request.tools:
             return await super().handle_request(request, raw_request)
-        prepared = await preparation.run(request._body_bytes, self._prepared, request, raw_request)
+        prepared = await offload.run(request._body_bytes, self._prepared, request, raw_request)
         return await OpenAIServingChat.handle_request(prepared, request, raw_request)
 
     def _prepared(self, request: ChatRequest, raw: Request) -> ChatHandler:

@@ -20,8 +20,8 @@ from filelock import FileLock
 from outrider.kernels.cache import cache_root
 from outrider.storage.replacing import replace
 
-from ..errors import UserError
-from ..settings.settings import Settings
+from ...errors import UserError
+from ...settings.settings import Settings
 
 if TYPE_CHECKING:
     from .access import Access

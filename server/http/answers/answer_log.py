@@ -11,9 +11,10 @@ from typing import Any
 
 from sglang.srt.utils.request_logger import RequestLogger
 
-from ..plugin.options import RequestOptions
-from . import admission, request_middleware
-from .metrics import AnswerMetrics
+from ...plugin.options import RequestOptions
+from .. import request_middleware
+from ..keys import admission
+from ..metrics import AnswerMetrics
 
 
 class AnswerLogger(RequestLogger):

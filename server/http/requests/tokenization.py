@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from . import preparation
-from .errors import NO_TOKEN
+from .. import offload
+from ..errors import NO_TOKEN
 
 SHORT_CHARACTERS = 2048
 """A text up to this length is tokenised where it is: in less than a few milliseconds, whatever it says."""
@@ -22,7 +22,7 @@ def install(manager: Any) -> None:
         if has_a_thread or characters <= SHORT_CHARACTERS:
             found = await tokenize(texts, is_cross_encoder)
         else:
-            found = await preparation.run(characters, _finish, tokenize(texts, is_cross_encoder))
+            found = await offload.run(characters, _finish, tokenize(texts, is_cross_encoder))
         ids, _ = found
         if not ids or not all(ids if isinstance(texts, list) else [ids]):
             raise ValueError(NO_TOKEN)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pydantic_core
 
-from .errors import ApiError
+from ..errors import ApiError
 from .json_body import Meter, clipped, name_of
-from .numbers import out_of_range
+from .ranges import out_of_range
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

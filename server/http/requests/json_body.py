@@ -11,8 +11,8 @@ from typing import Any
 
 import pydantic_core
 
+from ..errors import ApiError
 from . import yielding_json
-from .errors import ApiError
 
 SMALL_BYTES = 4096
 """A body up to this size is prepared on the event loop: nothing that fits takes it as long as a change of threads."""

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
-from .errors import ApiError
+from ..errors import ApiError
 
 
 class SpeculationOptions(BaseModel):

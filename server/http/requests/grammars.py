@@ -10,9 +10,9 @@ from typing import Any
 from sglang.srt.constrained.json_schema_validation import validate_xgrammar_json_schema
 from sglang.srt.constrained.utils import is_legacy_structural_tag
 
-from ..plugin.grammars.examine import Outcome, Verdict
-from ..plugin.grammars.folder import name_of
-from .errors import ApiError
+from ...plugin.grammars.examine import Outcome, Verdict
+from ...plugin.grammars.folder import name_of
+from ..errors import ApiError
 from .grammar_process import GrammarProcess
 from .protocol import ChatRequest, TextRequest
 

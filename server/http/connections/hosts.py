@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..machine.host_names import address_of, canonical, host_of
-from ..settings.settings import Settings
-from .errors import ApiError
+from ...machine.host_names import address_of, canonical, host_of
+from ...settings.settings import Settings
+from ..errors import ApiError
 
 ANY = "*"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -14,7 +14,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .errors import ApiError
+from ..errors import ApiError
 
 
 class Connection(H11Protocol):

@@ -35,7 +35,7 @@ from filelock import FileLock
 
 from outrider.storage.replacing import replace
 
-from ..errors import UserError
+from ...errors import UserError
 
 PREFIX = "or-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

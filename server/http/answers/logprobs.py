@@ -20,7 +20,7 @@ from sglang.srt.entrypoints.openai.utils import (
     token_id_to_bytes,
 )
 
-from . import preparation
+from .. import offload
 
 ENTRY_BYTES = 64
 """About how long one logprob is in an answer."""
@@ -172,7 +172,7 @@ class EchoedPrompt:
             async for chunk in stream:
                 if self._waiting and chunk.startswith("data: {"):
                     entries = sum(map(entries_of, self._waiting.values()))
-                    chunk = await preparation.run(entries * ENTRY_BYTES, self._with_prompt, chunk)
+                    chunk = await offload.run(entries * ENTRY_BYTES, self._with_prompt, chunk)
                 yield chunk
 
     def _with_prompt(self, chunk: str) -> str:

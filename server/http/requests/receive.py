@@ -15,8 +15,9 @@ import pydantic_core
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 
-from . import amounts, grammars, numbers, preparation, validation
-from .errors import ApiError
+from .. import offload
+from ..errors import ApiError
+from . import bounds, grammars, ranges, validation
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
 from .protocol import (
     CHAT,
@@ -51,7 +52,7 @@ async def receive(
     with entering():
         if len(data) <= SMALL_BYTES:
             return _checked(data, values, kind, limits, level)
-        return await preparation.run(len(data), _checked, data, values, kind, limits, level)
+        return await offload.run(len(data), _checked, data, values, kind, limits, level)
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
@@ -69,7 +70,7 @@ def _checked(data: bytes, values: int, kind: Kind, limits: Limits, level: str | 
     """The request in the bytes of a body, checked. level: the header of that name."""
     body = given_fields(kind, decode(data, values))
     prompt = _check_amounts(body, kind, limits)
-    numbers.check(body, limits.context_length)
+    ranges.check(body, limits.context_length)
     request: ChatRequest | TextRequest = _parse(kind.model.model_validate_json, body)
     reject_unknown_nested_fields(request, body)
     if isinstance(request, TextRequest):
@@ -86,13 +87,13 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
     place: no model of types need look at a million token ids."""
     prompt = None
     if kind is CHAT:
-        amounts.check_messages(body.get("messages"))
-        texts, param = [list(amounts.texts_of(body["messages"]))], "messages"
+        bounds.check_messages(body.get("messages"))
+        texts, param = [list(bounds.texts_of(body["messages"]))], "messages"
     else:
         prompt, body["prompt"] = body.get("prompt"), "-"
-        prompts = amounts.check_prompt(prompt, limits.vocab_size, limits.max_choices, limits.context_length)
+        prompts = bounds.check_prompt(prompt, limits.vocab_size, limits.max_choices, limits.context_length)
         texts, param = [[one] for one in prompts if isinstance(one, str)], "prompt"
-    amounts.check(body, limits.vocab_size)
+    bounds.check(body, limits.vocab_size)
     if limits.prompt_length is not None:
         for one in texts:
             limits.prompt_length.check(one, param)
@@ -156,7 +157,7 @@ def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limi
     except ValueError:
         shown = clipped(level)
         raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {shown}", code="invalid_value") from None
-    numbers.check_one(LEVEL, request.min_tokens_per_second, numbers.RANGES[LEVEL])
+    ranges.check_one(LEVEL, request.min_tokens_per_second, ranges.RANGES[LEVEL])
 
 
 def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:

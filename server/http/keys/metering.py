@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import ApiError
 from . import admission
 from .admission import Admission
-from .errors import ApiError
 
 
 class ChoiceTable(dict[str, Any]):

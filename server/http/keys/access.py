@@ -13,9 +13,9 @@ from pathlib import Path
 import pyrate_limiter
 from pyrate_limiter import Decision, InMemoryBucket, RateItem
 
-from . import keys
-from .errors import ApiError
-from .keys import BadKeys, Key, Rate
+from ..errors import ApiError
+from . import key_file
+from .key_file import BadKeys, Key, Rate
 from .token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
 
 logger = logging.getLogger(__name__)
@@ -183,10 +183,10 @@ class Access:
         self._used = dict(used or {})
         self._alone = None
         if api_key is not None:
-            self._alone = self._key_usage(Key(name=ALONE, digest=keys.digest(api_key.encode()), admin=True))
+            self._alone = self._key_usage(Key(name=ALONE, digest=key_file.digest(api_key.encode()), admin=True))
         self._seen = _signature(path)
         self._key_usages: tuple[KeyUsage, ...] = ()
-        self._take(keys.read(path) if path is not None else ())
+        self._take(key_file.read(path) if path is not None else ())
 
     @property
     def open(self) -> bool:
@@ -198,7 +198,7 @@ class Access:
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             return None
-        digest = keys.digest(key.strip())
+        digest = key_file.digest(key.strip())
         matching = [key_usage for key_usage in self._key_usages if key_usage.key.is_key(digest)]
         return matching[0] if matching else None
 
@@ -209,7 +209,7 @@ class Access:
             return
         self._seen = signature
         try:
-            self._take(await asyncio.to_thread(keys.read, self.path))  # a large one must not hold up streams
+            self._take(await asyncio.to_thread(key_file.read, self.path))  # a large one must not hold up streams
         except BadKeys as error:
             logger.error("the API keys stay as they were: %s", error)
         except Exception as error:  # whatever was written there, the server goes on, and looks again

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ApiError
+from ..errors import ApiError
 from .json_body import clipped
 
 MAX_TOP_LOGPROBS = 20

@@ -8,8 +8,8 @@ import os
 import ssl
 from dataclasses import dataclass
 
-from ..errors import UserError
-from ..settings.settings import Settings
+from ...errors import UserError
+from ...settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from ..plugin.decode.trace import KEY, MAKERS
+from ...plugin.decode.trace import KEY, MAKERS
 
 USAGE_CHUNK = '"choices":[]'
 """In the chunk of a stream that belongs to no choice; a text cannot hold it, its quotes are escaped."""

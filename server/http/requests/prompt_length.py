@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from . import amounts
+from . import bounds
 
 SURE_BYTES = 200_000
 """A text of so many bytes has no more tokens than that, which the tokenizer hands over within a few milliseconds."""
@@ -33,7 +33,7 @@ class PromptLength:
         characters = sum(map(len, texts))
         # A normalizer may make one character of several.
         if self._longest and characters > 4 * self.context_length * self._longest:
-            raise amounts.too_long(param, self.context_length)
+            raise bounds.too_long(param, self.context_length)
         if self._backend is None:
             return
         if characters <= SURE_BYTES and sum(len(text.encode()) for text in texts) <= SURE_BYTES:
@@ -44,4 +44,4 @@ class PromptLength:
                 piece = text[start : start + SLICE_CHARACTERS]
                 tokens += len(self._backend.encode(piece, add_special_tokens=False)) - CUT_TOKENS
                 if tokens > self.context_length:
-                    raise amounts.too_long(param, self.context_length)
+                    raise bounds.too_long(param, self.context_length)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
-from ..errors import UserError
+from ...errors import UserError
+from ..errors import ApiError
 from .connection import Connection
-from .errors import ApiError
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from ..errors import ApiError
 from . import admission
-from .errors import ApiError
 from .metering import ChoiceTable
 
 BUSY_SECONDS = 1
