@@ -17,21 +17,19 @@ from . import errors, openapi
 from .answers import logprobs
 from .answers.answer_log import AnswerLogger
 from .connections.hosts import HostGuard, Hosts
-from .key_metrics import KeyMetrics
 from .keys import metering
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
 from .keys.queue_limit import QueueLimit
 from .lifecycle import Lifecycle
-from .live import Live
-from .metrics import HttpMetrics
+from .metrics import HttpMetrics, KeyMetrics
 from .request_middleware import RequestMiddleware, name_requests_in_logs
 from .requests import tokenization
 from .requests.grammar_process import GrammarProcess
-from .requests.prompt_length import PromptLength
 from .requests.sampling_defaults import SamplingDefaults
+from .requests.tokenization import PromptLength
 from .requests.validation import Limits
-from .routes import health, openai, page, tune
+from .routes import health, live, openai, page, tune
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -73,7 +71,8 @@ def build(
         health.install_metrics(app)
     answers = AnswerLogger(manager.request_logger, manager.tokenizer, content=settings.log_requests == "content")
     manager.request_logger = answers
-    page.install(app, settings, engine, Live(engine, lifecycle, answers))
+    page.install(app)
+    live.install(app, settings, engine, lifecycle, answers)
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, sampling, has_key=not access.open)
     app.add_middleware(AuthMiddleware, access=access, lifecycle=lifecycle, usage=KeyMetrics())

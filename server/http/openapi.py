@@ -15,9 +15,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from ..tune.request import TuneRequest
 from .requests import bounds
-from .requests.bounds import ROLES
+from .requests.bounds import MAX_TOP_LOGPROBS, RANGES, ROLES
 from .requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
-from .requests.ranges import MAX_TOP_LOGPROBS, RANGES
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.validation import Limits
 

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -20,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..log_names import REQUESTS
 from .metrics import ANSWERING_PATHS, HttpMetrics
-from .received import once_whole
 
 logger = logging.getLogger(REQUESTS)
 
@@ -139,3 +139,21 @@ def _request_id(scope: Scope) -> str:
         if name == ID_HEADER.lower().encode() and CLIENTS_ID.fullmatch(value):
             return str(value, "ascii")
     return uuid.uuid4().hex
+
+
+def once_whole(receive: Receive, begin: Callable[[], object]) -> Receive:
+    """`receive` of an ASGI app; calls `begin` once, with a request's last byte.
+
+    Before that byte a request costs the server a connection, and it may never come whole.
+    """
+    whole = False
+
+    async def receiving() -> Message:
+        nonlocal whole
+        message = await receive()
+        if not whole and message["type"] == "http.request" and not message.get("more_body"):
+            whole = True
+            begin()
+        return message
+
+    return receiving

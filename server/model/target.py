@@ -12,7 +12,7 @@ from outrider.profiles.fingerprint import WEIGHT_FILES
 
 from ..errors import UserError
 from ..plugin.loading.gguf_weights import GgufWeights, is_prepared
-from . import bundled_dllm, bundled_model, gguf_model, hub
+from . import bundled_model, gguf_model, hub
 
 FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -42,9 +42,9 @@ def find(wanted: str | None) -> Model:
     if wanted is None:
         folder = bundled_model.prepare()
         return Model(str(folder), bundled_model.NAME, _read_config(folder), folder)
-    if wanted == bundled_dllm.NAME:
-        folder = bundled_dllm.prepare()
-        return Model(str(folder), bundled_dllm.NAME, _read_config(folder), folder)
+    if wanted == bundled_model.DLLM_NAME:
+        folder = bundled_model.prepare_dllm()
+        return Model(str(folder), bundled_model.DLLM_NAME, _read_config(folder), folder)
     folder = Path(wanted).expanduser()
     if folder.is_file():
         prepared = gguf_model.prepare(folder, folder.stem)

@@ -30,10 +30,10 @@ from ..settings.settings import Settings
 from . import result
 from .effort import MARGIN_STEPS, Effort, Room, Shape
 from .events import Progress
-from .graph_report import TunedGraphs
 from .grid import Run, measure_grid, room_of, with_refined
 from .idle import Budget
 from .prompts import built_in_questions, with_temperatures
+from .report import TunedGraphs
 
 if TYPE_CHECKING:
     from ..processes.engine import Engine

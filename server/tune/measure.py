@@ -27,11 +27,10 @@ from ..processes import client
 from . import diffusion, result
 from .effort import MARGIN_STEPS, Effort, Shape
 from .events import Progress
-from .graph_report import TunedGraphs
 from .grid import Run, measure_grid, room_of, with_refined
 from .idle import Budget, at_once
 from .prompts import built_in_questions, with_temperatures
-from .report import Tuned
+from .report import Tuned, TunedGraphs
 
 if TYPE_CHECKING:
     from ..processes.engine import Engine

@@ -1,8 +1,9 @@
-"""What a measurement found, for people: a line, tables, pictures."""
+"""The result of a measurement for people: a line, tables, pictures."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.draft_graphs.calibration import Counts, steps_ahead
+from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
+from outrider.scheduler.draft_graphs.plot import plot_graphs
 
 from .. import pictures
 
@@ -68,3 +72,57 @@ class Tuned:
             plot_steps_per_second(self.profile.cost(), figure)
         with pictures.figure(folder / "reliability.png") as figure:
             plot_reliability(self.held_out, self.calibration, figure)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedGraphs:
+    """A measured profile with the counts that its draft graphs were chosen by.
+
+    block: tokens of a block. graphs, counts: by temperature class. untuned: the graph without a profile.
+    """
+
+    profile: Profile
+    block: int
+    graphs: Mapping[str, DraftGraph]
+    untuned: DraftGraph
+    counts: Mapping[str, Counts]
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        return f"{len(self.profile.points)} step times, " + ", ".join(self._ahead(name) for name in self.graphs)
+
+    def _ahead(self, name: str) -> str:
+        counts = self.counts[name]
+        if not counts.roots:
+            return f"nothing to count {name}"
+        chosen, untuned = (steps_ahead(graph, counts) for graph in (self.graphs[name], self.untuned))
+        return f"{chosen:.2f} steps ahead {name} ({untuned:.2f} by the untuned graph)"
+
+    def table(self) -> str:
+        """Times of rounds by shape, and the draft graphs."""
+        lines = [f"{'requests':>8} {'states':>7} {'context':>8} {'round ms':>9} {'spread':>7}"]
+        for point in self.profile.points:
+            states = point.tokens // self.block
+            lines.append(
+                f"{point.requests:>8} {states:>7} {point.context:>8.0f} {point.median * 1e3:9.1f} {point.spread:7.0%}"
+            )
+        lines += ["", "Draft graphs: pairs (rank of the masked position, rank of its token), and how often base"]
+        lines += ["decoding comes to each state from one that a forward begins with"]
+        for name, graph in self.graphs.items():
+            counts = self.counts[name]
+            lines.append(f"{name}, {counts.roots} states counted: {self._ahead(name)} at most")
+            for number, node in enumerate(graph.nodes):
+                pairs = " ".join(f"{i},{j}" for i, j in sorted(node))
+                behind = " ".join("root" if parent == ROOT else str(parent + 1) for parent in graph.parents[number])
+                share = counts.nodes[node] / max(counts.roots, 1)
+                lines.append(f"{number + 1:>4} {share:6.1%} behind {behind:<14} {pairs}")
+        return "\n".join(lines)
+
+    def draw(self, folder: Path) -> None:
+        """Save steps-per-second.png and draft-graphs.png; needs matplotlib."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with pictures.figure(folder / "steps-per-second.png") as figure:
+            plot_steps_per_second(self.profile.cost(), figure)
+        with pictures.figure(folder / "draft-graphs.png") as figure:
+            plot_graphs(self.graphs, self.counts, figure)

@@ -20,7 +20,7 @@ from metrics_page import MetricsPage, documented
 from running import HTTP, OUTRIDER, environment
 from tiny_diffusion import TinyDiffusion
 
-from outrider.server.http.live import FRESH_SECONDS
+from outrider.server.http.routes.live import FRESH_SECONDS
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards" / "speculation.json"
 

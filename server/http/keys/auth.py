@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import openapi, request_middleware
 from ..errors import ApiError
-from ..key_metrics import KeyMetrics
 from ..lifecycle import Lifecycle
-from ..received import once_whole
+from ..metrics import KeyMetrics
+from ..request_middleware import once_whole
 from . import admission
 from .access import Access, KeyUsage
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import offload
 from ..errors import ApiError
-from . import bounds, grammars, ranges, validation
+from . import bounds, grammars, validation
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
 from .protocol import (
     CHAT,
@@ -70,7 +70,7 @@ def _checked(data: bytes, values: int, kind: Kind, limits: Limits, level: str | 
     """The request in the bytes of a body, checked. level: the header of that name."""
     body = given_fields(kind, decode(data, values))
     prompt = _check_amounts(body, kind, limits)
-    ranges.check(body, limits.context_length)
+    bounds.check_numbers(body, limits.context_length)
     request: ChatRequest | TextRequest = _parse(kind.model.model_validate_json, body)
     reject_unknown_nested_fields(request, body)
     if isinstance(request, TextRequest):
@@ -93,7 +93,7 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
         prompt, body["prompt"] = body.get("prompt"), "-"
         prompts = bounds.check_prompt(prompt, limits.vocab_size, limits.max_choices, limits.context_length)
         texts, param = [[one] for one in prompts if isinstance(one, str)], "prompt"
-    bounds.check(body, limits.vocab_size)
+    bounds.check_sizes(body, limits.vocab_size)
     if limits.prompt_length is not None:
         for one in texts:
             limits.prompt_length.check(one, param)
@@ -157,7 +157,7 @@ def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limi
     except ValueError:
         shown = clipped(level)
         raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {shown}", code="invalid_value") from None
-    ranges.check_one(LEVEL, request.min_tokens_per_second, ranges.RANGES[LEVEL])
+    bounds.check_number(LEVEL, request.min_tokens_per_second, bounds.RANGES[LEVEL])
 
 
 def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:

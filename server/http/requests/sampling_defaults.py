@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .ranges import RANGES
+from .bounds import RANGES
 
 OPENAI: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Defaults of OpenAI's API, and of SGLang for the fields that OpenAI does not have; -1 and 0 turn one off."""

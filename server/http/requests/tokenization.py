@@ -1,19 +1,61 @@
-"""Has SGLang's tokenizer manager tokenise all but short texts beside the event loop, and refuse texts of no token."""
+"""Tokenizing of prompts: beside the event loop for long ones, refused early where they cannot fit the context."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from .. import offload
 from ..errors import NO_TOKEN
+from . import bounds
 
+SURE_BYTES = 200_000
+"""A text of so many bytes has no more tokens than that, which the tokenizer hands over within a few milliseconds."""
+SLICE_CHARACTERS = 8192
+CUT_TOKENS = 32
+"""Tokens that a cut can add: the pieces of a word on both sides of it."""
 SHORT_CHARACTERS = 2048
 """A text up to this length is tokenised where it is: in less than a few milliseconds, whatever it says."""
 
 
+class PromptLength:
+    """tokenizer: the model's. context_length: its tokens of prompt and answer."""
+
+    def __init__(self, tokenizer: Any, context_length: int) -> None:
+        self.context_length = context_length
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        vocabulary = tokenizer.get_vocab() if tokenizer is not None else {}
+        # In characters of the vocabulary's own writing, which for bytes has one for each byte.
+        self._longest = max(map(len, vocabulary), default=0)
+
+    def check(self, texts: Iterable[str], param: str) -> None:
+        """Raise ApiError where the texts of one prompt are surely longer than the context. May take long; for a thread.
+
+        Texts are read in slices until the context is full, so a prompt that is longer takes as long as one that fits.
+        """
+        texts = list(texts)
+        characters = sum(map(len, texts))
+        # A normalizer may make one character of several.
+        if self._longest and characters > 4 * self.context_length * self._longest:
+            raise bounds.too_long(param, self.context_length)
+        if self._backend is None:
+            return
+        if characters <= SURE_BYTES and sum(len(text.encode()) for text in texts) <= SURE_BYTES:
+            return
+        tokens = 0
+        for text in texts:
+            for start in range(0, len(text), SLICE_CHARACTERS):
+                piece = text[start : start + SLICE_CHARACTERS]
+                tokens += len(self._backend.encode(piece, add_special_tokens=False)) - CUT_TOKENS
+                if tokens > self.context_length:
+                    raise bounds.too_long(param, self.context_length)
+
+
 def install(manager: Any) -> None:
-    """manager: SGLang's, with a tokenizer that gives up the interpreter lock while it works."""
+    """Have SGLang's tokenizer manager tokenize all but short texts in a thread, and refuse texts of no token.
+
+    Its tokenizer has to give up the interpreter lock while it works.
+    """
     tokenize = manager._tokenize_texts
     has_a_thread = getattr(manager, "async_dynamic_batch_tokenizer", None) is not None
 

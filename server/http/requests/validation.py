@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ApiError
-from . import diffusion
+from .bounds import MAX_TOP_LOGPROBS, out_of_range
 from .json_body import clipped
-from .prompt_length import PromptLength
 from .protocol import ChatRequest, TextRequest
-from .ranges import MAX_TOP_LOGPROBS, out_of_range
+from .tokenization import PromptLength
 
 RESERVED_FOR_TEMPLATE = frozenset(
     [
@@ -20,6 +19,23 @@ RESERVED_FOR_TEMPLATE = frozenset(
 )
 """Arguments of transformers' `apply_chat_template`, and what it hands to the template itself."""
 
+UNORDERED = "a block-diffusion model draws tokens before those on their left are known"
+LOGPROBS = "the tokens of a block-diffusion model have no probability given those before them"
+PARSED = "an answer in its form cannot be enforced: " + UNORDERED
+NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
+    "frequency_penalty": ((0,), UNORDERED),
+    "presence_penalty": ((0,), UNORDERED),
+    "repetition_penalty": ((1,), UNORDERED),
+    "min_tokens": ((0,), UNORDERED),
+    "logit_bias": (({},), "block diffusion applies no bias to its distributions"),
+    "regex": ((), PARSED),
+    "ebnf": ((), PARSED),
+    "json_schema": ((), PARSED),
+    "logprobs": ((False,), LOGPROBS),
+    "tools": (([],), PARSED),
+}
+"""Fields, the values of theirs that ask for nothing, and why others cannot be served."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -28,7 +44,7 @@ class Limits:
     model: the name it answers to.
     context_length: tokens of prompt and answer together.
     max_body_bytes: of a request's body.
-    diffusion: the model fills blocks of tokens, see `diffusion`.
+    diffusion: the model fills blocks of tokens, see `NEUTRAL`.
     prompt_length: refuses texts that are longer than the context; None leaves that to the tokenizer.
     """
 
@@ -52,7 +68,7 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
             code="model_not_found",
         )
     if limits.diffusion:
-        diffusion.check(request)
+        _check_diffusion(request)
     if isinstance(request, ChatRequest):
         _check_chat(request, limits)
     else:
@@ -127,3 +143,21 @@ def _check_max_tokens(request: ChatRequest | TextRequest, limits: Limits) -> Non
     longest = getattr(request, "max_completion_tokens", None) or request.max_tokens
     if longest is not None and request.min_tokens > longest:
         raise out_of_range("min_tokens", f"a number from 0 to {longest}, the most tokens asked for", request.min_tokens)
+
+
+def _check_diffusion(request: ChatRequest | TextRequest) -> None:
+    """Raise ApiError for the first field that block diffusion cannot serve."""
+    for name, (neutral, reason) in NEUTRAL.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in neutral:
+            raise _unsupported(name, reason)
+    if request.response_format is not None and request.response_format.type != "text":
+        raise _unsupported("response_format", PARSED)
+    if any(getattr(message, "tools", None) for message in getattr(request, "messages", ())):
+        raise _unsupported("tools", PARSED)
+    if request.speculation is not None and request.speculation.trace:
+        raise _unsupported("speculation.trace", "no token has a drafter")
+
+
+def _unsupported(name: str, reason: str) -> ApiError:
+    return ApiError(f"this model does not support {name!r}: {reason}", param=name, code="unsupported_parameter")

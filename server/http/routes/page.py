@@ -1,4 +1,4 @@
-"""The page at `/`, its files and the numbers it draws; and `/docs`, which shows the API.
+"""The page at `/` and its files; and `/docs`, which shows the API.
 
 The page itself holds nothing secret and comes without a key; what it asks for afterwards needs one as ever.
 """
@@ -10,12 +10,8 @@ from pathlib import Path
 
 import fastapi_swagger.resources
 from fastapi import FastAPI, Response
-from fastapi.responses import JSONResponse
 
-from ...processes.engine import Engine
-from ...settings.settings import Settings
 from ..errors import ApiError
-from ..live import Live
 
 FOLDER = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -34,7 +30,7 @@ DOCS_HEADERS = HEADERS | {
 SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 
-def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> None:
+def install(app: FastAPI) -> None:
     """Add the routes. Files are read once: what is not there at the start is never served."""
     files = {
         path.relative_to(FOLDER).as_posix(): (path.read_bytes(), TYPES[path.suffix])
@@ -44,12 +40,6 @@ def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> Non
     for name in SWAGGER:
         content = resources.files(fastapi_swagger.resources).joinpath(name).read_bytes()
         files[f"swagger/{name}"] = content, TYPES[Path(name).suffix]
-    about = {
-        "model": engine.tokenizer_manager.served_model_name,
-        "drafter": settings.drafter,
-        "planner": settings.planner,
-        "context_length": engine.context_length,
-    }
 
     def file(name: str, headers: dict[str, str] = HEADERS) -> Response:
         if name not in files:
@@ -68,7 +58,3 @@ def install(app: FastAPI, settings: Settings, engine: Engine, live: Live) -> Non
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return file("docs.html", DOCS_HEADERS)
-
-    @app.get("/outrider/live", responses={503: {"description": "it starts, stops or has failed"}})
-    async def get_live() -> JSONResponse:
-        return JSONResponse(about | await live.read(), headers={"Cache-Control": "no-store"})

@@ -24,7 +24,7 @@ from schemathesis.checks import CheckFunction
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 
-from outrider.server.http.requests.ranges import RANGES
+from outrider.server.http.requests.bounds import RANGES
 
 SECONDS = 30
 """For one answer; a request that takes longer hangs. Answers are of two tokens."""

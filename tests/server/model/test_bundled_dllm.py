@@ -9,16 +9,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from outrider.drafters.conversion.delta import FIELDS
-from outrider.server.model import bundled_dllm, bundled_model, gguf_model, target
+from outrider.server.model import bundled_model, gguf_model, target
 
 
 def test_the_folder_is_the_embedded_model_with_its_delta() -> None:
-    model = target.find(bundled_dllm.NAME)
-    assert model.name == bundled_dllm.NAME
+    model = target.find(bundled_model.DLLM_NAME)
+    assert model.name == bundled_model.DLLM_NAME
     assert model.config["architectures"] == ["LlamaForCausalLM"]
-    delta = json.loads((bundled_dllm.DELTA / "config.json").read_text())
+    delta = json.loads((bundled_model.DELTA / "config.json").read_text())
     assert {name: model.config[name] for name in FIELDS} == {name: delta[name] for name in FIELDS}
-    factors = load_file(bundled_dllm.DELTA / "model.safetensors")
+    factors = load_file(bundled_model.DELTA / "model.safetensors")
     plain = gguf_model.unpack(bundled_model.prepare())
     assert model.folder is not None
     with (
@@ -39,4 +39,4 @@ def test_the_folder_is_the_embedded_model_with_its_delta() -> None:
 
 
 def test_what_is_shipped_takes_six_megabytes_at_most() -> None:
-    assert sum(file.stat().st_size for file in bundled_dllm.DELTA.iterdir()) <= 6_000_000
+    assert sum(file.stat().st_size for file in bundled_model.DELTA.iterdir()) <= 6_000_000

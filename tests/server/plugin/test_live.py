@@ -9,7 +9,7 @@ from planning import step_of
 
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.planners.base import Budget, PlannedCurve
-from outrider.server.http.live import merged
+from outrider.server.http.routes.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 

@@ -14,7 +14,7 @@ from outrider.profiles import store
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.errors import UserError
-from outrider.server.model import bundled_dllm, target
+from outrider.server.model import bundled_model, target
 from outrider.server.settings import checkpoints, diffusion, profile_lookup
 from outrider.server.settings.declared import CHECKPOINT_DRAFTERS
 from outrider.server.settings.settings import Settings
@@ -24,7 +24,7 @@ OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
 
 def engine_of(profile: store.Profile) -> Fingerprint:
     """The default engine, or that of the embedded block-diffusion model."""
-    name = None if profile.graphs is None else bundled_dllm.NAME
+    name = None if profile.graphs is None else bundled_model.DLLM_NAME
     model, settings = target.find(name), Settings(model=name, unmasking="threshold" if name is None else "static")
     settings = checkpoints.with_drafter_path(diffusion.with_diffusion(settings, model), model)
     return profile_lookup.fingerprint(settings, model)

@@ -1,4 +1,4 @@
-"""The numbers of `GET /outrider/live`: what the engines count, put together."""
+"""GET /outrider/live: the numbers that the page draws."""
 
 from __future__ import annotations
 
@@ -7,14 +7,33 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..plugin import worker_rpc
-from ..processes.engine import Engine
-from .answers.answer_log import AnswerLogger
-from .errors import ApiError
-from .lifecycle import Lifecycle
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from ...plugin import worker_rpc
+from ...processes.engine import Engine
+from ...settings.settings import Settings
+from ..answers.answer_log import AnswerLogger
+from ..errors import ApiError
+from ..lifecycle import Lifecycle
 
 FRESH_SECONDS = 0.5
 """However many look on, the engines are asked no more often than this."""
+
+
+def install(app: FastAPI, settings: Settings, engine: Engine, lifecycle: Lifecycle, answers: AnswerLogger) -> None:
+    """Add the route."""
+    live = Live(engine, lifecycle, answers)
+    about = {
+        "model": engine.tokenizer_manager.served_model_name,
+        "drafter": settings.drafter,
+        "planner": settings.planner,
+        "context_length": engine.context_length,
+    }
+
+    @app.get("/outrider/live", responses={503: {"description": "it starts, stops or has failed"}})
+    async def get_live() -> JSONResponse:
+        return JSONResponse(about | await live.read(), headers={"Cache-Control": "no-store"})
 
 
 class Live:
