@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     if args.remove:
         key_file.remove(args.api_keys, args.name)
         return 0
-    print(_made(args))
+    print(_create(args))
     return 0
 
 
-def _made(args: argparse.Namespace) -> str:
+def _create(args: argparse.Namespace) -> str:
     """A new key, which is in the file now."""
     for name in key_file.NUMBERS:
         number = getattr(args, name)

@@ -63,10 +63,10 @@ def packages(device: str) -> Iterator[Finding]:
     if unfit:
         yield problem("packages", "; ".join(unfit), REINSTALL)
     if not missing and not unfit:
-        yield from _beside_the_pins(device, len(needed))
+        yield from _compare_with_pins(device, len(needed))
 
 
-def _beside_the_pins(device: str, count: int) -> Iterator[Finding]:
+def _compare_with_pins(device: str, count: int) -> Iterator[Finding]:
     """The versions that the tests ran with, where this is a checkout; else the ranges alone."""
     names = ("cuda.txt",) if device == "cuda" else ("cpu.txt", "torch-cpu.txt")
     texts = [(LOCKS / name).read_text() for name in names if (LOCKS / name).is_file()]

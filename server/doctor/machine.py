@@ -101,9 +101,9 @@ def gpu(settings: Settings) -> Iterator[Finding]:
     count = hardware.gpu_count()
     if not count:
         if Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists():
-            said = _first_line(["nvidia-smi", "-L"]) or "nvidia-smi is not there"
+            answer = _first_line(["nvidia-smi", "-L"]) or "nvidia-smi is not there"
             remedy = "install the driver's tools, or start the container with --gpus all"
-            yield problem("gpu", f"there is one, but its driver does not answer: {said}", remedy)
+            yield problem("gpu", f"there is one, but its driver does not answer: {answer}", remedy)
         else:
             yield ok("gpu", "none; a CPU serves")
         return

@@ -29,14 +29,14 @@ def start() -> subprocess.Popen[str]:
 
 
 def finding(process: subprocess.Popen[str]) -> Iterator[Finding]:
-    said, complained = process.communicate()
+    stdout, stderr = process.communicate()
     if process.returncode == 0:
         yield ok("plugin", f"loaded by SGLang {version('sglang')}")
     elif process.returncode == NOT_LOADED:
         remedy = "unset SGLANG_PLUGINS and SGLANG_PLATFORM; then `pip install --no-deps .` again"
-        yield problem("plugin", said.strip(), remedy)
+        yield problem("plugin", stdout.strip(), remedy)
     else:
-        reason = (complained.strip().splitlines() or [""])[-1]
+        reason = (stderr.strip().splitlines() or [""])[-1]
         if process.returncode < 0:
             reason = f"ended by {signal.Signals(-process.returncode).name}"
         yield problem("plugin", f"SGLang cannot be imported: {reason}", REINSTALL)

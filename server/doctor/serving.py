@@ -22,7 +22,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer
 
 def examine(settings: Settings) -> Iterator[Finding]:
     """From the model on, as long as what the next check needs is right."""
-    yield from doors(settings)
+    yield from access(settings)
     try:
         model = target.find(settings.model)
         quantized.check(settings, model)
@@ -133,7 +133,7 @@ def _why_none_fits(settings: Settings, model: Model) -> str:
     return f"none fits; the nearest, {nearest.name}, has {'; '.join(nearest.fingerprint.differences(here))}"
 
 
-def doors(settings: Settings) -> Iterator[Finding]:
+def access(settings: Settings) -> Iterator[Finding]:
     """Keys, certificate and address, as far as the settings name them; and who could ask such a server."""
     from ..http import listen
     from ..http.connections.tls import Tls

@@ -16,7 +16,7 @@ from ..settings.settings import Settings
 from . import errors, openapi
 from .answers import logprobs
 from .answers.answer_log import AnswerLogger
-from .connections.hosts import HostGuard, Hosts
+from .connections.hosts import AllowedHosts, HostGuard
 from .keys import metering
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
@@ -39,7 +39,7 @@ def build(
     engine: Engine,
     lifecycle: Lifecycle,
     access: Access,
-    hosts: Hosts,
+    hosts: AllowedHosts,
     lifespan: Lifespan,
 ) -> RequestMiddleware:
     """hosts: those that are answered for.
@@ -100,7 +100,7 @@ def about(settings: Settings, model: str) -> dict[str, str]:
     }
 
 
-def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: Hosts) -> FastAPI:
+def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: AllowedHosts) -> FastAPI:
     """What a port of its own for metrics answers: they, and probes. It asks for no key."""
     app = bare()
     health.install(app, engine, lifecycle)

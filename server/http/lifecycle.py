@@ -51,7 +51,7 @@ class Lifecycle:
         self.progress = progress
         self.state = State.STARTING
         self.in_flight = 0
-        self.ending = asyncio.Event()  # the engine has died, or the server was told to stop
+        self.stopping = asyncio.Event()  # the engine has died, or the server was told to stop
         self._last_served = time.monotonic()
         self._changed = asyncio.Event()  # somebody is served, or the server stops
         self.server: uvicorn.Server | None = None
@@ -125,12 +125,12 @@ class Lifecycle:
         """Requests are taken, and there are none."""
         return self.state is State.UP and not self.in_flight
 
-    async def quiet(self, seconds: float) -> None:
+    async def wait_until_quiet(self, seconds: float) -> None:
         """Return when nobody has been served for so long; never, once the server stops."""
         while not (self.idle and time.monotonic() - self._last_served >= seconds):
             await asyncio.sleep(0.5)
 
-    async def arrival(self) -> None:
+    async def wait_for_request(self) -> None:
         """Return when somebody is served, or the server stops."""
         while self.idle:
             self._changed.clear()
@@ -142,7 +142,7 @@ class Lifecycle:
             return
         starting = self.state is State.STARTING
         self.state = State.FAILED
-        self.ending.set()
+        self.stopping.set()
         if starting:  # whoever starts the server is waiting for an answer of the engine, and gets this one
             self.engine.fail_requests(reason)
             return
@@ -157,7 +157,7 @@ class Lifecycle:
         elif self.state is not State.FAILED:
             self.state = State.DRAINING
             self._lame_duck_until = time.monotonic() + self.lame_duck_seconds
-            self.ending.set()
+            self.stopping.set()
             self._changed.set()
             self.run(self._drain())
 

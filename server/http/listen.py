@@ -21,7 +21,7 @@ from ..settings.resolve import Resolved
 from ..settings.settings import Settings
 from .connections.acceptor import METRICS_CONNECTIONS, Acceptor, ConnectionCounts, OpenConnections, connection_limit
 from .connections.connection import Connection, protocol
-from .connections.hosts import Hosts
+from .connections.hosts import AllowedHosts
 from .connections.tls import Tls
 from .keys import key_file, usage_file
 from .lifecycle import Lifecycle, State
@@ -94,13 +94,13 @@ class Listeners:
         connections = OpenConnections(self.max_connections, counts)
         return Server(requests, connections, context), Server(metrics, OpenConnections(METRICS_CONNECTIONS))
 
-    def hosts(self, settings: Settings) -> tuple[Hosts, Hosts]:
+    def hosts(self, settings: Settings) -> tuple[AllowedHosts, AllowedHosts]:
         """The hosts that are answered on the port for requests, and on that for metrics, which asks for no key."""
-        asks_key = settings.api_key is not None or settings.api_keys is not None
-        requests = Hosts.of(settings, self.requests, host=settings.host, asks_key=asks_key)
+        key_required = settings.api_key is not None or settings.api_keys is not None
+        requests = AllowedHosts.of(settings, self.requests, host=settings.host, key_required=key_required)
         if self.metrics is None:
             return requests, requests
-        return requests, Hosts.of(settings, self.metrics, host=settings.metrics_host, asks_key=False)
+        return requests, AllowedHosts.of(settings, self.metrics, host=settings.metrics_host, key_required=False)
 
 
 def serve(
@@ -135,8 +135,8 @@ def serve(
         nonlocal failure
         try:
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
-            await _until_ending(lifecycle, before_first())
-            offload.keep_what_is_loaded()
+            await _until_stopping(lifecycle, before_first())
+            offload.freeze_loaded_objects()
             lifecycle.up()
             if lifecycle.accepting:  # and nobody has told it to stop meanwhile
                 lifecycle.run(beside(lifecycle))
@@ -184,7 +184,7 @@ def serve(
         context,
     )
     lifecycle.server = server
-    offload.let_the_loop_in()
+    offload.shorten_switch_interval()
     try:
         server.run(sockets=[listeners.requests])
     finally:
@@ -195,10 +195,10 @@ def serve(
     return lifecycle.exit_code
 
 
-async def _until_ending(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
+async def _until_stopping(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
     """Wait for `work`, which asks the engine, or give it up when the server is told to stop; raises RuntimeError when
     the engine has died and answers no more."""
-    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(lifecycle.ending.wait())
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(lifecycle.stopping.wait())
     await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
     if working.done():
@@ -228,10 +228,10 @@ class Server(uvicorn.Server):
         ]
 
     def _connection(self) -> Connection:
-        made: Connection = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
+        connection: Connection = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
+        return connection
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -148,14 +148,14 @@ class KeyMetrics:
             self._names.add(name)
         return name if name in self._names else OTHER
 
-    def asked(self, name: str) -> None:
+    def count_request(self, name: str) -> None:
         """A request has come with the key of this name."""
         label = self._label(name)
         self._requests.labels(label).inc()
         for kind in ("prompt", "cached", "completion"):  # a rate needs a series before its first event
             self._tokens.labels(label, kind)
 
-    def used(self, request: Admission) -> None:
+    def count_tokens(self, request: Admission) -> None:
         """The engine has nothing of the request any more."""
         if request.key_usage is None:
             return

@@ -27,12 +27,12 @@ _common = ThreadPoolExecutor(1, "outrider-prepare")
 _large = ThreadPoolExecutor(1, "outrider-prepare-large")
 
 
-def let_the_loop_in() -> None:
+def shorten_switch_interval() -> None:
     """Have threads give up the interpreter lock soon; called once by the process of the server."""
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-def keep_what_is_loaded() -> None:
+def freeze_loaded_objects() -> None:
     """Have the garbage collector never look at modules and models again, of which there are some 400,000 objects: a
     look at all of them takes whichever thread it finds, often the event loop's, a fifth of a second."""
     gc.collect()

@@ -54,18 +54,20 @@ ERROR = {
 }
 
 
-def takes(model: type, **example: Any) -> dict[str, Any]:
+def request_body(model: type, **example: Any) -> dict[str, Any]:
     """For a route's `openapi_extra`: its body is this model. example: fields of one, which /docs offers to try."""
     body = {"schema": {"$ref": REF.format(model=model.__name__)}} | ({"example": example} if example else {})
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
 
 
-def answers(model: type[BaseModel] | None = None, *, kind: str = "", says: str = "") -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: 200 with this model, with a body of another kind that `says` describes, or with
+def responses(
+    model: type[BaseModel] | None = None, *, kind: str = "", text: str = ""
+) -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: 200 with this model, with a body of another kind that `text` describes, or with
     either; and errors."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
-        good["content"] = {kind: {"schema": {"description": says}}}  # no type: of a stream, some read it as an event's
+        good["content"] = {kind: {"schema": {"description": text}}}  # no type: of a stream, some read it as an event's
     return {200: good, "default": {"model": ErrorBody, "description": "An error"}}
 
 

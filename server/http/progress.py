@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Shortest time between two looks at the schedulers."""
 
 
@@ -35,20 +35,20 @@ class Progress:
         self._since: dict[int, float] = {}  # by engine: its last sign, or when it last had nothing to do
         self._received: object = None
         self._last_sign = time.monotonic()
-        self._without = 0.0
+        self._stalled_seconds = 0.0
         self._probe: asyncio.Task[Any] | None = None
 
     @property
     def stalled(self) -> float | None:
         """Seconds without progress, where those are too many."""
-        return self._without if self._without >= self._seconds else None
+        return self._stalled_seconds if self._stalled_seconds >= self._seconds else None
 
     async def watch(self) -> None:
         """Look from time to time; the log has the beginning and the end of a stall."""
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS, self._seconds / 5))
+            await asyncio.sleep(min(POLL_SECONDS, self._seconds / 5))
             before = self.stalled
-            self.look(time.monotonic())
+            self.check(time.monotonic())
             if before is None and self.stalled is not None:
                 logger.error("%s: /health says so, and requests are refused", self.reason)
             elif before is not None and self.stalled is None:
@@ -56,9 +56,9 @@ class Progress:
 
     @property
     def reason(self) -> str:
-        return f"requests are under way and no step has ended for {self._without:.0f} s (--max-step-seconds)"
+        return f"requests are under way and no step has ended for {self._stalled_seconds:.0f} s (--max-step-seconds)"
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """now: seconds of a monotonic clock."""
         loads = _read(self._manager.load_snapshot_reader)
         for load in loads:
@@ -74,11 +74,11 @@ class Progress:
             self._last_sign, self._since = now, dict.fromkeys(self._since, now)
         # With several engines, others' progress says nothing of the one that stands still.
         signs = self._since.values() if len(self._since) > 1 else ()
-        self._without = now - min([self._last_sign, *signs])
-        if self._without >= self._seconds / 2 and not any(map(_busy, self._seen.values())):
-            self._ask()
+        self._stalled_seconds = now - min([self._last_sign, *signs])
+        if self._stalled_seconds >= self._seconds / 2 and not any(map(_busy, self._seen.values())):
+            self._probe_schedulers()
 
-    def _ask(self) -> None:
+    def _probe_schedulers(self) -> None:
         """Schedulers that had nothing to do may stand still before what was sent to them; their answer is a sign."""
         if self._probe is None or self._probe.done():
             # Never cancelled: its answer would be taken for that of the next question.

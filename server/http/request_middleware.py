@@ -104,9 +104,9 @@ class RequestMiddleware:
         if _answers(scope):
             self.metrics.ended(outcome, seconds)
         if self.log and not (path in PROBES and status < 400):
-            said = {"method": scope["method"], "path": quote(path), "status": status, "outcome": outcome}
-            said |= {"seconds": round(seconds, 4), "request_id": context.request_id, **context.fields}
-            logger.info(" ".join(f"{name}={value}" for name, value in said.items()), extra=said)
+            fields = {"method": scope["method"], "path": quote(path), "status": status, "outcome": outcome}
+            fields |= {"seconds": round(seconds, 4), "request_id": context.request_id, **context.fields}
+            logger.info(" ".join(f"{name}={value}" for name, value in fields.items()), extra=fields)
 
 
 def outcome_of(status: int) -> str:

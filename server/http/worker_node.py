@@ -19,7 +19,7 @@ from ..processes.engine_processes import EngineProcesses
 from ..settings.resolve import Resolved
 from . import app as whole
 from .connections.connection import protocol
-from .connections.hosts import HostGuard, Hosts
+from .connections.hosts import AllowedHosts, HostGuard
 from .errors import ApiError
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
@@ -45,7 +45,7 @@ class WorkerNodeLifecycle(Lifecycle):
 
     async def _watch(self) -> None:
         names = await self.engine.wait_for_death()
-        if self.state is State.UP and not self.engine.ended_well():
+        if self.state is State.UP and not self.engine.exited_cleanly():
             self.fail(f"{' and '.join(names)} died: another node is gone, or this one failed")
         elif self.state is State.UP:
             logger.warning("node 0 has ended; stopping")
@@ -92,7 +92,7 @@ def _build(
     processes: EngineProcesses,
     life: WorkerNodeLifecycle,
     access: Access,
-    hosts: Hosts,
+    hosts: AllowedHosts,
     lifespan: whole.Lifespan,
 ) -> RequestMiddleware:
     settings = resolved.settings

@@ -47,7 +47,7 @@ class Placement:
     environment: Mapping[str, str] = field(default_factory=dict)
     main: frozenset[int] = frozenset()
 
-    def enter(self) -> None:
+    def apply(self) -> None:
         """In the process, once its OpenMP runtime is loaded, which has bound the main thread to the first place.
 
         Python's threads, the compiler of grammars among them, begin where the main thread runs, and there it would wait
@@ -77,7 +77,7 @@ def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str,
 
 
 @contextlib.contextmanager
-def for_started_processes(changes: Mapping[str, str]) -> Iterator[None]:
+def child_environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Processes that are started inside have these variables."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)

@@ -53,7 +53,7 @@ def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> 
     prefix = f".{target.name}.tmp-"
     for leftover in target.parent.glob(prefix + "*"):  # of a start that was killed; we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
-    _say(f"Preparing {what} in {target} (once)")
+    _log(f"Preparing {what} in {target} (once)")
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         fill(temporary)
@@ -83,7 +83,7 @@ def is_intact(target: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         if not target.exists():
             return False
-    _say(f"{target} is damaged; it is made again")
+    _log(f"{target} is damaged; it is made again")
     return False
 
 
@@ -107,7 +107,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        _say("Another start is preparing it; waiting")
+        _log("Another start is preparing it; waiting")
         lock.acquire()
     try:
         yield
@@ -115,7 +115,7 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
     """In a server's log, as that is written; other commands have none."""
     server = logging.getLogger(SERVER)
     if server.isEnabledFor(logging.INFO) and server.hasHandlers():

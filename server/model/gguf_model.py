@@ -119,8 +119,8 @@ def _write(path: Path, into: Path, sampling: Mapping[str, float]) -> None:
 
 def _sampling(file: GgufFile) -> dict[str, float]:
     """Recommended sampling of the file, by the fields of generation_config.json."""
-    said = {ours: file.value(f"general.sampling.{theirs}") for ours, theirs in SAMPLING.items()}
-    return {name: round(value, 6) for name, value in said.items() if isinstance(value, (int, float))}  # from float32
+    values = {name: file.value(f"general.sampling.{gguf_name}") for name, gguf_name in SAMPLING.items()}
+    return {name: round(value, 6) for name, value in values.items() if isinstance(value, (int, float))}  # from float32
 
 
 def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
@@ -152,9 +152,9 @@ def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "vocab_size": file.tensor("token_embd.weight").shape[0],
     }
-    for ours, theirs in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
-        if (token := file.number(f"tokenizer.ggml.{theirs}_token_id", -1)) >= 0:
-            config[ours] = token
+    for name, gguf_name in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
+        if (token := file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)) >= 0:
+            config[name] = token
     return config
 
 
@@ -192,22 +192,22 @@ def _index(file: GgufFile, architecture: str, config: dict[str, Any]) -> dict[st
     from ..plugin.loading.gguf_weights import Stored
 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    names = {f"{theirs}.weight": (f"{ours}.weight", 0) for theirs, ours in OUTSIDE.items()}
+    names = {f"{gguf_name}.weight": (f"{name}.weight", 0) for gguf_name, name in OUTSIDE.items()}
     if config["tie_word_embeddings"]:
         del names["output.weight"]
     for i in range(config["num_hidden_layers"]):
-        for theirs, ours in LAYER.items():
-            rotary = heads.get(theirs, 0) if architecture == "llama" else 0
-            names[f"blk.{i}.{theirs}.weight"] = f"model.layers.{i}.{ours}.weight", rotary
-        for theirs, ours in ONLY_IN[architecture].items():
-            names[f"blk.{i}.{theirs}"] = f"model.layers.{i}.{ours}", 0
+        for gguf_name, name in LAYER.items():
+            rotary = heads.get(gguf_name, 0) if architecture == "llama" else 0
+            names[f"blk.{i}.{gguf_name}.weight"] = f"model.layers.{i}.{name}.weight", rotary
+        for gguf_name, name in ONLY_IN[architecture].items():
+            names[f"blk.{i}.{gguf_name}"] = f"model.layers.{i}.{name}", 0
     unknown = sorted(file.tensors.keys() - names.keys() - {ROPE_FACTORS})
     if unknown:
         raise UserError(f"{file.path}: a {architecture} model has no {', '.join(unknown[:3])}")
     stored = {}
-    for theirs, (ours, rotary) in names.items():
-        tensor = file.tensor(theirs)
+    for gguf_name, (name, rotary) in names.items():
+        tensor = file.tensor(gguf_name)
         if tensor.kind not in TYPES:
-            raise UserError(f"{file.path}: {theirs} is of type {tensor.kind}, only {', '.join(TYPES)} are supported")
-        stored[ours] = Stored(tensor.kind, tensor.shape, tensor.offset, tensor.size, rotary)
+            raise UserError(f"{file.path}: {gguf_name} is of type {tensor.kind}, only {', '.join(TYPES)} are supported")
+        stored[name] = Stored(tensor.kind, tensor.shape, tensor.offset, tensor.size, rotary)
     return stored

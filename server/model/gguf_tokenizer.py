@@ -78,7 +78,7 @@ def _sentence_pieces(file: GgufFile, longest: int) -> Any:
 
     names = {"tokens": "tokens", "scores": "scores", "token_type": "token_type", "merges": "merges"}
     names |= {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "unk_token_id": "unknown_token_id"}
-    fields = {ours: file.value(f"tokenizer.ggml.{theirs}") for ours, theirs in names.items()}
+    fields = {name: file.value(f"tokenizer.ggml.{gguf_name}") for name, gguf_name in names.items()}
     given = {name: value for name, value in fields.items() if value is not None}
     prefix = file.value("tokenizer.ggml.add_space_prefix", True)
     converter = GGUFLlamaConverter(given | {"tokenizer_type": "llama", "add_prefix_space": prefix})
@@ -91,9 +91,9 @@ def _finish(file: GgufFile, tokenizer: Any, longest: int, begins: bool) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokens, special = file.value("tokenizer.ggml.tokens", []), {}
-    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        if 0 <= (token := file.number(f"tokenizer.ggml.{theirs}_token_id", -1)) < len(tokens):
-            special[f"{ours}_token"] = tokens[token]
+    for name, gguf_name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        if 0 <= (token := file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)) < len(tokens):
+            special[f"{name}_token"] = tokens[token]
     if file.value("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
         first = special["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(

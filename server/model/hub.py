@@ -13,7 +13,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @contextmanager
-def asked_for(name: str, flag: str) -> Iterator[None]:
+def hub_errors(name: str, flag: str) -> Iterator[None]:
     """In which the hub is asked for what `flag` names; its errors become a UserError of one line."""
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -37,23 +37,23 @@ class Model:
         return int(self.config.get("max_position_embeddings") or 4096)
 
 
-def find(wanted: str | None) -> Model:
+def find(requested: str | None) -> Model:
     """Find the model and read its config.json; raises UserError with one clear line otherwise."""
-    if wanted is None:
+    if requested is None:
         folder = bundled_model.prepare()
         return Model(str(folder), bundled_model.NAME, _read_config(folder), folder)
-    if wanted == bundled_model.DLLM_NAME:
+    if requested == bundled_model.DLLM_NAME:
         folder = bundled_model.prepare_dllm()
         return Model(str(folder), bundled_model.DLLM_NAME, _read_config(folder), folder)
-    folder = Path(wanted).expanduser()
+    folder = Path(requested).expanduser()
     if folder.is_file():
         prepared = gguf_model.prepare(folder, folder.stem)
         return Model(str(prepared), folder.stem, _read_config(prepared), prepared)
     if folder.is_dir():
         return _from_folder(folder.resolve())
-    if folder.is_absolute() or wanted.startswith((".", "~")) or not hub.NAME.fullmatch(wanted):
-        raise UserError(f"model folder {wanted} does not exist")
-    return _from_hub(wanted)
+    if folder.is_absolute() or requested.startswith((".", "~")) or not hub.NAME.fullmatch(requested):
+        raise UserError(f"model folder {requested} does not exist")
+    return _from_hub(requested)
 
 
 def _from_folder(folder: Path) -> Model:
@@ -78,15 +78,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _from_hub(name: str) -> Model:
     from huggingface_hub import hf_hub_download
 
-    with hub.asked_for(name, "--model"):
+    with hub.hub_errors(name, "--model"):
         config_file = Path(hf_hub_download(name, "config.json"))
     return Model(name, name, _read_config(config_file.parent), None)
 
 
-def plain_folder(wanted: str | None) -> str:
+def plain_folder(requested: str | None) -> str:
     """A model for those who know no GGUF: of such a file or the embedded model a folder with its weights in bfloat16,
     made if need be; all others as `Model.path`."""
-    model = find(wanted)
+    model = find(requested)
     return str(gguf_model.unpack(model.folder)) if model.folder and is_prepared(model.folder) else model.path
 
 

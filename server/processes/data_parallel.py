@@ -20,7 +20,7 @@ from typing import Any
 from ..machine import threads
 from ..machine.threads import Placement
 from ..machine.topology import Topology
-from .process import StartupReport, die_with, engine_of, run_scheduler
+from .process import StartupReport, die_with, engine_index, run_scheduler
 
 BALANCE = "total_tokens"
 """SGLang's name for: to the engine with the fewest tokens, waiting ones included."""
@@ -43,7 +43,7 @@ def run_controller(
     tempfile.tempdir = str(report.path.parent)  # where SGLang puts the sockets to the schedulers
     from sglang.srt.managers import data_parallel_controller as sglang
 
-    sglang.mp = _Starting(placements)
+    sglang.mp = _Multiprocessing(placements)
     sglang.DataParallelController.event_loop = _dispatch
     kwargs["run_scheduler_process_func"] = functools.partial(run_scheduler, report, placements, os.getpid(), verbose)
 
@@ -55,7 +55,7 @@ def run_controller(
     sglang.run_data_parallel_controller_process(**kwargs)
 
 
-class _Starting:
+class _Multiprocessing:
     """To SGLang's controller, the module `multiprocessing`."""
 
     def __init__(self, placements: Sequence[Placement]) -> None:
@@ -65,7 +65,7 @@ class _Starting:
         return multiprocessing.Pipe(duplex)
 
     def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> _Scheduler:
-        engine = engine_of(args)
+        engine = engine_index(args)
         environment = {**self._placements[engine].environment, RENDEZVOUS: f"{os.environ[RENDEZVOUS]}-{engine}"}
         return _Scheduler(environment, target, args)
 
@@ -79,7 +79,7 @@ class _Scheduler(multiprocessing.Process):
 
     def start(self) -> None:
         """SGLang calls it for one at a time."""
-        with threads.for_started_processes(self._environment):
+        with threads.child_environment(self._environment):
             super().start()
         threading.Thread(target=self._watch, daemon=True).start()
 

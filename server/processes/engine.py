@@ -99,12 +99,12 @@ def join(resolved: Resolved) -> EngineProcesses:
     return _start(resolved, 1, _launch_ranks)
 
 
-def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Start], P]) -> P:
+def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _LaunchInputs], P]) -> P:
     settings = resolved.settings
     run_folder = RunFolder.make()
     try:
         _set_environment(settings, run_folder.path)
-        _quieten(settings)
+        _silence_sglang(settings)
         report = StartupReport(run_folder.path / "failure")
         # On a GPU, or with flags of SGLang's own, there may be several, of which SGLang knows more.
         alone = settings.resolved_device == "cpu" and not settings.sglang_flags
@@ -119,10 +119,10 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Start]
         if alone:
             environment |= model_modules.environment(resolved.model.config.get("architectures") or ())
         if alone and engines == 1:
-            with threads.for_started_processes(environment):
+            with threads.child_environment(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
         load_plugin()
-        return launch(resolved, _Start(run_folder, report, placements, environment, waiting, engines))
+        return launch(resolved, _LaunchInputs(run_folder, report, placements, environment, waiting, engines))
     except BaseException:
         kill_children()
         run_folder.remove()
@@ -130,7 +130,7 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Start]
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _LaunchInputs:
     """What is there before SGLang starts its processes. environment, waiting: see `launcher.Launcher`."""
 
     run_folder: RunFolder
@@ -141,18 +141,18 @@ class _Start:
     engines: int
 
 
-def _launch(resolved: Resolved, begun: _Start) -> Engine:
-    arguments, launched = _launch_processes(resolved, begun)
+def _launch(resolved: Resolved, inputs: _LaunchInputs) -> Engine:
+    arguments, launched = _launch_processes(resolved, inputs)
     manager, templates, _, scheduler, watchdog, *_ = launched
     if resolved.settings.otlp_endpoint is not None:
         traces.begin(arguments)
-    begun.run_folder.take_along(Path(manager.load_snapshot_reader.path))
+    inputs.run_folder.attach(Path(manager.load_snapshot_reader.path))
     # EngineProcesses.wait_for_death does the watching, at once instead of every second.
     watchdog.stop()
     return Engine(
         processes=dict(zip(watchdog._names, watchdog._processes, strict=True)),
-        run_folder=begun.run_folder,
-        report=begun.report,
+        run_folder=inputs.run_folder,
+        report=inputs.report,
         tokenizer_manager=manager,
         template_manager=templates,
         max_total_tokens=int(scheduler.scheduler_infos[0]["max_total_num_tokens"]),
@@ -160,31 +160,31 @@ def _launch(resolved: Resolved, begun: _Start) -> Engine:
     )
 
 
-def _launch_ranks(resolved: Resolved, begun: _Start) -> EngineProcesses:
+def _launch_ranks(resolved: Resolved, inputs: _LaunchInputs) -> EngineProcesses:
     from .launcher import Launcher
 
-    _launch_processes(resolved, begun)
-    begun.report.started()
+    _launch_processes(resolved, inputs)
+    inputs.report.started()
     processes = {f"scheduler_{i}": process for i, process in enumerate(Launcher.schedulers)}
-    return EngineProcesses(processes=processes, run_folder=begun.run_folder, report=begun.report)
+    return EngineProcesses(processes=processes, run_folder=inputs.run_folder, report=inputs.report)
 
 
-def _launch_processes(resolved: Resolved, begun: _Start) -> tuple[ServerArgs, tuple[Any, ...]]:
+def _launch_processes(resolved: Resolved, inputs: _LaunchInputs) -> tuple[ServerArgs, tuple[Any, ...]]:
     """SGLang's settings, and what its launcher returns; raises UserError with the reason in one line."""
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
     from . import sglang_args
     from .launcher import Launcher
 
-    settings, report = resolved.settings, begun.report
+    settings, report = resolved.settings, inputs.report
     verbose = settings.log_level == "debug"
-    ours = (report, begun.placements, os.getpid(), verbose)
-    Launcher.waiting, Launcher.environment = begun.waiting, begun.environment
+    ours = (report, inputs.placements, os.getpid(), verbose)
+    Launcher.waiting, Launcher.environment = inputs.waiting, inputs.environment
     Launcher.on_cpu = settings.resolved_device == "cpu"
     Launcher.controller = functools.partial(data_parallel.run_controller, *ours)
-    arguments = sglang_args.build(settings, resolved.model, resolved.memory, begun.engines)
+    arguments = sglang_args.build(settings, resolved.model, resolved.memory, inputs.engines)
     arguments.custom_sigquit_handler = _on_sigquit
-    tempfile.tempdir = str(begun.run_folder.path)  # where SGLang puts the sockets between its processes
+    tempfile.tempdir = str(inputs.run_folder.path)  # where SGLang puts the sockets between its processes
     try:
         return arguments, Launcher._launch_subprocesses(
             arguments,
@@ -257,7 +257,7 @@ def load_plugin() -> None:
         raise UserError(f"SGLang could not load Outrider's plugin: {failures[0]}; reinstall Outrider")
 
 
-def _quieten(settings: Settings) -> None:
+def _silence_sglang(settings: Settings) -> None:
     """See `logs.sglang_level`."""
     logs.configure(settings)
     if settings.log_level not in ("debug", "info"):

@@ -29,7 +29,7 @@ class EngineProcesses:
     def dead_processes(self) -> list[str]:
         return [name for name, process in self.processes.items() if not process.is_alive()]
 
-    def ended_well(self) -> bool:
+    def exited_cleanly(self) -> bool:
         """Whether no process that has ended has failed."""
         return not any(process.exitcode for process in self.processes.values())
 

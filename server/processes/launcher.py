@@ -36,7 +36,7 @@ class Launcher(engine.Engine):
             engine.run_data_parallel_controller_process = cls.controller
             if cls.waiting is not None:
                 engine.mp = cls.waiting  # see prefork.py
-            with signals_blocked(), threads.for_started_processes(cls.environment):
+            with signals_blocked(), threads.child_environment(cls.environment):
                 result, Launcher.schedulers = super()._launch_scheduler_processes(*args, **kwargs)
                 return result, Launcher.schedulers
         finally:

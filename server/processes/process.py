@@ -71,21 +71,21 @@ def run_scheduler(
     report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, *args: Any, **kwargs: Any
 ) -> None:
     """Target of a scheduler process; placements: one per scheduler of this machine."""
-    placements[place_of(args) % len(placements)].enter()
+    placements[scheduler_index(args) % len(placements)].apply()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     _run(run_scheduler_process, "sglang.srt.managers.scheduler", report, parent, verbose, *args, **kwargs)
 
 
-def engine_of(scheduler_args: tuple[Any, ...]) -> int:
+def engine_index(scheduler_args: tuple[Any, ...]) -> int:
     """The number of the engine that SGLang starts a scheduler of, its data-parallel rank; 0 where there is but one."""
     return scheduler_args[5] or 0
 
 
-def place_of(scheduler_args: tuple[Any, ...]) -> int:
+def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
     """The number of a scheduler on its machine, or one that differs by a multiple of how many there are: they are
     either engines or the ranks of one."""
-    return engine_of(scheduler_args) + int(scheduler_args[3])
+    return engine_index(scheduler_args) + int(scheduler_args[3])
 
 
 def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:

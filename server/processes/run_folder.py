@@ -16,7 +16,7 @@ from pathlib import Path
 PREFIX = "outrider-run-"
 GRAMMARS = "grammars"
 """Compiled grammars, and what they are compiled for: `outrider.server.plugin.grammars.folder`."""
-ELSEWHERE = "elsewhere-"
+LINK_PREFIX = "elsewhere-"
 """Prefix of links to files that go with the folder."""
 
 
@@ -31,16 +31,16 @@ class RunFolder:
     def make(cls) -> RunFolder:
         """Also removes those that killed servers of this user have left behind."""
         for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-            _remove_if_left(path)
+            _remove_if_stale(path)
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX))
             if (lock := _lock(path)) is not None:
                 return cls(path, lock)
             # Another server, starting too, took it for one that was left, between the two lines.
 
-    def take_along(self, file: Path) -> None:
+    def attach(self, file: Path) -> None:
         """Have a file that lies elsewhere go with the folder."""
-        (self.path / f"{ELSEWHERE}{file.name}").symlink_to(file)
+        (self.path / f"{LINK_PREFIX}{file.name}").symlink_to(file)
 
     def remove(self) -> None:
         _remove(self.path)
@@ -48,13 +48,13 @@ class RunFolder:
 
 
 def _remove(path: Path) -> None:
-    for link in path.glob(ELSEWHERE + "*"):
+    for link in path.glob(LINK_PREFIX + "*"):
         with contextlib.suppress(OSError):
             os.unlink(os.readlink(link))
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_if_left(path: Path) -> None:
+def _remove_if_stale(path: Path) -> None:
     with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
         if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
             _remove(path)

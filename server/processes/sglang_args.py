@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ALGORITHM = "OUTRIDER"
 # Flags of SGLang that belong to a setting of ours.
-OURS = {
+SET_BY_OUTRIDER = {
     "model_path": "--model",
     "host": "--host",
     "port": "--port",
@@ -56,9 +56,9 @@ OURS = {
     "dllm_algorithm": "--unmasking",
     "dllm_algorithm_config": "--unmasking",
 }
-RESTORES = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
+KV_ONLY = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
 # Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
-NOT_HERE = {
+UNAVAILABLE = {
     "tokenizer_worker_num": "one tokenizer process",
     "enable_dp_attention": "all ranks verify the same drafts, whose lengths the first one decides; "
     "--engines N gives engines that share nothing",
@@ -78,15 +78,15 @@ NOT_HERE = {
     "enable_custom_logit_processor": "no code from requests",
     "config": "flags on the command line",
     "dllm_fdfo": "every round takes all requests",
-    "enable_hierarchical_cache": RESTORES,
-    "hicache_storage_backend": RESTORES,
-    "enable_lmcache": RESTORES,
-    "lmcache_config_file": RESTORES,
-    "enable_flexkv": RESTORES,
-    "flexkv_config_file": RESTORES,
-    "enable_unified_cache_external_linker": RESTORES,
-    "radix_cache_backend": RESTORES,
-    "enable_hisparse": RESTORES,
+    "enable_hierarchical_cache": KV_ONLY,
+    "hicache_storage_backend": KV_ONLY,
+    "enable_lmcache": KV_ONLY,
+    "lmcache_config_file": KV_ONLY,
+    "enable_flexkv": KV_ONLY,
+    "flexkv_config_file": KV_ONLY,
+    "enable_unified_cache_external_linker": KV_ONLY,
+    "radix_cache_backend": KV_ONLY,
+    "enable_hisparse": KV_ONLY,
 }
 
 GRAMMAR_BACKENDS = ("xgrammar", "none")
@@ -194,10 +194,12 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
         action.required = False
     given = vars(parser.parse_args(list(flags)))
     for name in given:
-        if name in OURS:
-            raise UserError(f"say {OURS[name]} before the --, instead of SGLang's --{name.replace('_', '-')} after it")
-        if name in NOT_HERE:
-            raise UserError(f"SGLang's --{name.replace('_', '-')} is not available here: {NOT_HERE[name]}")
+        if name in SET_BY_OUTRIDER:
+            raise UserError(
+                f"say {SET_BY_OUTRIDER[name]} before the --, instead of SGLang's --{name.replace('_', '-')} after it"
+            )
+        if name in UNAVAILABLE:
+            raise UserError(f"SGLang's --{name.replace('_', '-')} is not available here: {UNAVAILABLE[name]}")
     if (backend := given.get("grammar_backend", "xgrammar")) not in GRAMMAR_BACKENDS:
         raise UserError(
             f"SGLang's --grammar-backend {backend} is not available here: only xgrammar's grammars are limited in time "

@@ -58,7 +58,7 @@ def find(wanted: str) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    with hub.asked_for(wanted, "--drafter-path"):
+    with hub.hub_errors(wanted, "--drafter-path"):
         return Path(snapshot_download(wanted, allow_patterns=["config.json", "*.safetensors"]))
 
 

@@ -28,9 +28,9 @@ from ..settings.diffusion import REQUESTS
 from ..settings.profile_lookup import graph_fingerprint
 from ..settings.settings import Settings
 from . import result
-from .effort import MARGIN_STEPS, Effort, Room, Shape
+from .effort import MARGIN_STEPS, Capacity, Effort, Shape
 from .events import Progress
-from .grid import Run, measure_grid, room_of, with_refined
+from .grid import Run, capacity_of, measure_grid, merge_refined
 from .idle import Budget
 from .prompts import built_in_questions, with_temperatures
 from .report import TunedGraphs
@@ -65,18 +65,18 @@ async def tune(
     settings, manager = resolved.settings, engine.tokenizer_manager
     partial = result.begin(resolved)
     rounds = Rounds.of(settings, manager.model_config.vocab_size)
-    shapes = rounds.shapes(effort, room_of(engine, settings.max_running_requests or REQUESTS, refined))
+    shapes = rounds.shapes(effort, capacity_of(engine, settings.max_running_requests or REQUESTS, refined))
     points = await measure_grid(manager, shapes, rounds.measure, effort, partial, progress, run)
     if refined is not None:
-        points = with_refined(points, refined.points)
+        points = merge_refined(points, refined.points)
     asked = with_temperatures(list(questions or built_in_questions())[: min(effort.prompts, PROMPTS)])
     counts = {name: Counts() for name in TEMPERATURES}
     budget = Budget(effort.answer_seconds)
     for start in range(0, len(asked), CONCURRENCY):
-        if budget.used_up:
+        if budget.exhausted:
             break
         some = asked[start : start + CONCURRENCY]
-        for name, found in (await run(budget.counted(partial_of(replay, engine, some, effort.new_tokens)))).items():
+        for name, found in (await run(budget.timed(partial_of(replay, engine, some, effort.new_tokens)))).items():
             counts[name].update(found)
         progress(Progress("answers", start + len(some), len(asked)))
     step_tokens = settings.plugin_config.step_tokens
@@ -128,19 +128,19 @@ class Rounds:
         step = settings.plugin_config.step_tokens or min(target.block_size, STEP_TOKENS)
         return cls(target.block_size, target.mask_token_id, step, vocabulary)
 
-    def shapes(self, effort: Effort, room: Room) -> list[Shape]:
+    def shapes(self, effort: Effort, capacity: Capacity) -> list[Shape]:
         """What fits the engine, in the order of the fields; raises RuntimeError where nothing does."""
         each = effort.tokens or STATES
         behind = self._answer(effort.steps) + self.block  # drafts have slots beside the open block, and its positions
         found = [
             Shape(requests, requests * states * self.block, context)
-            for context in room.prompts(effort.contexts, behind)
+            for context in capacity.prompts(effort.contexts, behind)
             for requests in effort.requests
             for states in each
-            if requests * states <= MOST_ROWS and room.holds(requests, context + behind + states * self.block)
+            if requests * states <= MOST_ROWS and capacity.holds(requests, context + behind + states * self.block)
         ]
         if not found:
-            raise room.none("round")
+            raise capacity.nothing_fits("round")
         return found
 
     def _answer(self, steps: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MARGIN_STEPS = 3
-"""Steps of each request beyond those that are timed: while requests join, and until the last one has begun."""
+"""Steps of each request beyond those that are timed: while requests join, and until the last one has started."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,7 +27,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """What an engine takes. requests: at a time. cache: tokens of all of them. context: of one, all it has."""
 
     requests: int
@@ -35,7 +35,7 @@ class Room:
     context: int
 
     def prompts(self, lengths: Sequence[int], behind: int) -> list[int]:
-        """Those of `lengths`, ascending, that leave a context room for `behind` tokens.
+        """Those of `lengths`, ascending, that leave room in a context for `behind` tokens.
 
         The longest prompt that does stands in for those that do not, where it is not so near to another that a slope
         between the two would be noise.
@@ -50,7 +50,7 @@ class Room:
         """So many requests, each of which takes so many tokens of the cache."""
         return requests <= self.requests and requests * each <= self.cache
 
-    def none(self, what: str) -> RuntimeError:
+    def nothing_fits(self, what: str) -> RuntimeError:
         """It holds nothing of what was wanted."""
         held = f"a KV cache of {self.cache} tokens and contexts of {self.context}"
         return RuntimeError(f"{held} hold no {what} to measure")
@@ -77,7 +77,7 @@ class Effort:
     answer_seconds: float | None = None
     final: bool = True
 
-    def shapes(self, gamma: int, longest: int, room: Room, buckets: Sequence[int] | None = None) -> list[Shape]:
+    def shapes(self, gamma: int, longest: int, capacity: Capacity, buckets: Sequence[int] | None = None) -> list[Shape]:
         """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
 
         gamma: draft tokens of a model. longest: of a draft, whoever made it. buckets: sizes of which a step has one, on
@@ -87,13 +87,13 @@ class Effort:
         behind = (longest + 1) * 2 + self.steps + MARGIN_STEPS
         found = [
             Shape(requests, count, context)
-            for context in room.prompts(self.contexts, behind)
+            for context in capacity.prompts(self.contexts, behind)
             for requests in self.requests
-            if room.holds(requests, context + behind)
+            if capacity.holds(requests, context + behind)
             for count in self._sizes(requests, [own for own in each if own <= longest + 1], longest, buckets)
         ]
         if not found:
-            raise room.none("step")
+            raise capacity.nothing_fits("step")
         return found
 
     def _sizes(self, requests: int, each: list[int], longest: int, buckets: Sequence[int] | None) -> list[int]:

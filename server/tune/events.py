@@ -39,13 +39,13 @@ Event = Progress | Finished | Failed
 
 def to_line(event: Event) -> str:
     """The event as a line of JSON, with its newline."""
-    said = {"progress": astuple(event)} if isinstance(event, Progress) else asdict(event)
-    return json.dumps(said) + "\n"
+    fields = {"progress": astuple(event)} if isinstance(event, Progress) else asdict(event)
+    return json.dumps(fields) + "\n"
 
 
 def from_line(line: str | bytes) -> Event:
     """Read what `to_line` wrote."""
-    said = json.loads(line)
-    if "progress" in said:
-        return Progress(*said["progress"])
-    return Failed(**said) if "error" in said else Finished(**said)
+    fields = json.loads(line)
+    if "progress" in fields:
+        return Progress(*fields["progress"])
+    return Failed(**fields) if "error" in fields else Finished(**fields)

@@ -11,7 +11,7 @@ from outrider.profiles.measurement_log import PartialMeasurement
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
 
-from .effort import Effort, Room, Shape
+from .effort import Capacity, Effort, Shape
 from .events import Progress
 from .idle import Budget
 
@@ -27,11 +27,11 @@ class Run(Protocol):
     async def __call__(self, piece: Callable[[], Awaitable[T]]) -> T: ...
 
 
-def room_of(engine: Engine, limit: int | None, refined: Profile | None) -> Room:
+def capacity_of(engine: Engine, limit: int | None, refined: Profile | None) -> Capacity:
     """limit: of requests at a time; None: as many as the cache holds. refined: None where nobody is served meanwhile;
     else half of the cache is left to them."""
     cache = engine.max_total_tokens // (1 if refined is None else 2)
-    return Room(cache if limit is None else limit, cache, engine.context_length)
+    return Capacity(cache if limit is None else limit, cache, engine.context_length)
 
 
 async def measure_grid(
@@ -54,32 +54,32 @@ async def measure_grid(
     async def measure(shape: Shape) -> list[Point]:
         before = budget.spent
         try:
-            return await run(budget.counted(partial_of(measure_shape, manager, shape, effort.steps)))
+            return await run(budget.timed(partial_of(measure_shape, manager, shape, effort.steps)))
         finally:
             partial.spend(budget.spent - before)
 
     await measure(shapes[0])  # warm
     for number in range(total):
         round_number, shape = number // len(shapes), shapes[number % len(shapes)]
-        if budget.used_up:
+        if budget.exhausted:
             break
         if times[shape.requests, shape.tokens, shape.total_context(effort.steps)] <= round_number:
             for point in await measure(shape):
                 partial.add(point)
         progress(Progress("step times", number + 1, total))
-    if not (points := of_shapes(partial.points, shapes, effort.steps)):
+    if not (points := points_of(partial.points, shapes, effort.steps)):
         raise RuntimeError("no step ran alone; is the server busy?")
     return points
 
 
-def of_shapes(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
+def points_of(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
     """Those of the shapes. What another effort left when it was interrupted has contexts a few tokens apart, between
     which the slope would be noise."""
     wanted = {(shape.requests, shape.total_context(steps)) for shape in shapes}
     return [point for point in points if (point.requests, point.context) in wanted]
 
 
-def with_refined(points: list[Point], refined: Sequence[Point]) -> list[Point]:
+def merge_refined(points: list[Point], refined: Sequence[Point]) -> list[Point]:
     """The points, and of those that they replace what these alone know: other numbers of requests."""
     sizes = {point.requests for point in points}
     return points + [point for point in refined if point.requests not in sizes]

@@ -23,10 +23,10 @@ QUIET_SECONDS = 3.0
 class Traffic(Protocol):
     """Who is being served."""
 
-    async def quiet(self, seconds: float) -> None:
+    async def wait_until_quiet(self, seconds: float) -> None:
         """Return when nobody has been served for so long."""
 
-    async def arrival(self) -> None:
+    async def wait_for_request(self) -> None:
         """Return when somebody is served, at once where somebody is."""
 
 
@@ -43,17 +43,17 @@ class Idle:
         self.traffic = traffic
         self.quiet_seconds = quiet_seconds
         self.cores = cores
-        self.processes = processes if processes and priority_comes_back() else ()
+        self.processes = processes if processes and can_restore_priority() else ()
         self._rest_until = 0.0
 
     async def run(self, piece: Callable[[], Awaitable[T]]) -> T:
-        """What `piece` returns, undisturbed: it is cancelled when a request arrives, and begun again later."""
+        """What `piece` returns, undisturbed: it is cancelled when a request arrives, and started again later."""
         while True:
             await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
-            await self.traffic.quiet(self.quiet_seconds)
-            begun = time.monotonic()
+            await self.traffic.wait_until_quiet(self.quiet_seconds)
+            started = time.monotonic()
             with lowest_priority(self.processes):
-                work, arrival = asyncio.ensure_future(piece()), asyncio.ensure_future(self.traffic.arrival())
+                work, arrival = asyncio.ensure_future(piece()), asyncio.ensure_future(self.traffic.wait_for_request())
                 try:
                     await asyncio.wait({work, arrival}, return_when=asyncio.FIRST_COMPLETED)
                     if work.done():
@@ -62,12 +62,12 @@ class Idle:
                     for task in (work, arrival):
                         task.cancel()
                     now = time.monotonic()
-                    self._rest_until = now + (now - begun) * (self.cores - 1)
+                    self._rest_until = now + (now - started) * (self.cores - 1)
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 
 
-async def at_once(piece: Callable[[], Awaitable[T]]) -> T:
+async def run_now(piece: Callable[[], Awaitable[T]]) -> T:
     """As `Idle.run`, for an engine that serves nobody else."""
     return await piece()
 
@@ -79,18 +79,18 @@ class Budget:
         self.seconds, self.spent = seconds, spent
 
     @property
-    def used_up(self) -> bool:
+    def exhausted(self) -> bool:
         return self.seconds is not None and self.spent > self.seconds
 
-    def counted(self, piece: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+    def timed(self, piece: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
         """The piece, its time counted also where it is given up."""
 
         async def work() -> T:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 return await piece()
             finally:
-                self.spent += time.monotonic() - begun
+                self.spent += time.monotonic() - started
 
         return work
 
@@ -116,7 +116,7 @@ def _schedule(processes: Sequence[int], old: int, new: int) -> None:
                         os.sched_setscheduler(int(thread.name), new, os.sched_param(0))
 
 
-def priority_comes_back() -> bool:
+def can_restore_priority() -> bool:
     """Tell whether a thread may leave the lowest priority again: Linux asks for RLIMIT_NICE or CAP_SYS_NICE."""
     found = []
 

@@ -27,8 +27,8 @@ from ..processes import client
 from . import diffusion, result
 from .effort import MARGIN_STEPS, Effort, Shape
 from .events import Progress
-from .grid import Run, measure_grid, room_of, with_refined
-from .idle import Budget, at_once
+from .grid import Run, capacity_of, measure_grid, merge_refined
+from .idle import Budget, run_now
 from .prompts import built_in_questions, with_temperatures
 from .report import Tuned, TunedGraphs
 
@@ -82,10 +82,10 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
     drafts: dict[int, list[float]] = {}
     for i in exact:
         drafts.setdefault(log["drafting"][i], []).append(log["draft_seconds"][i])
-    for asked, times in drafts.items():
-        if asked and len(times) >= DRAFT_STEPS:
-            theirs = context * asked / shape.requests
-            points.append(Point(asked, 0, theirs, (statistics.median(times),), drafted=True))
+    for drafting, times in drafts.items():
+        if drafting and len(times) >= DRAFT_STEPS:
+            tokens = context * drafting / shape.requests
+            points.append(Point(drafting, 0, tokens, (statistics.median(times),), drafted=True))
     return points
 
 
@@ -147,7 +147,7 @@ async def tune(
     how: str = "at start",
     progress: Callable[[Progress], None] = no_progress,
     refined: Profile | None = None,
-    run: Run = at_once,
+    run: Run = run_now,
 ) -> Tuned | TunedGraphs:
     """Measure an engine, write the profile to the folder `resolved.settings.profile` and have the engine plan by it.
 
@@ -160,12 +160,12 @@ async def tune(
         return await diffusion.tune(engine, resolved, effort, questions, how, progress, refined, run)
     asked = list(questions or built_in_questions())[: effort.prompts]
     partial = result.begin(resolved)
-    room = room_of(engine, settings.max_running_requests, refined)
+    capacity = capacity_of(engine, settings.max_running_requests, refined)
     buckets = (await worker_rpc.read(manager))["buckets"]
-    shapes = effort.shapes(settings.gamma, settings.plugin_config.longest, room, buckets)
+    shapes = effort.shapes(settings.gamma, settings.plugin_config.longest, capacity, buckets)
     points = await measure_grid(manager, shapes, measure_shape, effort, partial, progress, run)
     if refined is not None:
-        points = with_refined(points, refined.points)
+        points = merge_refined(points, refined.points)
     parts = [
         await _answers(engine, part, effort.new_tokens, settings.gamma, progress, run, Budget(seconds))
         for part, seconds in zip(split(with_temperatures(asked)), _shares(effort.answer_seconds), strict=True)
@@ -194,9 +194,9 @@ async def _answers(
     """Records of the answers to `questions`, a few at a time."""
     records = [to_records(NO_RECORDS, gamma)]
     for start in range(0, len(questions), CONCURRENCY):
-        if budget.used_up:
+        if budget.exhausted:
             break
         asked = questions[start : start + CONCURRENCY]
-        records.append(await run(budget.counted(partial_of(record_answers, engine, asked, new_tokens, gamma))))
+        records.append(await run(budget.timed(partial_of(record_answers, engine, asked, new_tokens, gamma))))
         progress(Progress("answers", start + len(asked), len(questions)))
     return Records.concatenate(records)

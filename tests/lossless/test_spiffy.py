@@ -20,7 +20,7 @@ from metrics_page import MetricsPage, documented
 from running import HTTP, OUTRIDER, environment
 from tiny_diffusion import TinyDiffusion
 
-from outrider.server.http.routes.live import FRESH_SECONDS
+from outrider.server.http.routes.live import MIN_INTERVAL_SECONDS
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards" / "speculation.json"
 
@@ -45,7 +45,7 @@ def test_what_the_dashboard_and_the_page_show_of_it_is_there(static_server: Serv
     url, (prompt,) = static_server.server.url, static_server.prompts([9])
     before = HTTP.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
     static_server.ask(prompt, 9)
-    time.sleep(FRESH_SECONDS)
+    time.sleep(MIN_INTERVAL_SECONDS)
     now = HTTP.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
     for name in ("steps", "timed_steps", "tokens"):
         assert now[0][name] > before[0][name]

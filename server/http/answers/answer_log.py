@@ -46,22 +46,22 @@ class AnswerLogger(RequestLogger):
             options = RequestOptions.from_custom_params((obj.sampling_params or {}).get("custom_params"))
             self._answers.finished(timing.tokens, timing.per_token, timing.speed, options.min_tokens_per_second or 0.0)
         if (context := request_middleware.current()) is not None:
-            context.fields.setdefault("answers", []).append(self._said(obj, out, finish, timing))
+            context.fields.setdefault("answers", []).append(self._log_entry(obj, out, finish, timing))
 
     @staticmethod
     def _count(obj: Any, meta: dict[str, Any], reason: dict[str, Any]) -> None:
         """Count the answer's tokens for the limits of the request's key."""
-        if (asking := admission.current()) is None or not obj.log_metrics:
+        if (current := admission.current()) is None or not obj.log_metrics:
             return
         if reason.get("type") == "abort" and "waiting timeout" in str(reason.get("message")):
-            asking.unread(obj.rid)
+            current.never_read(obj.rid)
             return
         cached, completion = meta.get("cached_tokens") or 0, meta.get("completion_tokens") or 0
-        asking.answered(obj.rid, cached, completion, first_pass=reason.get("length") == 0)
+        current.answered(obj.rid, cached, completion, first_pass=reason.get("length") == 0)
 
-    def _said(self, obj: Any, out: Any, finish: str | None, timing: Timing) -> dict[str, Any]:
+    def _log_entry(self, obj: Any, out: Any, finish: str | None, timing: Timing) -> dict[str, Any]:
         meta = out["meta_info"]
-        said = {
+        entry = {
             "id": obj.rid,
             "finish_reason": finish,
             "prompt_tokens": meta.get("prompt_tokens"),
@@ -73,8 +73,8 @@ class AnswerLogger(RequestLogger):
         }
         if self._content:
             prompt = obj.text if obj.text is not None else self._tokenizer.decode(obj.input_ids)
-            said |= {"prompt": prompt, "answer": out.get("text")}
-        return said
+            entry |= {"prompt": prompt, "answer": out.get("text")}
+        return entry
 
 
 class Timing:

@@ -44,11 +44,11 @@ logging.getLogger(serving_completions.__name__).addFilter(
 
 
 @dataclass(frozen=True, slots=True)
-class Unmade:
+class DeferredAnswer:
     """An answer whose tokens are there. size: about how many bytes `make` will make of them."""
 
     size: int
-    make: Callable[[], Any]
+    build: Callable[[], Any]
 
 
 class _Handler:
@@ -59,7 +59,7 @@ class _Handler:
     ) -> None:
         super().__init__(tokenizer_manager, template_manager)  # type: ignore[call-arg]
         self.compiler = compiler
-        self.spellings = logprobs.spellings_of(tokenizer_manager.tokenizer)
+        self.tokens_by_id = logprobs.decoded_tokens(tokenizer_manager.tokenizer)
         self.default_sampling_params = sampling.recommended
 
     async def _handle_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
@@ -69,11 +69,11 @@ class _Handler:
     async def _handle_non_streaming_request(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         refused = await self._refused_grammar(internal, request)
         answer = refused or await super()._handle_non_streaming_request(internal, request, raw)  # type: ignore[misc]
-        if not isinstance(answer, Unmade):
+        if not isinstance(answer, DeferredAnswer):
             return answer
         if answer.size <= SMALL_BYTES:
-            return answer.make()
-        return await offload.run(answer.size, answer.make)
+            return answer.build()
+        return await offload.run(answer.size, answer.build)
 
     async def _refused_grammar(self, internal: GenerateReqInput, request: Any) -> Response | None:
         """The answer to a request whose grammar the scheduler must not see; None for any other."""
@@ -89,8 +89,8 @@ class _Handler:
     def create_error_response(
         self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None
     ) -> JSONResponse:
-        if (asking := admission.current()) is not None and asking.refusal is not None:
-            return asking.refusal.response()
+        if (current := admission.current()) is not None and current.refusal is not None:
+            return current.refusal.response()
         return errors.of_engine(message, status_code, param).response()
 
     def create_streaming_error_response(self, message: str, err_type: str = "", status_code: int = 400) -> str:
@@ -100,14 +100,14 @@ class _Handler:
         return json.dumps(error.body())
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
-        asked = request.speculation or SpeculationOptions()
+        speculation = request.speculation or SpeculationOptions()
         options = RequestOptions(
-            enabled=asked.enabled, min_tokens_per_second=request.min_tokens_per_second, trace=asked.trace
+            enabled=speculation.enabled, min_tokens_per_second=request.min_tokens_per_second, trace=speculation.trace
         )
         request.custom_params = options.to_custom_params()
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
         if request.seed is not None:
-            internal = _with_a_seed_each(internal, request.seed, request.n)
+            internal = _with_seed_per_choice(internal, request.seed, request.n)
         return internal, request
 
     def _collector(self, request: Any) -> SpeculationCollector:
@@ -120,7 +120,9 @@ class _Handler:
             incremental=manager.config_value("incremental_streaming_output"),
         )
 
-    def _telling(self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request) -> Any:
+    def _annotated_stream(
+        self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request
+    ) -> Any:
         """SGLang's stream, with what there is to say of its speculation: make_stream(handler, ...) makes it."""
         collector = self._collector(request)
         if not (collector.trace or (request.stream_options and request.stream_options.include_usage)):
@@ -129,19 +131,19 @@ class _Handler:
         handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, collector)  # type: ignore[attr-defined]
         return collector.annotate(make_stream(handler, internal, request, raw))
 
-    def _unmade(
+    def _deferred(
         self,
         make: Callable[..., Any],
         logprobs_of: Callable[[dict[str, Any]], orjson.Fragment] | None,
         request: Any,
         contents: list[dict[str, Any]],
         created: int,
-    ) -> Unmade:
+    ) -> DeferredAnswer:
         """A whole answer. make: SGLang's. logprobs_of: writes those of a choice; None where nobody asks for them."""
 
-        def made() -> Any:
-            quiet = request if logprobs_of is None else request.model_copy(update={"logprobs": None})
-            answer = make(quiet, contents, created)
+        def build() -> Any:
+            without_logprobs = request if logprobs_of is None else request.model_copy(update={"logprobs": None})
+            answer = make(without_logprobs, contents, created)
             if isinstance(answer, Response) or not hasattr(answer, "usage"):
                 return answer
             body = answer.model_dump()
@@ -156,10 +158,10 @@ class _Handler:
         if collector.trace:
             entries += sum(len(content["output_ids"]) for content in contents)
         size = sum(len(content["text"]) for content in contents) + entries * logprobs.ENTRY_BYTES
-        return Unmade(size, made)
+        return DeferredAnswer(size, build)
 
 
-def _with_a_seed_each(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
+def _with_seed_per_choice(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
     """Send n samples as n prompts, of seeds of their own: SGLang would give all choices of a request the one seed."""
     name = "text" if internal.text is not None else "input_ids"
     prompts = getattr(internal, name)
@@ -200,14 +202,14 @@ class ChatHandler(_Handler, TokenwiseChat):
 
     def _generate_chat_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         handler: Any = self.for_stream(internal, request)
-        return handler._telling(OpenAIServingChat._generate_chat_stream, internal, request, raw)
+        return handler._annotated_stream(OpenAIServingChat._generate_chat_stream, internal, request, raw)
 
     def _build_chat_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
-        write = functools.partial(logprobs.chat_logprobs, self.spellings) if request.logprobs else None
-        return self._unmade(super()._build_chat_response, write, request, ret, created)
+        write = functools.partial(logprobs.chat_logprobs, self.tokens_by_id) if request.logprobs else None
+        return self._deferred(super()._build_chat_response, write, request, ret, created)
 
     def _build_token_logprobs_from_raw(self, tokens: Any, tops: Any) -> Any:
-        return logprobs.chat_models(self.spellings, tokens, tops or ())
+        return logprobs.chat_models(self.tokens_by_id, tokens, tops or ())
 
     def _render_and_encode_chat_template(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -217,10 +219,10 @@ class ChatHandler(_Handler, TokenwiseChat):
             raise TypeError(f"the chat template cannot use these messages and chat_template_kwargs: {error}") from None
 
 
-def _result_of(work: Callable[..., Any], *asked: Any) -> Callable[..., Any]:
+def _result_of(work: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     """Do the work; a function that returns what it returned, or raises what it raised."""
     try:
-        value = work(*asked)
+        value = work(*args)
     except Exception as error:
         reason = error
 
@@ -244,32 +246,32 @@ class TextHandler(_Handler, OpenAIServingCompletion):
         for name, value in self.default_sampling_params.items():
             if name not in request.model_fields_set:
                 setattr(request, name, value)
-        nothing_new = request.max_tokens == 0
-        if nothing_new:
+        prompt_only = request.max_tokens == 0
+        if prompt_only:
             request.max_tokens = 1
         internal, request = super()._convert_to_internal_request(request, raw_request)
         if request.echo and request.logprobs is not None:
             internal.logprob_start_len = 0
-        if nothing_new:
+        if prompt_only:
             request.max_tokens = 0
         return internal, request
 
     def _generate_completion_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         make = OpenAIServingCompletion._generate_completion_stream
         if not self._with_prompt(request):
-            return self._telling(make, internal, request, raw)
-        echoed, handler = logprobs.EchoedPrompt(self.spellings), copy.copy(self)
+            return self._annotated_stream(make, internal, request, raw)
+        echoed, handler = logprobs.EchoedPrompt(self.tokens_by_id), copy.copy(self)
         handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, echoed)  # type: ignore[assignment]
-        return echoed.added(handler._telling(make, internal, request, raw))
+        return echoed.annotate(handler._annotated_stream(make, internal, request, raw))
 
     def _build_completion_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
         if request.max_tokens == 0:
             for answer in ret:
-                _drop_what_followed(answer)
+                _keep_prompt_only(answer)
         write = None
         if request.logprobs is not None:
-            write = functools.partial(logprobs.text_logprobs, self.spellings, prompt=self._with_prompt(request))
-        return self._unmade(super()._build_completion_response, write, request, ret, created)
+            write = functools.partial(logprobs.text_logprobs, self.tokens_by_id, prompt=self._with_prompt(request))
+        return self._deferred(super()._build_completion_response, write, request, ret, created)
 
     @staticmethod
     def _with_prompt(request: TextRequest) -> bool:
@@ -277,7 +279,7 @@ class TextHandler(_Handler, OpenAIServingCompletion):
         return bool(request.echo) and request.logprobs is not None
 
 
-def _drop_what_followed(answer: dict[str, Any]) -> None:
+def _keep_prompt_only(answer: dict[str, Any]) -> None:
     """Leave only the prompt of an answer."""
     answer.update(text="", output_ids=[])
     answer["meta_info"].update(completion_tokens=0, finish_reason={"type": "length"})
@@ -285,22 +287,22 @@ def _drop_what_followed(answer: dict[str, Any]) -> None:
         answer["meta_info"].pop(name, None)
 
 
-def _without_orders(raw: Request, shown: Collection[str]) -> Request:
+def _without_control_headers(raw: Request, kept_names: Collection[str]) -> Request:
     """The request with the headers of these names alone.
 
     By others SGLang lets a client choose the engine that answers it, its priority, where to fetch a cache from, and
     further fields of the answer.
     """
-    kept = [(name, value) for name, value in raw.scope["headers"] if name.decode("latin-1") in shown]
+    kept = [(name, value) for name, value in raw.scope["headers"] if name.decode("latin-1") in kept_names]
     return Request({**raw.scope, "headers": kept}, raw.receive)
 
 
 async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | TextRequest, raw: Request) -> Response:
     """Run a request through SGLang's handler."""
-    shown = {*TRACE_HEADERS}
+    kept_names = {*TRACE_HEADERS}
     if handler.allowed_custom_labels:  # SGLang's flags ask for it
-        shown.add(handler.tokenizer_manager.server_args.tokenizer_metrics_custom_labels_header.lower())
-    result = await handler.handle_request(request, _without_orders(raw, shown))
+        kept_names.add(handler.tokenizer_manager.server_args.tokenizer_metrics_custom_labels_header.lower())
+    result = await handler.handle_request(request, _without_control_headers(raw, kept_names))
     if isinstance(result, StreamingResponse):
         stream: Any = result.body_iterator
         first = await anext(stream)  # which SGLang has waited for

@@ -1,4 +1,4 @@
-"""The logprobs of answers as OpenAI writes them, made of what SGLang's tokenizer manager yields.
+"""The logprobs of answers as OpenAI writes them, made from what SGLang's tokenizer manager yields.
 
 A prompt or an answer that fills the context has some hundred thousand of them. SGLang makes a pydantic model of each
 on the event loop, which takes seconds; here a thread writes them as JSON, token by token.
@@ -24,14 +24,14 @@ from .. import offload
 
 ENTRY_BYTES = 64
 """About how long one logprob is in an answer."""
-SPELLINGS = 65_536
-"""Tokens whose spelling is kept."""
+MAX_DECODED = 65_536
+"""Decoded tokens that are kept."""
 
 Logprob = tuple[float | None, int]
 """A token's logprob and its id."""
 
 
-class Spelling(NamedTuple):
+class DecodedToken(NamedTuple):
     """A token in chat: its text, and its bytes, which a text cannot hold where they are no whole character. lossless:
     its text in completions, where such bytes are written as Latin-1."""
 
@@ -40,8 +40,8 @@ class Spelling(NamedTuple):
     lossless: str
 
 
-class Spellings(dict[int, Spelling]):
-    """The spelling of each token that was asked for, by its id."""
+class DecodedTokens(dict[int, DecodedToken]):
+    """Decoded tokens by their id, each decoded when it is first looked up."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
@@ -49,65 +49,65 @@ class Spellings(dict[int, Spelling]):
         # Found out once: SGLang reads all of a vocabulary for it.
         self._byte_level = tokenizer is not None and _is_byte_level_tokenizer(tokenizer)
 
-    def __missing__(self, token: int) -> Spelling:
+    def __missing__(self, token: int) -> DecodedToken:
         text = lossless = self._tokenizer.decode([token])
         spelled = None
         if self._byte_level:
             spelled = token_id_to_bytes(self._tokenizer, token)
             lossless = _lossless_token_text(self._tokenizer, token, text)
-        if len(self) >= SPELLINGS:
+        if len(self) >= MAX_DECODED:
             self.clear()
-        self[token] = found = Spelling(text, list(text.encode()) if spelled is None else spelled, lossless)
+        self[token] = found = DecodedToken(text, list(text.encode()) if spelled is None else spelled, lossless)
         return found
 
 
 @functools.cache
-def spellings_of(tokenizer: Any) -> Spellings:
+def decoded_tokens(tokenizer: Any) -> DecodedTokens:
     """The one table of a tokenizer's."""
-    return Spellings(tokenizer)
+    return DecodedTokens(tokenizer)
 
 
 def install(manager: Any) -> None:
     """Have SGLang's tokenizer manager keep logprobs without texts, which would be written on the event loop."""
 
-    def kept(logprobs: list[float | None], tokens: list[int], _: bool) -> list[Logprob]:
+    def keep_logprobs(logprobs: list[float | None], tokens: list[int], _: bool) -> list[Logprob]:
         return list(zip(logprobs, tokens, strict=True))
 
-    def kept_tops(logprobs: list[Any], tokens: list[Any], _: bool) -> list[list[Logprob] | None]:
+    def keep_top_logprobs(logprobs: list[Any], tokens: list[Any], _: bool) -> list[list[Logprob] | None]:
         return [list(zip(*one)) if one[0] else None for one in zip(logprobs, tokens, strict=True)]  # noqa: B905
 
-    manager.detokenize_logprob_tokens, manager.detokenize_top_logprobs_tokens = kept, kept_tops
+    manager.detokenize_logprob_tokens, manager.detokenize_top_logprobs_tokens = keep_logprobs, keep_top_logprobs
 
 
-def chat_logprobs(spellings: Spellings, meta: dict[str, Any]) -> orjson.Fragment:
+def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.Fragment:
     """A chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
     tokens, tops = meta["output_token_logprobs"], meta.get("output_top_logprobs") or ()
     entries = []
     for index, (logprob, token) in enumerate(tokens):
         top = (tops[index] or ()) if index < len(tops) else ()
-        others = [_chat_entry(spellings, *one) for one in top]
-        entries.append(orjson.dumps(_chat_entry(spellings, logprob, token) | {"top_logprobs": others}))
+        others = [_chat_entry(tokens_by_id, *one) for one in top]
+        entries.append(orjson.dumps(_chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": others}))
     return orjson.Fragment(b'{"content":[%s]}' % b",".join(entries))
 
 
-def _chat_entry(spellings: Spellings, logprob: float | None, token: int) -> dict[str, Any]:
-    spelling = spellings[token]
-    return {"token": spelling.text, "bytes": spelling.bytes, "logprob": logprob}
+def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) -> dict[str, Any]:
+    decoded = tokens_by_id[token]
+    return {"token": decoded.text, "bytes": decoded.bytes, "logprob": logprob}
 
 
 def chat_models(
-    spellings: Spellings, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
+    tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
 ) -> list[ChatCompletionTokenLogprob]:
     """The same of a few tokens, for a chunk of a stream."""
-    made = []
+    entries = []
     for index, (logprob, token) in enumerate(tokens):
         top = (tops[index] or ()) if index < len(tops) else ()
-        others = [TopLogprob(**_chat_entry(spellings, *one)) for one in top]
-        made.append(ChatCompletionTokenLogprob(**_chat_entry(spellings, logprob, token), top_logprobs=others))
-    return made
+        others = [TopLogprob(**_chat_entry(tokens_by_id, *one)) for one in top]
+        entries.append(ChatCompletionTokenLogprob(**_chat_entry(tokens_by_id, logprob, token), top_logprobs=others))
+    return entries
 
 
-def text_logprobs(spellings: Spellings, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
+def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
     """A completion's `logprobs`, as JSON. prompt: those of the prompt come first."""
     sides = ("input", "output") if prompt else ("output",)
     tokens = [one for side in sides for one in meta.get(f"{side}_token_logprobs") or ()]
@@ -115,19 +115,19 @@ def text_logprobs(spellings: Spellings, meta: dict[str, Any], *, prompt: bool) -
     fields = {
         "text_offset": (b"-1" for _ in tokens),  # SGLang does not know it
         "token_logprobs": (orjson.dumps(logprob) for logprob, _ in tokens),
-        "tokens": (orjson.dumps(spellings[token].lossless) for _, token in tokens),
-        "top_logprobs": (orjson.dumps(_by_text(spellings, top)) for top in tops),
+        "tokens": (orjson.dumps(tokens_by_id[token].lossless) for _, token in tokens),
+        "top_logprobs": (orjson.dumps(_by_text(tokens_by_id, top)) for top in tops),
     }
     return orjson.Fragment(
         b"{%s}" % b",".join(b'"%s":[%s]' % (name.encode(), b",".join(fields[name])) for name in fields)
     )
 
 
-def _by_text(spellings: Spellings, top: Iterable[Logprob] | None) -> dict[str, float | None] | None:
-    return None if top is None else {spellings[token].lossless: logprob for logprob, token in top}
+def _by_text(tokens_by_id: DecodedTokens, top: Iterable[Logprob] | None) -> dict[str, float | None] | None:
+    return None if top is None else {tokens_by_id[token].lossless: logprob for logprob, token in top}
 
 
-def _of_a_chunk(
+def _chunk_logprobs(
     input_token_logprobs: None = None,
     output_token_logprobs: Sequence[Logprob] = (),
     input_top_logprobs: None = None,
@@ -135,23 +135,23 @@ def _of_a_chunk(
     tokenizer: Any = None,
 ) -> LogProbs:
     """In place of SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
-    spellings = spellings_of(tokenizer)
+    tokens_by_id = decoded_tokens(tokenizer)
     return LogProbs(
         text_offset=[-1] * len(output_token_logprobs),
         token_logprobs=[logprob for logprob, _ in output_token_logprobs],
-        tokens=[spellings[token].lossless for _, token in output_token_logprobs],
-        top_logprobs=[_by_text(spellings, top) for top in output_top_logprobs or ()],
+        tokens=[tokens_by_id[token].lossless for _, token in output_token_logprobs],
+        top_logprobs=[_by_text(tokens_by_id, top) for top in output_top_logprobs or ()],
     )
 
 
-serving_completions.to_openai_style_logprobs = _of_a_chunk
+serving_completions.to_openai_style_logprobs = _chunk_logprobs
 
 
 class EchoedPrompt:
     """Gives a streamed completion the logprobs of its prompt, which SGLang does not get to see."""
 
-    def __init__(self, spellings: Spellings) -> None:
-        self._spellings = spellings
+    def __init__(self, tokens_by_id: DecodedTokens) -> None:
+        self._tokens_by_id = tokens_by_id
         self._begun: set[int] = set()
         self._waiting: dict[int, dict[str, Any]] = {}
         """By choice, `meta_info` with the logprobs of its first chunk."""
@@ -166,7 +166,7 @@ class EchoedPrompt:
         self._begun.add(index)
         meta["input_token_logprobs"], meta["input_top_logprobs"] = [], []
 
-    async def added(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async def annotate(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         """The chunks of the stream, the first of each choice with the logprobs of its prompt."""
         async with aclosing(stream):
             async for chunk in stream:
@@ -179,7 +179,7 @@ class EchoedPrompt:
         body = orjson.loads(chunk.removeprefix("data: "))
         for choice in body.get("choices") or ():
             if (meta := self._waiting.pop(choice["index"], None)) is not None:
-                choice["logprobs"] = text_logprobs(self._spellings, meta, prompt=True)
+                choice["logprobs"] = text_logprobs(self._tokens_by_id, meta, prompt=True)
         return f"data: {orjson.dumps(body).decode()}\n\n"
 
 

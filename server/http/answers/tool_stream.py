@@ -32,24 +32,24 @@ class ToolParser(FunctionCallParser):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._given: list[str] = []
-        self._said: list[str] = []
+        self._input: list[str] = []
+        self._output: list[str] = []
 
     def parse_stream_chunk(self, chunk_text: str) -> tuple[str, list[Any]]:
         text, calls = super().parse_stream_chunk(chunk_text)
-        self._given.append(chunk_text)
-        self._said.append(text)
+        self._input.append(chunk_text)
+        self._output.append(text)
         return text, calls
 
     def parse_stream_end(self) -> tuple[str, list[Any]]:
         text, calls = super().parse_stream_end()
-        return text + self._withheld(), calls
+        return text + self._held_back(), calls
 
-    def _withheld(self) -> str:
-        given, said = "".join(self._given), "".join(self._said)
+    def _held_back(self) -> str:
+        given, parsed = "".join(self._input), "".join(self._output)
         if type(self.detector).finish is not BaseFormatDetector.finish or self.has_tool_call(given):
             return ""
-        rest = given[len(said) :] if given.startswith(said) else ""
+        rest = given[len(parsed) :] if given.startswith(parsed) else ""
         return rest if len(rest) < LONGEST_MARKER and rest.lstrip().startswith(MARKER_BEGINS) else ""
 
 
@@ -95,7 +95,7 @@ class TokenwiseChat(OpenAIServingChat):
             return
         choice = self._choices[index]
         texts = choice.follow(content, finished=finish_reason_type is not None)
-        choice.hold(choice_logprobs)
+        choice.add_logprobs(choice_logprobs)
         for left, text in zip(reversed(range(len(texts))), texts, strict=True):
             async for chunk in super()._generate_stream_content(
                 content={**content, "text": choice.advance(text)},
@@ -132,7 +132,7 @@ class _Choice:
     def __init__(self, texts: TokenTexts, *, incremental: bool):
         self._texts, self._incremental = texts, incremental
         self._read_text = self._read_ids = 0
-        self._handed_out = ""
+        self._sent = ""
         self._logprobs: dict[str, Any] | None = None
 
     def follow(self, content: dict[str, Any], *, finished: bool) -> list[str]:
@@ -147,10 +147,10 @@ class _Choice:
         """The text as SGLang takes it, after the next token's."""
         if self._incremental:
             return text
-        self._handed_out += text
-        return self._handed_out
+        self._sent += text
+        return self._sent
 
-    def hold(self, logprobs: dict[str, Any] | None) -> None:
+    def add_logprobs(self, logprobs: dict[str, Any] | None) -> None:
         """Keep logprobs for the next chunk; tokens that are no text yet make none."""
         if self._logprobs is not None and logprobs is not None:
             logprobs = {**logprobs, "content": self._logprobs["content"] + logprobs["content"]}

@@ -112,13 +112,13 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make: Callable[[], Connection],
+        protocol_factory: Callable[[], Connection],
         connections: OpenConnections,
         context: ssl.SSLContext | None,
     ) -> None:
         self.sockets = (listener,)
-        self._make, self._connections, self._context = make, connections, context
-        self._taken: set[asyncio.Task[None]] = set()
+        self._protocol_factory, self._connections, self._context = protocol_factory, connections, context
+        self._tasks: set[asyncio.Task[None]] = set()
         listener.listen(BACKLOG)
         listener.setblocking(False)
         self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
@@ -142,18 +142,18 @@ class Acceptor:
             if (leave := self._connections.enter()) is None:
                 self._refuse(client)
             else:
-                task = loop.create_task(self._take(client, leave))
-                self._taken.add(task)  # the loop has only weak references to tasks
-                task.add_done_callback(self._taken.discard)
+                task = loop.create_task(self._serve(client, leave))
+                self._tasks.add(task)  # the loop has only weak references to tasks
+                task.add_done_callback(self._tasks.discard)
 
     def _refuse(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
             if self._context is None:
                 client.send(self._connections.refusal())
 
-    async def _take(self, client: socket.socket, leave: Callable[[], None]) -> None:
+    async def _serve(self, client: socket.socket, leave: Callable[[], None]) -> None:
         """Make a connection of it, after the handshake where there is one."""
-        connection = self._make()
+        connection = self._protocol_factory()
         connection.on_lost = leave
         seconds = connection.receive_seconds if self._context is not None else None
         try:

@@ -59,20 +59,20 @@ class Connection(H11Protocol):
         if self.transport.is_closing() or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_watching()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.receive_seconds, self._give_up)
+            self._deadline = self.loop.call_later(self.receive_seconds, self._time_out)
 
     def _stop_watching(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self) -> None:
-        """Say so, where a request has begun and is not answered yet, and close."""
+    def _time_out(self) -> None:
+        """Close; answer 408 first if a request has begun and has no answer yet."""
         self._deadline = None
         if self.transport.is_closing():
             return
-        begun = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
-        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        begins = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
+        if begins and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._answer_408()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # whoever handles it can send nothing more

@@ -23,14 +23,14 @@ SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Hosts:
+class AllowedHosts:
     """names: those that are answered, whatever the port; None is any. origins: whether `Origin` is checked too."""
 
     names: frozenset[str] | None
     origins: bool
 
     @classmethod
-    def of(cls, settings: Settings, listener: socket.socket, *, host: str, asks_key: bool) -> Hosts:
+    def of(cls, settings: Settings, listener: socket.socket, *, host: str, key_required: bool) -> AllowedHosts:
         """Make the policy of a server at `host` whose socket is `listener`.
 
         Where a key is asked for, or machines beyond this one reach the server, any host is answered unless
@@ -39,9 +39,9 @@ class Hosts:
         local = address_of(str(listener.getsockname()[0]))
         reached_from_here = local is not None and local.is_loopback
         named = frozenset(map(canonical, settings.allowed_hosts))
-        if ANY in named or (not named and (asks_key or not reached_from_here)):
+        if ANY in named or (not named and (key_required or not reached_from_here)):
             return cls(None, origins=False)
-        return cls(named | LOOPBACK | {canonical(host)}, origins=not asks_key)
+        return cls(named | LOOPBACK | {canonical(host)}, origins=not key_required)
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError for a request to a foreign host, or of a foreign page.
@@ -77,7 +77,7 @@ class Hosts:
 class HostGuard:
     """Plain ASGI, around the gate: a foreign request learns nothing of keys either."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self.app = app
         self.hosts = hosts
 

@@ -13,7 +13,7 @@ from ...settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 """How often the certificate's files are looked at."""
 
 
@@ -77,7 +77,7 @@ class Tls:
         """Give the context that serves the files' content whenever it has changed; new connections have it then."""
         seen = self._changed()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             if (now := self._changed()) == seen:
                 continue
             seen = now

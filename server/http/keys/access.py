@@ -20,9 +20,9 @@ from .token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """How often the file of keys is looked at."""
-ALONE = "--api-key"
+FLAG_KEY_NAME = "--api-key"
 """Name of the key that is in no file."""
 BUSY_SECONDS = 1
 """After which a client may ask again that had too many requests at the same time."""
@@ -48,20 +48,20 @@ class KeyUsage:
         self.under_way = 0
         self.clock = clock
         self.minute, self.day = TokenWindow(), DayCount(day_of(clock()), used_today)
-        self._bucket = _bucket(key.rate)
+        self._requests = _request_bucket(key.rate)
 
     def change(self, key: Key) -> None:
         if key.rate != self.key.rate:
-            self._bucket = _bucket(key.rate)
+            self._requests = _request_bucket(key.rate)
         self.key = key
 
     def begin(self) -> None:
         """Count a request of one choice as under way, until `end`; raises ApiError where the key may not."""
         self._require_places(1)
-        if self._bucket is not None:
-            now = self._bucket.now()  # monotonic: no jump of the clock opens or closes the door
-            self._bucket.leak(now)
-            decision = self._bucket.put_decision(RateItem(self.key.name, now))
+        if self._requests is not None:
+            now = self._requests.now()  # monotonic: no jump of the clock opens or closes the door
+            self._requests.leak(now)
+            decision = self._requests.put_decision(RateItem(self.key.name, now))
             assert isinstance(decision, Decision)  # of a bucket in memory nothing is awaited
             if not decision.allowed:
                 raise ApiError(
@@ -72,7 +72,7 @@ class KeyUsage:
                 )
         self.under_way += 1
 
-    def widen(self, choices: int) -> None:
+    def add_choices(self, choices: int) -> None:
         """Count so many more choices of a request that was begun; raises ApiError where the key may not."""
         if self.key.concurrency is not None and choices >= self.key.concurrency:
             raise ApiError(
@@ -132,12 +132,12 @@ class KeyUsage:
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
         """OpenAI's `x-ratelimit-…`, of the limits that the key has; of two of tokens, of the one with less left."""
-        if self._bucket is not None and self.key.rate is not None:
-            now = self._bucket.now()
-            self._bucket.leak(now)
-            latest = self._bucket.peek(0)
+        if self._requests is not None and self.key.rate is not None:
+            now = self._requests.now()
+            self._requests.leak(now)
+            latest = self._requests.peek(0)
             reset = 0.0 if latest is None else latest.timestamp / 1000 + self.key.rate.seconds - now / 1000
-            yield from _limit_headers("requests", self.key.rate.requests, self._bucket.count(), reset)
+            yield from _limit_headers("requests", self.key.rate.requests, self._requests.count(), reset)
         if budgets := self.budgets:
             now = self.clock()
             budget = min(budgets, key=lambda budget: budget.limit - budget.count.taken(now))
@@ -145,8 +145,8 @@ class KeyUsage:
 
 
 def _limit_headers(what: str, limit: int, taken: int, reset: float) -> Iterator[tuple[bytes, bytes]]:
-    said = {"limit": limit, "remaining": max(0, limit - taken), "reset": _duration(reset)}
-    return ((f"x-ratelimit-{name}-{what}".encode(), str(value).encode()) for name, value in said.items())
+    values = {"limit": limit, "remaining": max(0, limit - taken), "reset": _duration(reset)}
+    return ((f"x-ratelimit-{name}-{what}".encode(), str(value).encode()) for name, value in values.items())
 
 
 def _duration(seconds: float) -> str:
@@ -158,7 +158,7 @@ def _duration(seconds: float) -> str:
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{left}s"
 
 
-def _bucket(rate: Rate | None) -> InMemoryBucket | None:
+def _request_bucket(rate: Rate | None) -> InMemoryBucket | None:
     return None if rate is None else InMemoryBucket([pyrate_limiter.Rate(rate.requests, 1000 * rate.seconds)])
 
 
@@ -181,12 +181,14 @@ class Access:
         self.path = path
         self.clock = clock or ServerClock()
         self._used = dict(used or {})
-        self._alone = None
+        self._flag_key = None
         if api_key is not None:
-            self._alone = self._key_usage(Key(name=ALONE, digest=key_file.digest(api_key.encode()), admin=True))
+            self._flag_key = self._key_usage(
+                Key(name=FLAG_KEY_NAME, digest=key_file.digest(api_key.encode()), admin=True)
+            )
         self._seen = _signature(path)
         self._key_usages: tuple[KeyUsage, ...] = ()
-        self._take(key_file.read(path) if path is not None else ())
+        self._set_keys(key_file.read(path) if path is not None else ())
 
     @property
     def open(self) -> bool:
@@ -202,26 +204,26 @@ class Access:
         matching = [key_usage for key_usage in self._key_usages if key_usage.key.is_key(digest)]
         return matching[0] if matching else None
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Read the file again if it has changed. One that cannot be used leaves the keys as they are."""
         signature = _signature(self.path)
         if self.path is None or signature == self._seen:
             return
         self._seen = signature
         try:
-            self._take(await asyncio.to_thread(key_file.read, self.path))  # a large one must not hold up streams
+            self._set_keys(await asyncio.to_thread(key_file.read, self.path))  # a large one must not hold up streams
         except BadKeys as error:
             logger.error("the API keys stay as they were: %s", error)
         except Exception as error:  # whatever was written there, the server goes on, and looks again
             logger.exception("the API keys stay as they were: %s cannot be used: %r", self.path, error)
         else:
-            logger.warning("API keys read again: %d in %s", len(self._key_usages) - bool(self._alone), self.path)
+            logger.warning("API keys read again: %d in %s", len(self._key_usages) - bool(self._flag_key), self.path)
 
     async def watch(self) -> None:
         """Look at the file every second, whatever it has become."""
         while self.path is not None:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            await asyncio.sleep(POLL_SECONDS)
+            await self.reload_if_changed()
 
     def _key_usage(self, key: Key) -> KeyUsage:
         return KeyUsage(key, self.clock, self._used.pop(key.name, 0))
@@ -233,9 +235,9 @@ class Access:
             key_usage.key.name: taken for key_usage in self._key_usages if (taken := key_usage.day.taken(now))
         }
 
-    def _take(self, found: Iterable[Key]) -> None:
+    def _set_keys(self, found: Iterable[Key]) -> None:
         former = {key_usage.key.name: key_usage for key_usage in self._key_usages}
-        key_usages = [self._alone] if self._alone is not None else []
+        key_usages = [self._flag_key] if self._flag_key is not None else []
         for key in found:
             key_usage = former.get(key.name) or self._key_usage(key)
             key_usage.change(key)

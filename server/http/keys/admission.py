@@ -35,7 +35,7 @@ class Tokens:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """key_usage: None where no key is asked for. at_last: called when the engine has nothing of it any more.
+    """key_usage: None where no key is asked for. on_released: called when the engine has nothing of it any more.
 
     refusal: why the engine was not asked; SGLang's handlers only pass its text on. forget: has SGLang forget a choice.
     """
@@ -43,7 +43,7 @@ class Admission:
     key_usage: KeyUsage | None
     refusal: ApiError | None = None
     forget: Callable[[str], None] = field(default=lambda request_id: None)
-    at_last: list[Callable[[Admission], None]] = field(default_factory=list)
+    on_released: list[Callable[[Admission], None]] = field(default_factory=list)
     choices: int = 1
     prompts: int = 1
     _reserved_choices: int = 0
@@ -57,10 +57,10 @@ class Admission:
     _passes: int = 0  # for several choices without seeds SGLang reads each prompt first, as a request of its own
     _ended: bool = False
 
-    def weigh(self, n: int, prompts: int) -> None:
+    def add_choices(self, n: int, prompts: int) -> None:
         """The request turned out to have n choices for each prompt; raises ApiError where its key may not."""
         if self.key_usage is not None and n * prompts > 1:
-            self.key_usage.widen(n * prompts - 1)
+            self.key_usage.add_choices(n * prompts - 1)
         self.choices, self.prompts = n * prompts, prompts
 
     def reserve(self, prompt: int, samples: int, answer: int | None, room: int, most: int | None) -> int | None:
@@ -113,7 +113,7 @@ class Admission:
         if state.dispatched:
             self._finished += 1
             self._generated.setdefault(request_id, len(state.output_ids))
-        self._settle_at_last()
+        self._settle_if_released()
 
     def answered(self, request_id: str, cached: int, completion: int, *, first_pass: bool = False) -> None:
         """Counts of a whole answer, as SGLang says them. first_pass: see `_passes`; what that read, all others find."""
@@ -121,7 +121,7 @@ class Admission:
         if first_pass or not self._passes:
             self._cached[request_id] = cached
 
-    def unread(self, request_id: str) -> None:
+    def never_read(self, request_id: str) -> None:
         """It waited in vain: not even its prompt was read."""
         self._generated.pop(request_id, None)
 
@@ -151,17 +151,17 @@ class Admission:
         self._ended = True
         if self.key_usage is not None:
             self.key_usage.end(self.choices)
-        self._settle_at_last()
+        self._settle_if_released()
 
-    def _settle_at_last(self) -> None:
+    def _settle_if_released(self) -> None:
         if not self._ended or self._open:
             return
         used = self.tokens
         if self.key_usage is not None:
             self.key_usage.settle(self._grants, used.prompt + used.completion)
             self._grants.clear()
-        while self.at_last:
-            self.at_last.pop()(self)
+        while self.on_released:
+            self.on_released.pop()(self)
 
 
 _current: ContextVar[Admission | None] = ContextVar("admission", default=None)

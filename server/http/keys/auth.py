@@ -36,7 +36,7 @@ class AuthMiddleware:
             return
         try:
             key_usage = self._key_usage(scope)
-            send = _with_limits(key_usage, send)
+            send = _with_limit_headers(key_usage, send)
             if scope["method"] == "POST":
                 # A key's concurrency counts requests that are still received: what never comes whole takes places of
                 # its own key, and nothing of others.
@@ -52,15 +52,15 @@ class AuthMiddleware:
     def _admitted(self, key_usage: KeyUsage | None) -> Iterator[None]:
         """Hold a key's place until the answer ends; its tokens are logged, and counted when the engine lets go."""
         if key_usage is not None and self.usage is not None:
-            self.usage.asked(key_usage.key.name)
-        with admission.admitted(key_usage) as asking:
+            self.usage.count_request(key_usage.key.name)
+        with admission.admitted(key_usage) as admitted:
             if key_usage is not None and self.usage is not None:
-                asking.at_last.append(self.usage.used)
+                admitted.on_released.append(self.usage.count_tokens)
             try:
                 yield
             finally:
                 if (context := request_middleware.current()) is not None:
-                    context.fields |= asking.tokens.fields()
+                    context.fields |= admitted.tokens.fields()
 
     def _key_usage(self, scope: Scope) -> KeyUsage | None:
         """Whose request it is, None where no key is asked for; raises ApiError."""
@@ -85,7 +85,7 @@ class AuthMiddleware:
         return key_usage
 
 
-def _with_limits(key_usage: KeyUsage | None, send: Send) -> Send:
+def _with_limit_headers(key_usage: KeyUsage | None, send: Send) -> Send:
     """Add headers to the answer that say what the key has left of its limits."""
     if key_usage is None:
         return send

@@ -19,17 +19,17 @@ class ChoiceTable(dict[str, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.owners: dict[str, Admission] = {}
-        self.asking: set[Admission] = set()
+        self.requests: set[Admission] = set()
         """Requests whose choices are known, until the engine has nothing of them any more."""
 
     @property
     def under_way(self) -> int:
         """Choices that the engine has before it or at work, those of our own measurements included."""
-        return len(self) - len(self.owners) + sum(request.places for request in self.asking)
+        return len(self) - len(self.owners) + sum(request.places for request in self.requests)
 
-    def take_on(self, request: Admission) -> None:
-        self.asking.add(request)
-        request.at_last.append(self.asking.discard)
+    def add_request(self, request: Admission) -> None:
+        self.requests.add(request)
+        request.on_released.append(self.requests.discard)
 
     def __setitem__(self, request_id: str, state: Any) -> None:
         super().__setitem__(request_id, state)
@@ -54,8 +54,8 @@ class ChoiceTable(dict[str, Any]):
 def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
     """Have requests counted, and refused beyond their limits.
 
-    manager: SGLang's, of which nothing is asked yet. context_length: tokens that a prompt and its answer can have.
-    most: tokens that a request may have, its prompts and answers together; None is any number.
+    manager: SGLang's tokenizer manager, before its first request. context_length: tokens that a prompt and its answer
+    can have. most: tokens that a request may have, its prompts and answers together; None is any number.
     """
     table = ChoiceTable()
     table.update(manager.rid_to_state)
@@ -64,18 +64,18 @@ def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
 
     def check_and_reserve(obj: Any, input_ids: list[int]) -> None:
         check(obj, input_ids)
-        if (asking := admission.current()) is None or not obj.log_metrics:
+        if (current := admission.current()) is None or not obj.log_metrics:
             return  # a measurement of our own
-        asked, prompt = obj.sampling_params, len(input_ids)
+        parameters, prompt = obj.sampling_params, len(input_ids)
         try:
-            answer = asking.reserve(
-                prompt, asked.get("n") or 1, asked.get("max_new_tokens"), context_length - prompt, most
+            answer = current.reserve(
+                prompt, parameters.get("n") or 1, parameters.get("max_new_tokens"), context_length - prompt, most
             )
         except ApiError as refusal:
-            asking.refusal = refusal
+            current.refusal = refusal
             raise ValueError(refusal.message) from None
         # A copy: prompts of one request share their parameters.
-        obj.sampling_params = {**asked, "max_new_tokens": answer}
+        obj.sampling_params = {**parameters, "max_new_tokens": answer}
 
     manager._validate_one_request = check_and_reserve
     return table

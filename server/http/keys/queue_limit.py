@@ -38,20 +38,20 @@ class QueueLimit:
         """Raises ApiError while as many wait as may."""
         self._check(1)
 
-    def weigh(self, choices: int) -> None:
+    def check_choices(self, choices: int) -> None:
         """A request that was read has so many choices; raises ApiError where they are too many, or always would be."""
-        if self.most is not None and choices > self._places() + self.most:
+        if self.most is not None and choices > self._running_limit() + self.most:
             raise ApiError(
-                f"the request has {choices} choices (n for each prompt); this server takes {self._places()} at a time, "
-                f"and lets {self.most} wait; ask for fewer",
+                f"the request has {choices} choices (n for each prompt); this server runs {self._running_limit()} at a "
+                f"time, and lets {self.most} wait; ask for fewer",
                 param="n",
                 code="too_many_choices",
             )
         self._check(choices)
-        if (asking := admission.current()) is not None:
-            self.table.take_on(asking)
+        if (current := admission.current()) is not None:
+            self.table.add_request(current)
 
-    def _places(self) -> int:
+    def _running_limit(self) -> int:
         return sum(load.max_running_requests for load in self.manager.load_snapshot_reader.read_all())
 
     def _check(self, more: int) -> None:
@@ -64,7 +64,7 @@ class QueueLimit:
             return
         loads = self.manager.load_snapshot_reader.read_all()
         waiting = sum(load.num_waiting_reqs for load in loads)
-        if waiting >= self.most or under_way + more > self._places() + self.most:
+        if waiting >= self.most or under_way + more > self._running_limit() + self.most:
             raise ApiError(
                 f"the server is busy: {self.most} choices wait, as many as may; try again, or another server",
                 status=429,

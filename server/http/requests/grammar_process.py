@@ -19,11 +19,11 @@ from ...plugin.grammars.folder import GrammarFolder, name_of
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 4096
+MAX_VERDICTS = 4096
 """Verdicts that are kept, of the latest grammars."""
-CARRIED_BYTES = 128 * 1024 * 1024
+MAX_FOLDER_BYTES = 128 * 1024 * 1024
 """Compiled grammars that are kept in the folder."""
-ANSWER_SECONDS = 2.0
+GRACE_SECONDS = 2.0
 """Seconds beyond its own limit after which a process that has not answered is taken for stuck."""
 START_SECONDS = 30.0
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
@@ -62,9 +62,9 @@ class GrammarProcess:
         self.folder, self._limits = GrammarFolder(folder), worker.CompileLimits()
         self._metrics = metrics or GrammarMetrics()
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
-        self._carried = 0
-        self._asked: dict[str, asyncio.Future[Verdict]] = {}
-        self._answers: dict[int, asyncio.Future[Verdict]] = {}
+        self._folder_bytes = 0
+        self._pending: dict[str, asyncio.Future[Verdict]] = {}
+        self._replies: dict[int, asyncio.Future[Verdict]] = {}
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
         self.running: asyncio.subprocess.Process | None = None
@@ -83,21 +83,21 @@ class GrammarProcess:
             self._verdicts.move_to_end(name)
             self._metrics.known()
             return known
-        if name not in self._asked:
-            task = asyncio.get_running_loop().create_task(self._ask(kind, text, name))
-            self._asked[name] = task
-            task.add_done_callback(lambda _: self._asked.pop(name))
+        if name not in self._pending:
+            task = asyncio.get_running_loop().create_task(self._examine(kind, text, name))
+            self._pending[name] = task
+            task.add_done_callback(lambda _: self._pending.pop(name))
         # Others may wait for the same grammar when this request is given up.
-        return await asyncio.shield(self._asked[name])
+        return await asyncio.shield(self._pending[name])
 
     async def begin(self) -> None:
         """Start the process, if grammars can be compiled here, so that no request waits for its start."""
         if self.folder.ready:
             await self._start()
 
-    async def _ask(self, kind: str, text: str, name: str) -> Verdict:
+    async def _examine(self, kind: str, text: str, name: str) -> Verdict:
         try:
-            verdict = await self._answer({"kind": kind, "text": text, "name": name})
+            verdict = await self._query({"kind": kind, "text": text, "name": name})
         except (OSError, EOFError, TimeoutError) as error:
             logger.warning("the process that compiles grammars has failed (%r); it will be started again", error)
             verdict = Verdict(Outcome.BUSY, "grammars cannot be compiled at the moment; try again")
@@ -106,26 +106,26 @@ class GrammarProcess:
             self._remember(name, verdict)
         return verdict
 
-    async def _answer(self, job: dict[str, str]) -> Verdict:
+    async def _query(self, job: dict[str, str]) -> Verdict:
         process = await self._start()
         number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
             process.stdin.write(json.dumps({"number": number, **job}).encode() + b"\n")  # type: ignore[union-attr]
-            async with asyncio.timeout(self._limits.seconds + ANSWER_SECONDS):
+            async with asyncio.timeout(self._limits.seconds + GRACE_SECONDS):
                 return await answer
         except TimeoutError:
             self._drop(process)
             raise
         finally:
-            self._answers.pop(number, None)
+            self._replies.pop(number, None)
 
     def _remember(self, name: str, verdict: Verdict) -> None:
         self._verdicts[name] = verdict
-        self._carried += verdict.carried
-        while len(self._verdicts) > REMEMBERED or self._carried > CARRIED_BYTES:
+        self._folder_bytes += verdict.carried
+        while len(self._verdicts) > MAX_VERDICTS or self._folder_bytes > MAX_FOLDER_BYTES:
             forgotten, dropped = self._verdicts.popitem(last=False)
-            self._carried -= dropped.carried
+            self._folder_bytes -= dropped.carried
             if dropped.carried:
                 self.folder.remove(forgotten)
 
@@ -152,7 +152,7 @@ class GrammarProcess:
         lines: Any = process.stdout
         async for line in lines:
             fields = json.loads(line)
-            answer = self._answers.get(fields.pop("number"))
+            answer = self._replies.get(fields.pop("number"))
             if answer is not None and not answer.done():
                 answer.set_result(Verdict.from_json(fields))
         self._drop(process)
@@ -171,6 +171,6 @@ class GrammarProcess:
         self.running = None
         if process.returncode is None:
             process.kill()
-        for answer in self._answers.values():
+        for answer in self._replies.values():
             if not answer.done():
                 answer.set_exception(EOFError("it ended"))

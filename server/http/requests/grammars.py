@@ -18,7 +18,7 @@ from .protocol import ChatRequest, TextRequest
 
 # What people write by hand is a hundredth of this.
 MAX_GRAMMAR_BYTES = 64 * 1024
-BLAME_SECONDS = 1.0
+FAILING_TOOL_SECONDS = 1.0
 """Time limit for finding out which of several tools has the bad schema."""
 SCHEMA = "response_format.json_schema.schema"
 
@@ -98,7 +98,7 @@ async def compile_for(
     if verdict.outcome is Outcome.ACCEPTED:
         return
     if name == "tools" and verdict.outcome is not Outcome.BUSY:
-        name, verdict = await _tool_to_blame(process, request, verdict)
+        name, verdict = await _failing_tool(process, request, verdict)
     raise _refused(name, verdict)
 
 
@@ -128,7 +128,7 @@ def _name_of(request: ChatRequest | TextRequest, kind: str) -> str:
     return "tools"
 
 
-async def _tool_to_blame(process: GrammarProcess, request: Any, verdict: Verdict) -> tuple[str, Verdict]:
+async def _failing_tool(process: GrammarProcess, request: Any, verdict: Verdict) -> tuple[str, Verdict]:
     """The tool whose schema alone is refused, with the reason; all of them where it takes several."""
     names = [f"tools[{index}].function.parameters" for index in range(len(request.tools))]
     if len(names) == 1:
@@ -137,7 +137,7 @@ async def _tool_to_blame(process: GrammarProcess, request: Any, verdict: Verdict
         asyncio.create_task(process.examine("json", json.dumps(tool.function.parameters or {})))
         for tool in request.tools
     ]
-    _, late = await asyncio.wait(alone, timeout=BLAME_SECONDS)
+    _, late = await asyncio.wait(alone, timeout=FAILING_TOOL_SECONDS)
     for name, task in zip(names, alone, strict=True):
         if task not in late and (found := task.result()).outcome in (Outcome.INVALID, Outcome.COSTLY):
             return name, found
@@ -157,9 +157,9 @@ def _compilable(text: str) -> str:
             StructuralTagItem(begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"])
             for item in tag["structures"]
         ]
-        made = StructuralTag.from_legacy_structural_tag(items, tag["triggers"])
-        setattr(made.format, "at_least_one", tag.get("at_least_one", False))  # noqa: B010
-        return str(made.model_dump_json())
+        converted = StructuralTag.from_legacy_structural_tag(items, tag["triggers"])
+        setattr(converted.format, "at_least_one", tag.get("at_least_one", False))  # noqa: B010
+        return str(converted.model_dump_json())
     Backend._sanitize_structural_format(tag.get("format"))
     return json.dumps(tag)
 

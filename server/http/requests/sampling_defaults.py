@@ -39,14 +39,14 @@ class SamplingDefaults:
         """Every field, with the value of a request without it."""
         return OPENAI | self.recommended
 
-    def announce(self, say: Callable[..., None]) -> None:
+    def announce(self, log: Callable[..., None]) -> None:
         """Log what the model recommends; nothing where it recommends nothing."""
         if self.ignored:
-            say(f"Sampling that the model recommends and no request may have is ignored: {_in_words(self.ignored)}")
+            log(f"Sampling that the model recommends and no request may have is ignored: {_in_words(self.ignored)}")
         if self.recommended:
-            said = f"Sampling by default: {_in_words(self.recommended)}"
-            say(
-                f"{said} (from the model; --sampling-defaults openai turns it off)",
+            text = f"Sampling by default: {_in_words(self.recommended)}"
+            log(
+                f"{text} (from the model; --sampling-defaults openai turns it off)",
                 extra={"sampling_defaults": self.recommended},
             )
 

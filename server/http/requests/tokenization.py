@@ -9,7 +9,7 @@ from .. import offload
 from ..errors import NO_TOKEN
 from . import bounds
 
-SURE_BYTES = 200_000
+SURELY_FAST_BYTES = 200_000
 """A text of so many bytes has no more tokens than that, which the tokenizer hands over within a few milliseconds."""
 SLICE_CHARACTERS = 8192
 CUT_TOKENS = 32
@@ -40,7 +40,7 @@ class PromptLength:
             raise bounds.too_long(param, self.context_length)
         if self._backend is None:
             return
-        if characters <= SURE_BYTES and sum(len(text.encode()) for text in texts) <= SURE_BYTES:
+        if characters <= SURELY_FAST_BYTES and sum(len(text.encode()) for text in texts) <= SURELY_FAST_BYTES:
             return
         tokens = 0
         for text in texts:

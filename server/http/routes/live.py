@@ -17,7 +17,7 @@ from ..answers.answer_log import AnswerLogger
 from ..errors import ApiError
 from ..lifecycle import Lifecycle
 
-FRESH_SECONDS = 0.5
+MIN_INTERVAL_SECONDS = 0.5
 """However many look on, the engines are asked no more often than this."""
 
 
@@ -41,7 +41,7 @@ class Live:
 
     def __init__(self, engine: Engine, lifecycle: Lifecycle, answers: AnswerLogger) -> None:
         self._engine, self._lifecycle, self._answers = engine, lifecycle, answers
-        self._asked = 0.0
+        self._read_at = 0.0
         self._answer: asyncio.Task[dict[str, Any]] | None = None
 
     async def read(self) -> dict[str, Any]:
@@ -50,8 +50,8 @@ class Live:
         if not self._lifecycle.accepting:
             raise ApiError(f"the server is {self._lifecycle.status}", status=503, code="unavailable")
         now = time.monotonic()
-        if self._answer is None or (self._answer.done() and now - self._asked > FRESH_SECONDS):
-            self._asked, self._answer = now, asyncio.create_task(self._read())
+        if self._answer is None or (self._answer.done() and now - self._read_at > MIN_INTERVAL_SECONDS):
+            self._read_at, self._answer = now, asyncio.create_task(self._read())
         # Whoever leaves must not cancel it: an answer that nobody awaits would be taken for that of the next question.
         return await asyncio.shield(self._answer)
 

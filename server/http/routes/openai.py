@@ -34,7 +34,7 @@ ELSEWHERE = {
 """Routes of OpenAI's that clients try, with what to do instead."""
 
 EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
-ASKED = "What is the capital of France?"
+EXAMPLE_QUESTION = "What is the capital of France?"
 """In examples."""
 
 
@@ -86,23 +86,25 @@ def install(
         queue.check()
         request = await receive.receive(raw, kind, limits, entering)
         n, prompts = request.n, validation.prompt_count(request)
-        if (asking := admission.current()) is not None:
-            asking.weigh(n, prompts)
-        queue.weigh(n * prompts)
+        if (current := admission.current()) is not None:
+            current.add_choices(n, prompts)
+        queue.check_choices(n * prompts)
         return await handlers.answer(handler, request, raw)
 
     @app.post(
         "/v1/chat/completions",
-        openapi_extra=openapi.takes(ChatRequest, messages=[{"role": "user", "content": ASKED}], max_tokens=32),
-        responses=openapi.answers(ChatAnswer, kind="text/event-stream", says=EVENTS),
+        openapi_extra=openapi.request_body(
+            ChatRequest, messages=[{"role": "user", "content": EXAMPLE_QUESTION}], max_tokens=32
+        ),
+        responses=openapi.responses(ChatAnswer, kind="text/event-stream", text=EVENTS),
     )
     async def chat_completions(raw: Request) -> Response:
         return await complete(CHAT, chat, raw)
 
     @app.post(
         "/v1/completions",
-        openapi_extra=openapi.takes(TextRequest, prompt=ASKED, max_tokens=32),
-        responses=openapi.answers(TextAnswer, kind="text/event-stream", says=EVENTS),
+        openapi_extra=openapi.request_body(TextRequest, prompt=EXAMPLE_QUESTION, max_tokens=32),
+        responses=openapi.responses(TextAnswer, kind="text/event-stream", text=EVENTS),
     )
     async def text_completions(raw: Request) -> Response:
         return await complete(TEXT, text, raw)
@@ -119,11 +121,11 @@ def install(
     async def elsewhere(raw: Request) -> Response:
         raise ApiError(ELSEWHERE[raw.url.path], status=404, code="unsupported_endpoint")
 
-    @app.get("/v1/models", responses=openapi.answers(ModelList))
+    @app.get("/v1/models", responses=openapi.responses(ModelList))
     async def list_models() -> JSONResponse:
         return JSONResponse(ModelList(data=[card]).model_dump())
 
-    @app.get("/v1/models/{name:path}", responses=openapi.answers(ModelCard))
+    @app.get("/v1/models/{name:path}", responses=openapi.responses(ModelCard))
     async def get_model(name: str) -> JSONResponse:
         if name != limits.model:
             raise ApiError(f"model {name!r} is not served here", status=404, param="model", code="model_not_found")

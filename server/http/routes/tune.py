@@ -29,8 +29,8 @@ def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecyc
 
     @app.post(
         "/outrider/tune",
-        openapi_extra=openapi.takes(TuneRequest),
-        responses=openapi.answers(kind="application/x-ndjson", says="a line of JSON per event, the last the result"),
+        openapi_extra=openapi.request_body(TuneRequest),
+        responses=openapi.responses(kind="application/x-ndjson", text="a line of JSON per event, the last the result"),
     )
     async def tune_server(raw: Request) -> StreamingResponse:
         request = await receive.receive_as(TuneRequest, raw, limits)

@@ -256,16 +256,16 @@ def test_a_cache_of_tokens_that_memory_does_not_hold() -> None:
 
 
 def test_an_open_door_is_pointed_out() -> None:
-    assert "OUTRIDER_API_KEY" in next(serving.doors(Settings(host="0.0.0.0", port=free_port()))).remedy
-    assert next(serving.doors(Settings(host="0.0.0.0", port=free_port(), api_key="k"))).status is Status.OK
+    assert "OUTRIDER_API_KEY" in next(serving.access(Settings(host="0.0.0.0", port=free_port()))).remedy
+    assert next(serving.access(Settings(host="0.0.0.0", port=free_port(), api_key="k"))).status is Status.OK
 
 
 def test_keys_and_certificates_that_cannot_be_used(tmp_path: Path) -> None:
     keys, text = tmp_path / "keys.toml", tmp_path / "text"
     for content in ("", "no TOML ["):
         keys.write_text(content)
-        found = last(serving.doors(Settings(port=free_port(), api_keys=keys)), Status.PROBLEM)
+        found = last(serving.access(Settings(port=free_port(), api_keys=keys)), Status.PROBLEM)
         assert "outrider key" in found.remedy
     text.write_text("no PEM")
-    found = last(serving.doors(Settings(port=free_port(), ssl_certfile=str(text))), Status.PROBLEM)
+    found = last(serving.access(Settings(port=free_port(), ssl_certfile=str(text))), Status.PROBLEM)
     assert found.subject == "certificate"

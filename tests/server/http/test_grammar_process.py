@@ -74,7 +74,7 @@ def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
 
 
 def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_process, "CARRIED_BYTES", 1000)
+    monkeypatch.setattr(grammar_process, "MAX_FOLDER_BYTES", 1000)
     process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
     for index in range(10):
         process.folder.write(str(index), "x" * 300)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.server.errors import UserError
-from outrider.server.http.connections.hosts import HostGuard, Hosts
+from outrider.server.http.connections.hosts import AllowedHosts, HostGuard
 from outrider.server.http.listen import Listeners, bind
 from outrider.server.settings.settings import Settings
 
@@ -37,14 +37,16 @@ BROKEN = (
 )
 
 
-def hosts(host: str = "127.0.0.1", **settings: Any) -> Hosts:
-    asks_key = bool(settings.pop("asks_key", False))
+def hosts(host: str = "127.0.0.1", **settings: Any) -> AllowedHosts:
+    key_required = bool(settings.pop("key_required", False))
     with bind(host, 0) as listener:
-        return Hosts.of(Settings(device="cpu", host=host, **settings), listener, host=host, asks_key=asks_key)
+        return AllowedHosts.of(
+            Settings(device="cpu", host=host, **settings), listener, host=host, key_required=key_required
+        )
 
 
 def ask(
-    policy: Hosts, *, server: str = "127.0.0.1", path: str = "/v1/models", **headers: str
+    policy: AllowedHosts, *, server: str = "127.0.0.1", path: str = "/v1/models", **headers: str
 ) -> tuple[int, str | None]:
     """Status and error code."""
     sent: list[dict[str, Any]] = []
@@ -91,13 +93,13 @@ def test_named_hosts_are_answered_beside_our_own() -> None:
 
 
 def test_any_host_where_a_key_is_asked_for_or_others_reach_the_server() -> None:
-    for policy in (hosts(asks_key=True), hosts("0.0.0.0")):
+    for policy in (hosts(key_required=True), hosts("0.0.0.0")):
         assert ask(policy, host="llm.example", origin="https://app.example")[0] == 200
 
 
 def test_names_hold_there_too_where_they_are_given() -> None:
     """Probes send the address that they connect to, which is no page's name."""
-    policy = hosts("0.0.0.0", asks_key=True, allowed_hosts=("llm.example",))
+    policy = hosts("0.0.0.0", key_required=True, allowed_hosts=("llm.example",))
     assert ask(policy, host="llm.example")[0] == 200
     assert ask(policy, host="evil.example")[0] == 421
     assert ask(policy, server="10.1.2.3", host="10.1.2.3:30000")[0] == 200

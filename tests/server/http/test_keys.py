@@ -30,7 +30,7 @@ def make(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def look(watched: Access) -> None:
-    asyncio.run(watched.look())
+    asyncio.run(watched.reload_if_changed())
 
 
 def header(key: str) -> bytes:
@@ -184,7 +184,7 @@ def test_an_exchanged_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_file_is_looked_at_again_and_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(access, "POLL_SECONDS", 0.01)
     file = tmp_path / "keys.toml"
     make(capsys, "old", "--api-keys", str(file))
     watched = Access(None, file)
@@ -224,7 +224,7 @@ def test_a_broken_file_never_ends_the_watch(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(access, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(access, "POLL_SECONDS", 0.01)
     file = tmp_path / "keys.toml"
     old = make(capsys, "old", "--api-keys", str(file))
     aside = tmp_path / "aside.toml"

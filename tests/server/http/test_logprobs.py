@@ -18,7 +18,7 @@ from sglang.srt.entrypoints.openai.utils import to_openai_style_logprobs
 from transformers import AutoTokenizer
 
 from outrider.server.http.answers import logprobs
-from outrider.server.http.answers.logprobs import EchoedPrompt, Spellings
+from outrider.server.http.answers.logprobs import DecodedTokens, EchoedPrompt
 from outrider.server.model import bundled_model
 
 TOP = 5
@@ -67,10 +67,10 @@ def test_chat_is_written_as_sglang_writes_it(tokenizer: Any, tokens: list[int]) 
     expected = OpenAIServingChat._build_token_logprobs_from_raw(
         sglang, theirs["output_token_logprobs"], theirs["output_top_logprobs"]
     )
-    spellings = Spellings(tokenizer)
-    found = orjson.loads(orjson.dumps(logprobs.chat_logprobs(spellings, ours)))
+    tokens_by_id = DecodedTokens(tokenizer)
+    found = orjson.loads(orjson.dumps(logprobs.chat_logprobs(tokens_by_id, ours)))
     assert found == ChoiceLogprobs(content=expected).model_dump()
-    assert logprobs.chat_models(spellings, ours["output_token_logprobs"], ours["output_top_logprobs"]) == expected
+    assert logprobs.chat_models(tokens_by_id, ours["output_token_logprobs"], ours["output_top_logprobs"]) == expected
 
 
 @pytest.mark.parametrize("prompt", [True, False])
@@ -79,17 +79,17 @@ def test_a_completion_is_written_as_sglang_writes_it(tokenizer: Any, tokens: lis
     if not prompt:
         theirs = {name: value for name, value in theirs.items() if name.startswith("output")}
     expected = to_openai_style_logprobs(**theirs, tokenizer=tokenizer).model_dump()
-    found = orjson.loads(orjson.dumps(logprobs.text_logprobs(Spellings(tokenizer), ours, prompt=prompt)))
+    found = orjson.loads(orjson.dumps(logprobs.text_logprobs(DecodedTokens(tokenizer), ours, prompt=prompt)))
     assert found == expected
     assert any("�" in tokenizer.decode([token]) for token in tokens)
 
 
 def test_no_top_logprobs_are_none(tokenizer: Any) -> None:
     meta = {"output_token_logprobs": [(-1.5, 11)]}
-    assert orjson.loads(orjson.dumps(logprobs.text_logprobs(Spellings(tokenizer), meta, prompt=True))) == {
+    assert orjson.loads(orjson.dumps(logprobs.text_logprobs(DecodedTokens(tokenizer), meta, prompt=True))) == {
         "text_offset": [-1], "token_logprobs": [-1.5], "tokens": [tokenizer.decode([11])], "top_logprobs": []
     }  # fmt: skip
-    (entry,) = orjson.loads(orjson.dumps(logprobs.chat_logprobs(Spellings(tokenizer), meta)))["content"]
+    (entry,) = orjson.loads(orjson.dumps(logprobs.chat_logprobs(DecodedTokens(tokenizer), meta)))["content"]
     assert entry["top_logprobs"] == []
 
 
@@ -97,25 +97,25 @@ def test_a_token_that_cannot_be_is_null(tokenizer: Any) -> None:
     """JSON has no infinity."""
     meta = {"output_token_logprobs": [(-1.5, 11)], "output_top_logprobs": [[(-math.inf, 12)]]}
     for fragment in (
-        logprobs.text_logprobs(Spellings(tokenizer), meta, prompt=False),
-        logprobs.chat_logprobs(Spellings(tokenizer), meta),
+        logprobs.text_logprobs(DecodedTokens(tokenizer), meta, prompt=False),
+        logprobs.chat_logprobs(DecodedTokens(tokenizer), meta),
     ):
         assert b"null" in orjson.dumps(fragment)
 
 
 def test_the_table_is_bounded(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "SPELLINGS", 10)
-    spellings = Spellings(tokenizer)
+    monkeypatch.setattr(logprobs, "MAX_DECODED", 10)
+    tokens_by_id = DecodedTokens(tokenizer)
     for token in range(35):
-        assert spellings[token].text == tokenizer.decode([token])
-        assert len(spellings) <= 10
+        assert tokens_by_id[token].text == tokenizer.decode([token])
+        assert len(tokens_by_id) <= 10
 
 
 def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: list[int]) -> None:
     meta, theirs = yielded(tokens, tokenizer)
     contents = [{"index": index, "meta_info": dict(meta)} for index in (0, 1, 0)]
-    spellings = Spellings(tokenizer)
-    echoed = EchoedPrompt(spellings)
+    tokens_by_id = DecodedTokens(tokenizer)
+    echoed = EchoedPrompt(tokens_by_id)
 
     async def stream() -> AsyncGenerator[str, None]:
         for content in contents:
@@ -125,7 +125,7 @@ def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: 
         yield "data: [DONE]\n\n"
 
     async def read() -> list[str]:
-        return [chunk async for chunk in echoed.added(stream())]
+        return [chunk async for chunk in echoed.annotate(stream())]
 
     *chunks, end = asyncio.run(read())
     assert end == "data: [DONE]\n\n"

@@ -51,7 +51,7 @@ class Engine:
         async def main() -> None:
             for _ in range(round(seconds / every)):
                 self.now += every
-                self.progress.look(self.now)
+                self.progress.check(self.now)
             await asyncio.sleep(0)
 
         asyncio.run(main())

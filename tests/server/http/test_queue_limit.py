@@ -61,7 +61,7 @@ def test_each_choice_takes_a_place() -> None:
     assert engine.table.under_way == 2
     engine.table.pop("c")
     engine.table.pop("d")
-    assert (engine.table.under_way, len(engine.table.asking), engine.table) == (0, 0, {})
+    assert (engine.table.under_way, len(engine.table.requests), engine.table) == (0, 0, {})
     assert refusal(engine, 5) is None
 
 

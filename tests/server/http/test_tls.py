@@ -108,7 +108,7 @@ def test_only_clients_with_a_certificate_of_theirs(tmp_path: Path) -> None:
 
 
 def test_a_renewed_certificate_is_taken_up_and_a_bad_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(tls, "POLL_SECONDS", 0.05)
     crt, key = certificate(tmp_path, "server")
     new_crt, new_key = certificate(tmp_path / "new", "server")
     with served(Settings(ssl_certfile=crt, ssl_keyfile=key)) as url:

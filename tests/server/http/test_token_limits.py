@@ -140,7 +140,7 @@ def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
         key_usage.begin()
         admission = Admission(key_usage)
         try:
-            admission.weigh(choices, 1)
+            admission.add_choices(choices, 1)
             answer = admission.reserve(prompt, choices, asked, 1000, None)
         except ApiError as error:
             codes.add(error.code)
@@ -194,7 +194,7 @@ def test_what_a_client_left_counts_when_the_engine_has_let_go() -> None:
     key_usage = key_usage_of(time, tokens_per_day=100)
     key_usage.begin()
     admission, seen = Admission(key_usage), []
-    admission.at_last.append(lambda one: seen.append(one.tokens))
+    admission.on_released.append(lambda one: seen.append(one.tokens))
     admission.reserve(10, 1, 60, 1000, None)
     state = Choice(output_ids=[1] * 5)
     admission.opened("a", state)
@@ -216,7 +216,7 @@ def test_what_never_ran_costs_nothing() -> None:
         if waited:  # in the engine's queue, for longer than it may
             admission.opened("a", Choice())
             admission.closed("a")
-            admission.unread("a")
+            admission.never_read("a")
         admission.end()
         assert key_usage.day.taken(time.now) == 0
 
@@ -278,7 +278,7 @@ def test_several_prompts_share_what_a_request_may_have() -> None:
     key_usage = key_usage_of(Time(), max_tokens_per_request=100)
     key_usage.begin()
     admission = Admission(key_usage)
-    admission.weigh(2, 2)
+    admission.add_choices(2, 2)
     answers = [admission.reserve(10, 2, None, 1000, None) for _ in range(2)]
     assert answers == [20, 20]
 
@@ -289,7 +289,7 @@ def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
     key_usage = key_usage_of(time, tokens_per_day=1000)
     key_usage.begin()
     admission = Admission(key_usage)
-    admission.weigh(3, 2)
+    admission.add_choices(3, 2)
     for _ in range(6):
         admission.reserve(10, 1, 5, 1000, None)
     assert key_usage.day.taken(time.now) == 2 * 10 + 6 * 5

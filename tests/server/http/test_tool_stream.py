@@ -17,7 +17,7 @@ from tool_formats import FORMATS, MARKER, TOOLS, answer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider.server.http.answers.handlers import ChatHandler
-from outrider.server.http.answers.logprobs import spellings_of
+from outrider.server.http.answers.logprobs import decoded_tokens
 from outrider.server.http.answers.token_text import TokenTexts
 from outrider.server.http.requests.protocol import ChatRequest
 from outrider.server.model import bundled_model
@@ -103,7 +103,7 @@ def handler_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, **parsers: str) 
     serving["incremental_streaming_output"] = engine.incremental
     monkeypatch.setattr(serving_chat, "get_serving", lambda: SimpleNamespace(**serving))
     handler: Any = object.__new__(ChatHandler)
-    handler.tokenizer_manager, handler.spellings = engine, spellings_of(engine.tokenizer)
+    handler.tokenizer_manager, handler.tokens_by_id = engine, decoded_tokens(engine.tokenizer)
     handler.template_manager = SimpleNamespace(force_reasoning=False, reasoning_config=None)
     handler.tool_call_parser, handler.reasoning_parser = parsers.get("tools"), parsers.get("reasoning")
     handler.chat_encoding_spec, handler._reasoning_detector = None, None

@@ -83,7 +83,7 @@ AFFINITY = """
 import json, os, sys, torch
 from outrider.server.machine.threads import Placement
 before = os.sched_getaffinity(0)
-Placement({}, frozenset(json.loads(sys.argv[1]))).enter()
+Placement({}, frozenset(json.loads(sys.argv[1]))).apply()
 torch.ones(1 << 22).add_(1)
 found = [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
 print(json.dumps([sorted(before), sorted(os.sched_getaffinity(0)), found, torch.get_num_threads()]))
@@ -96,7 +96,7 @@ def test_openmp_binds_its_threads_and_leaves_the_main_one_to_us() -> None:
     first, second = topology.here().cpus[:2]
     pretended = Topology((Core(0, (first,)), Core(0, (second,)), Core(0, (10**4,))))
     placed = threads.place(2, pretended, bind=True, environ={})
-    with threads.for_started_processes(placed.environment):
+    with threads.child_environment(placed.environment):
         done = subprocess.run(
             [sys.executable, "-c", AFFINITY, json.dumps([first, second])], capture_output=True, text=True, check=True
         )

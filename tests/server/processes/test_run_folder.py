@@ -23,7 +23,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def hold(pipe: Connection, elsewhere: Path) -> None:
     made = RunFolder.make()
-    made.take_along(elsewhere)
+    made.attach(elsewhere)
     pipe.send(made.path)
     time.sleep(60)
 

@@ -11,7 +11,7 @@ from outrider.server.errors import UserError
 from outrider.server.machine import topology
 from outrider.server.model import target
 from outrider.server.model.target import Model
-from outrider.server.processes.process import place_of
+from outrider.server.processes.process import scheduler_index
 from outrider.server.settings import memory
 from outrider.server.settings.parallel import Parallel, interface_of
 from outrider.server.settings.settings import Settings
@@ -119,9 +119,12 @@ def test_schedulers_are_placed_one_after_the_other() -> None:
     def args(tp_rank: int, engine: int | None) -> tuple[object, ...]:
         return (None, None, 0, tp_rank, 0, engine, None)
 
-    assert [place_of(args(rank, None)) for rank in (0, 1)] == [0, 1]
-    assert [place_of(args(rank, None)) % 2 for rank in (2, 3)] == [0, 1]  # on a second node with two of four ranks
-    assert [place_of(args(0, engine)) for engine in (0, 1)] == [0, 1]
+    assert [scheduler_index(args(rank, None)) for rank in (0, 1)] == [0, 1]
+    assert [scheduler_index(args(rank, None)) % 2 for rank in (2, 3)] == [
+        0,
+        1,
+    ]  # on a second node with two of four ranks
+    assert [scheduler_index(args(0, engine)) for engine in (0, 1)] == [0, 1]
 
 
 def test_the_interface_that_leads_to_the_first_node() -> None:

@@ -12,9 +12,9 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.errors import UserError
 from outrider.server.tune import cli, events
 from outrider.server.tune.diffusion import Rounds
-from outrider.server.tune.effort import MARGIN_STEPS, QUICK, THOROUGH, Effort, Room, Shape
+from outrider.server.tune.effort import MARGIN_STEPS, QUICK, THOROUGH, Capacity, Effort, Shape
 from outrider.server.tune.events import Failed, Finished, Progress
-from outrider.server.tune.grid import room_of
+from outrider.server.tune.grid import capacity_of
 from outrider.server.tune.request import BadOption, TuneRequest
 
 
@@ -32,9 +32,9 @@ def test_effort_asked_for() -> None:
 
 def test_a_server_without_a_limit_measures_as_many_requests_as_are_asked_for() -> None:
     engine: Any = SimpleNamespace(max_total_tokens=2_000_000, context_length=8192)
-    shapes = TuneRequest(max_requests=256).effort.shapes(7, 7, room_of(engine, None, None))
+    shapes = TuneRequest(max_requests=256).effort.shapes(7, 7, capacity_of(engine, None, None))
     assert {shape.requests for shape in shapes} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
-    shapes = TuneRequest(max_requests=256).effort.shapes(7, 7, room_of(engine, 48, None))
+    shapes = TuneRequest(max_requests=256).effort.shapes(7, 7, capacity_of(engine, 48, None))
     assert {shape.requests for shape in shapes} == {1, 2, 4, 8, 16, 32}
 
 
@@ -63,44 +63,44 @@ def test_flags_that_cannot_be(flags: list[str], message: str) -> None:
 
 def test_shapes_fit_the_engine() -> None:
     effort = Effort(requests=(1, 2, 8), tokens=(1, 4, 9), contexts=(10,), steps=4)
-    shapes = effort.shapes(7, 7, Room(4, 10_000, 8192))
+    shapes = effort.shapes(7, 7, Capacity(4, 10_000, 8192))
     assert shapes == [Shape(1, 1, 10), Shape(1, 4, 10), Shape(2, 2, 10), Shape(2, 8, 10)]
     each = 10 + 2 * (7 + 1) + 4 + 3
-    assert {s.requests for s in effort.shapes(7, 7, Room(4, 2 * each, 8192))} == {1, 2}
-    assert {s.requests for s in effort.shapes(7, 7, Room(4, 2 * each - 1, 8192))} == {1}
-    tokens = {s.tokens for s in THOROUGH.shapes(2, 5, Room(1, 10_000, 8192))}
+    assert {s.requests for s in effort.shapes(7, 7, Capacity(4, 2 * each, 8192))} == {1, 2}
+    assert {s.requests for s in effort.shapes(7, 7, Capacity(4, 2 * each - 1, 8192))} == {1}
+    tokens = {s.tokens for s in THOROUGH.shapes(2, 5, Capacity(1, 10_000, 8192))}
     assert tokens == {1, 2, 3, 6}
 
 
 @pytest.mark.parametrize("context", [32, 100, 200, 300, 1024, 2048])
 def test_what_a_shape_runs_ends_within_the_context(context: int) -> None:
     """Prompt, answer and what is drafted behind it; of a dLLM the open block."""
-    room, longest, rounds = Room(8, 100_000, context), 7, Rounds(block=4, mask=0, step=1, vocabulary=512)
-    for shape in THOROUGH.shapes(7, longest, room):
+    capacity, longest, rounds = Capacity(8, 100_000, context), 7, Rounds(block=4, mask=0, step=1, vocabulary=512)
+    for shape in THOROUGH.shapes(7, longest, capacity):
         assert 1 <= shape.context <= context - THOROUGH.steps - MARGIN_STEPS - longest
-    for shape in rounds.shapes(THOROUGH, room):
+    for shape in rounds.shapes(THOROUGH, capacity):
         assert 1 <= shape.context <= context - (THOROUGH.steps + MARGIN_STEPS) * rounds.step - rounds.block
 
 
 def test_the_longest_prompt_that_fits_stands_in_for_longer_ones() -> None:
     """But not beside another that is nearly as long, whose slope would be noise."""
-    assert Room(1, 10_000, 2048).prompts((128, 1024), 45) == [128, 1024]
-    assert Room(1, 10_000, 1069).prompts((128, 1024), 45) == [128, 1024]
-    assert Room(1, 10_000, 1024).prompts((128, 1024), 45) == [128, 979]
-    assert Room(1, 10_000, 301).prompts((128, 1024), 45) == [128, 256]
-    assert Room(1, 10_000, 300).prompts((128, 1024), 45) == [128]
-    assert Room(1, 10_000, 100).prompts((128, 1024), 45) == [55]
-    assert Room(1, 10_000, 45).prompts((128, 1024), 45) == []
+    assert Capacity(1, 10_000, 2048).prompts((128, 1024), 45) == [128, 1024]
+    assert Capacity(1, 10_000, 1069).prompts((128, 1024), 45) == [128, 1024]
+    assert Capacity(1, 10_000, 1024).prompts((128, 1024), 45) == [128, 979]
+    assert Capacity(1, 10_000, 301).prompts((128, 1024), 45) == [128, 256]
+    assert Capacity(1, 10_000, 300).prompts((128, 1024), 45) == [128]
+    assert Capacity(1, 10_000, 100).prompts((128, 1024), 45) == [55]
+    assert Capacity(1, 10_000, 45).prompts((128, 1024), 45) == []
 
 
 def test_on_a_gpu_the_buckets_are_what_is_measured() -> None:
     """Each of them, or those that hold so many tokens of every request; all of a shape's tokens are somebody's."""
     buckets = TokenBuckets(8, 8)
-    every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), buckets.sizes)
+    every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     for requests in (1, 3, 8):
         found = [shape.tokens for shape in every if shape.requests == requests]
         assert found == [size for size in buckets.sizes if requests <= size <= 8 * requests]
-    few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Room(8, 10_000, 8192), buckets.sizes)
+    few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     assert [shape.tokens for shape in few] == [buckets.round_up(3), buckets.round_up(9), buckets.round_up(24)]
     for shape in every + few:
         drafted = [shape.drafted(index) for index in range(shape.requests)]
@@ -110,9 +110,11 @@ def test_on_a_gpu_the_buckets_are_what_is_measured() -> None:
 
 
 def test_an_engine_too_small_for_any_shape_is_told() -> None:
-    for room in (Room(64, 100, 8192), Room(64, 8192, 20)):
-        with pytest.raises(RuntimeError, match=f"of {room.cache} tokens and contexts of {room.context} hold no step"):
-            QUICK.shapes(7, 7, room)
+    for capacity in (Capacity(64, 100, 8192), Capacity(64, 8192, 20)):
+        with pytest.raises(
+            RuntimeError, match=f"of {capacity.cache} tokens and contexts of {capacity.context} hold no step"
+        ):
+            QUICK.shapes(7, 7, capacity)
 
 
 @pytest.mark.parametrize(

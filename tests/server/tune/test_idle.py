@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.server.http.lifecycle import Lifecycle, State
-from outrider.server.http.listen import _until_ending
-from outrider.server.tune.idle import Budget, Idle, lowest_priority, priority_comes_back
+from outrider.server.http.listen import _until_stopping
+from outrider.server.tune.idle import Budget, Idle, can_restore_priority, lowest_priority
 
 
 def traffic() -> Lifecycle:
@@ -115,7 +115,7 @@ def test_a_measurement_before_the_first_request_ends_with_the_engine() -> None:
 
     async def scenario() -> None:
         server = Lifecycle(SimpleNamespace(dead_processes=list, fail_requests=lambda reason: None), drain_seconds=1.0)
-        measurement = asyncio.ensure_future(_until_ending(server, asyncio.Event().wait()))
+        measurement = asyncio.ensure_future(_until_stopping(server, asyncio.Event().wait()))
         await settle()
         assert not measurement.done()
         server.fail("scheduler died")
@@ -135,7 +135,7 @@ def test_a_signal_while_it_measures_at_its_start_ends_that_too() -> None:
             finally:
                 given_up.set()
 
-        measurement = asyncio.ensure_future(_until_ending(server, measure()))
+        measurement = asyncio.ensure_future(_until_stopping(server, measure()))
         await settle()
         server._on_stop_signal()
         await asyncio.wait_for(measurement, 5)
@@ -159,11 +159,11 @@ def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
 def test_a_budget_counts_work_and_not_the_waiting_for_it() -> None:
     async def scenario() -> None:
         budget = Budget(0.3, spent=0.1)
-        for used_up in (False, True):
+        for exhausted in (False, True):
             await asyncio.sleep(0.2)
-            await budget.counted(partial(asyncio.sleep, 0.15))()
-            assert budget.used_up == used_up
-        assert not Budget(None, spent=1e9).used_up
+            await budget.timed(partial(asyncio.sleep, 0.15))()
+            assert budget.exhausted == exhausted
+        assert not Budget(None, spent=1e9).exhausted
 
     asyncio.run(scenario())
 
@@ -180,7 +180,7 @@ time.sleep(60)
 
 
 def test_processes_have_the_lowest_priority_meanwhile_and_theirs_again_after_it() -> None:
-    if not priority_comes_back():
+    if not can_restore_priority():
         pytest.skip("who has lowered a priority here may not raise it again")
     process = subprocess.Popen(
         [sys.executable, "-c", SPINNING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
