@@ -48,10 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(args: argparse.Namespace) -> Iterator[Finding]:
-    """From Python up to the profile, and the plugin, which takes longest.
-
-    Where packages are missing, nothing that needs them is looked at.
-    """
+    """Run all checks, the slowest last. Where packages are missing, checks that need them are left out."""
     yield from installation.python()
     device = getattr(args, "device", "auto")
     packages = list(_guarded("packages", lambda: installation.packages(device)))
@@ -84,7 +81,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What a check finds; a check that fails itself has found something too."""
+    """Findings of a check; one that raises an exception has found a problem too."""
     try:
         yield from check()
     except Exception as error:

@@ -14,7 +14,7 @@ PACKAGES = ("outrider", "sglang", "torch", "transformers", "flashinfer-python", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No arguments."""
+    """Add nothing: the command has no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""What is wrong with an installation, and what to do: the checks behind `outrider doctor`."""
+"""Checks of an installation, each with a remedy: `outrider doctor`."""

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """subject: what was looked at, one word or two. remedy: what to do; never empty unless the status is OK."""
+    """subject: what was checked, in one or two words. remedy: what to do; never empty unless the status is OK."""
 
     subject: str
     status: Status

@@ -26,7 +26,7 @@ TEMPORARY_BYTES = 64 << 20
 SOCKET_PATH = 107
 """Bytes of a socket's path, at most: Linux, unix(7)."""
 SOCKET_NAME = 60
-"""Of those, what a server's own folder and the names in it take."""
+"""Bytes of it that a server's own folder and the names in it take."""
 OPEN_FILES = 4608
 """Open files of a server with its default number of connections: those, and its own."""
 CLOCK_ROOT = Path("/sys/devices/system/clocksource/clocksource0")
@@ -154,7 +154,7 @@ def _source() -> str:
 
 
 def _unsynchronised() -> bool:
-    """As the kernel says it; False where it does not say."""
+    """Ask the kernel if the clock is unsynchronised; False where it does not say."""
     libc = ctypes.CDLL(None)
     return getattr(libc, "adjtimex", lambda _: -1)(ctypes.create_string_buffer(512)) == CLOCK_UNSYNCHRONISED
 

@@ -1,6 +1,6 @@
-"""Whether SGLang loads us, asked of a process of its own.
+"""Check in a separate process that SGLang loads our plugin.
 
-Importing SGLang takes seconds, in which the other checks are made; and one that is broken may crash.
+Importing SGLang takes seconds, while the other checks run; and a broken one may crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_LOADED = 3
 
 
 def start() -> subprocess.Popen[str]:
-    """Begin; `finding` waits for the end."""
+    """Start the process; `finding` waits for its end."""
     command = [sys.executable, "-P", "-m", __name__]  # -P: the folder it is called in holds no packages
     env = {"SGLANG_PLUGINS": "outrider"} | os.environ
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)

@@ -1,4 +1,4 @@
-"""What a server with these flags would serve: model, drafter, memory it takes, profile and address."""
+"""Checks of what a server with these flags would serve: model, drafter, memory, profile and address."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .finding import Finding, ok, problem, warning
 from .machine import gib
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-"""One of them makes a tokenizer."""
+"""Each of them alone makes a tokenizer."""
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """From the model on, as long as what the next check needs is right."""
+    """Check one thing after the other; a problem ends it where later checks need what failed."""
     yield from access(settings)
     try:
         model = target.find(settings.model)
@@ -55,7 +55,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _lacks(model: Model) -> str:
-    """What is missing of a model on this machine; a model on the hub may still be there."""
+    """Name what this machine lacks of a model, '' if nothing; the hub may still have it."""
     folder = model.folder or _cached(model.path)
     if folder is None:
         return "its weights are not in the local cache of the hub, so that it needs the network to start"
@@ -124,7 +124,7 @@ def _kind(profile: store.Profile, settings: Settings) -> str:
 
 
 def _why_none_fits(settings: Settings, model: Model) -> str:
-    """Of the profile that differs least, where."""
+    """Name the profile that differs least, and its differences."""
     here = profile_lookup.fingerprint(settings, model)
     known = [profile for root in profile_lookup.roots() for profile in store.readable(root)]
     if not known:

@@ -101,7 +101,7 @@ def about(settings: Settings, model: str) -> dict[str, str]:
 
 
 def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: AllowedHosts) -> FastAPI:
-    """What a port of its own for metrics answers: they, and probes. It asks for no key."""
+    """App of the separate metrics port: metrics and probes, without keys."""
     app = bare()
     health.install(app, engine, lifecycle)
     health.install_metrics(app)

@@ -1,4 +1,4 @@
-"""When the server takes requests, and how it ends: drained on a signal, or with an error when the engine dies."""
+"""Lifecycle of a server: when it accepts requests, and how it ends, drained on a signal or because the engine died."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Lifecycle:
         self._watcher = self.run(self._watch())
 
     def end(self) -> None:
-        """The last request is answered: let the engine go, and no longer mind that it does."""
+        """Let the engine exit after the last answer, and stop watching it."""
         if self._watcher is not None:
             self._watcher.cancel()
         if self.healthy:
@@ -187,7 +187,7 @@ class Lifecycle:
             self.server.should_exit = True
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """As a task, to its end or the server's."""
+        """Run a coroutine as a task that the server keeps alive."""
         # The loop keeps only weak references to tasks.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)

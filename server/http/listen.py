@@ -71,7 +71,7 @@ class Listeners:
 
     @classmethod
     def open(cls, settings: Settings) -> Listeners:
-        """Not listening yet; raises UserError for what cannot be, before anything slow begins."""
+        """Bind the sockets without listening yet; raises UserError early, before anything slow begins."""
         if settings.api_keys is not None:
             key_file.read(settings.api_keys)
         if settings.usage_file is not None:

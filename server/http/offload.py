@@ -1,5 +1,4 @@
-"""Where the work on large requests and answers is done: in threads beside the event loop, which goes on with others'
-streams.
+"""Threads for the work on large requests and answers, while the event loop goes on with other streams.
 
 Two threads, so that requests of a common size do not wait behind the largest. No more, since each takes its turn of
 Python's interpreter lock before the event loop gets its own.
@@ -16,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 LARGE_BYTES = 128 * 1024
-"""A body or answer from this size on has the second thread."""
+"""Bodies and answers from this size on run in the second thread."""
 SWITCH_SECONDS = 0.001
 """A thread with the interpreter lock gives it up after this time when another wants it."""
 
@@ -33,8 +32,7 @@ def shorten_switch_interval() -> None:
 
 
 def freeze_loaded_objects() -> None:
-    """Have the garbage collector never look at modules and models again, of which there are some 400,000 objects: a
-    look at all of them takes whichever thread it finds, often the event loop's, a fifth of a second."""
+    """Exclude the 400,000 objects loaded so far from garbage collection, which would stop the event loop for 0.2 s."""
     gc.collect()
     gc.freeze()
 

@@ -22,19 +22,18 @@ from .requests.validation import Limits
 
 REF = "#/components/schemas/{model}"
 PATHS = frozenset({"/openapi.json", "/docs"})
-"""What is needed to read the description. No browser could send a key for them, and they tell of this version and not
-of who uses this server; the page asks for the key to try a request."""
+"""Routes of the description. They need no key: a browser could not send one, and they reveal only this version."""
 NOT_SERVED = (
     *(f"ChatCompletionMessageContent{kind}" for kind in ("Image", "Video", "Audio", "ToolReference", "Thinking")),
     *("LegacyStructuralTag", "StructuralTag"),
 )
-"""How the names of SGLang's models begin that no request may hold."""
+"""Prefixes of SGLang's models that no request may hold."""
 DESCRIPTION = """\
 OpenAI's routes, and a few of Outrider's. What a request may not carry is refused, and the error says why."""
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong, what was expected, what to do; param: the field, code: for programs."""
+    """message: what was wrong, what was expected, what to do. param: the field. code: for programs."""
 
     message: str
     type: str
@@ -55,7 +54,7 @@ ERROR = {
 
 
 def request_body(model: type, **example: Any) -> dict[str, Any]:
-    """For a route's `openapi_extra`: its body is this model. example: fields of one, which /docs offers to try."""
+    """`openapi_extra` of a route whose body is this model. example: fields that /docs offers to try."""
     body = {"schema": {"$ref": REF.format(model=model.__name__)}} | ({"example": example} if example else {})
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
 
@@ -63,8 +62,7 @@ def request_body(model: type, **example: Any) -> dict[str, Any]:
 def responses(
     model: type[BaseModel] | None = None, *, kind: str = "", text: str = ""
 ) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: 200 with this model, with a body of another kind that `text` describes, or with
-    either; and errors."""
+    """`responses` of a route: 200 with this model, or with a body of another kind that `text` describes; and errors."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
         good["content"] = {kind: {"schema": {"description": text}}}  # no type: of a stream, some read it as an event's
@@ -147,7 +145,7 @@ def _served(schema: Any) -> Any:
 
 
 def _name(schema: dict[str, Any]) -> str:
-    """Of the schema that this one refers to; empty where it refers to none."""
+    """Name of the schema that this one refers to; empty if none."""
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
 
@@ -189,7 +187,7 @@ _BOUNDED = {
     "propertyNames": ("object",),
     "additionalProperties": ("object",),
 }
-"""To schemas of which types a bound applies."""
+"""Types of schemas that a bound applies to."""
 
 
 def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 
 @dataclass(slots=True)
 class RequestContext:
-    """What is known of a request under way.
+    """Data of a request under way.
 
     error: status of an error that its stream ended with. fields: further fields of its log line.
     """

@@ -1,6 +1,6 @@
-"""What a machine answers that computes a part of a model whose requests another takes: probes and metrics.
+"""HTTP server of a worker node, which computes a part of a model for node 0: probes and metrics.
 
-Its processes compute what the first node's say, and end when those do.
+Its processes follow those of node 0, and end when those do.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What this machine is: processors, topology, threads, names it answers to."""
+"""This machine: processors, topology, threads, host names."""

@@ -1,4 +1,4 @@
-"""What this machine is: device, number formats its CPU computes fast, free memory."""
+"""This machine's device, fast number formats and free memory."""
 
 from __future__ import annotations
 
@@ -31,17 +31,14 @@ def gpu_count() -> int:
 
 
 def has_gpu() -> bool:
-    """Whether there is one."""
+    """True if there is a GPU."""
     return gpu_count() > 0
 
 
 def instruction_set() -> str:
-    """Of the compiled CPU kernels, "none" without them; builds them the first time, a minute.
+    """Instruction set of the compiled CPU kernels, "none" without them; the first call compiles them, for a minute.
 
-    Raises
-    ------
-    UserError
-        An instruction set is forced that this processor does not run.
+    Raises UserError where an instruction set is forced that this processor does not run.
     """
     from outrider.kernels.cpu import native
 
@@ -69,7 +66,7 @@ def cpu_has_fast_bfloat16() -> bool:
 
 
 def faster_dtype(device: str) -> str:
-    """In which of bfloat16 and float32 this device multiplies matrices faster."""
+    """The dtype, bfloat16 or float32, in which this device multiplies matrices faster."""
     return "bfloat16" if not device.startswith("cpu") or cpu_has_fast_bfloat16() else "float32"
 
 
@@ -93,12 +90,12 @@ def gpu_memory() -> int:
 
 
 def gpu_name() -> str:
-    """The first GPU's, as its driver calls it."""
+    """Name of the first GPU by its driver."""
     return _ask_first_gpu("name")
 
 
 def compute_capability() -> tuple[int, int]:
-    """Of the first GPU: (9, 0) is sm_90."""
+    """Compute capability of the first GPU: (9, 0) is sm_90."""
     major, _, minor = _ask_first_gpu("compute_cap").partition(".")
     return int(major), int(minor)
 

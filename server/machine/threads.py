@@ -1,4 +1,4 @@
-"""How many threads an engine computes with, how long they wait for each other, and on which cores they stay.
+"""Threads of an engine: their number, how long they spin for each other, and the cores that they are bound to.
 
 Most of it is the environment of the scheduler's process, as its OpenMP runtime (GNU's, which torch comes with) reads it
 when it is loaded. What the user has set there stands: OMP_PROC_BIND=false leaves the threads unbound.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from .topology import Topology
 
 SHARED_CORES = 4
-"""On up to so many cores HTTP and detokenizer share them with the engine, see `default`."""
+"""Up to this number of cores, HTTP and detokenizer share them with the engine, see `default`."""
 SPINS = 2000
 """Turns that a thread waits for the others before it sleeps: longer than the gaps between the operations of a step, and
 much shorter than the time slice that a thread is away for when another process takes its core."""
@@ -38,7 +38,7 @@ def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a scheduler's process is started with.
+    """Environment and processors of a scheduler's process.
 
     environment: variables. main: processors of its main thread, and of those threads that are not bound to one; empty:
     as the user's own variables say.
@@ -48,7 +48,7 @@ class Placement:
     main: frozenset[int] = frozenset()
 
     def apply(self) -> None:
-        """In the process, once its OpenMP runtime is loaded, which has bound the main thread to the first place.
+        """Apply it in the process, after its OpenMP runtime has bound the main thread to the first place.
 
         Python's threads, the compiler of grammars among them, begin where the main thread runs, and there it would wait
         for them.
@@ -58,7 +58,7 @@ class Placement:
 
 
 def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str, str] = os.environ) -> Placement:
-    """How so many threads run there, and nowhere else.
+    """Placement of `threads` threads on the cores of `topology`.
 
     bind: to a core each, but only where a core is left and no quota takes them all away at times: a bound thread cannot
     go elsewhere when something else takes its core.

@@ -31,7 +31,7 @@ class Topology:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """All hardware threads, ascending."""
+        """Hardware threads in ascending order."""
         return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
 
     @property
@@ -60,7 +60,7 @@ class Topology:
 
 @functools.cache
 def here() -> Topology:
-    """Of this machine, for this process as it was started."""
+    """Topology of this machine, for this process as it was started."""
     return read(Path("/"), os.sched_getaffinity(0))
 
 
@@ -89,7 +89,7 @@ def _siblings(folder: Path) -> frozenset[int]:
 
 
 def _numbers(path: Path) -> list[int]:
-    """Of a list like "0-3,8"; none where there is no such file."""
+    """Numbers of a list like "0-3,8"; none where there is no such file."""
     found: list[int] = []
     for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")

@@ -71,10 +71,7 @@ def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> 
 
 
 def is_intact(target: Path) -> bool:
-    """Whether every file is there with the content it was written with, and every link leads somewhere.
-
-    Files in folders of it are not looked at.
-    """
+    """True if every file has the content it was written with and every link a target; subfolders are not checked."""
     try:
         expected = json.loads((target / MANIFEST).read_text())["sha256"]
         links = [path for path in target.iterdir() if path.is_symlink()]
@@ -116,7 +113,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _log(message: str) -> None:
-    """In a server's log, as that is written; other commands have none."""
+    """Write to the server's log; for other commands to stderr."""
     server = logging.getLogger(SERVER)
     if server.isEnabledFor(logging.INFO) and server.hasHandlers():
         server.info(message)

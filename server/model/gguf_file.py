@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, with errors for people. The parsing is the package gguf's."""
+"""Fields and tensors of a GGUF file, with readable errors. The package gguf parses."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ ROOM = 64 * 2**20
 
 
 def folder(file: Path, name: str) -> Path:
-    """Where the folder of a file stands: another file in its place gets another folder."""
+    """Path of the folder for a file; a changed file gets another folder."""
     status = file.stat()
     key = hashlib.sha256(f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:8]
     return cache_root() / "models" / f"{name}-{key}-gguf{FORMAT}"
@@ -188,7 +188,7 @@ def _rope(file: GgufFile, architecture: str, width: int) -> dict[str, Any]:
 
 
 def _index(file: GgufFile, architecture: str, config: dict[str, Any]) -> dict[str, Stored]:
-    """Where each of the model's tensors lies; raises UserError where one is missing, unknown or of an unknown type."""
+    """Place of each of the model's tensors; raises UserError where one is missing, unknown or of an unknown type."""
     from ..plugin.loading.gguf_weights import Stored
 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}

@@ -29,7 +29,7 @@ SPLITS = {
     "qwen2": QWEN_2,
     "deepseek-r1-qwen": QWEN_2,
 }
-"""How texts are split before they are encoded, by the names that llama.cpp's converter gives."""
+"""Splits of texts before they are encoded, by the names that llama.cpp's converter gives."""
 
 
 def write(file: GgufFile, folder: Path, longest: int) -> None:
@@ -86,7 +86,7 @@ def _sentence_pieces(file: GgufFile, longest: int) -> Any:
 
 
 def _finish(file: GgufFile, tokenizer: Any, longest: int, begins: bool) -> Any:
-    """With its special tokens. begins: whether a text begins with the first of them where the file does not say."""
+    """Add the special tokens. begins: True if texts begin with the first of them where the file does not say."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""What has a name on the Hugging Face hub."""
+"""Names on the Hugging Face hub, and its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 @contextmanager
 def hub_errors(name: str, flag: str) -> Iterator[None]:
-    """In which the hub is asked for what `flag` names; its errors become a UserError of one line."""
+    """Turn errors of a hub download into a UserError of one line. flag: whose value `name` is."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

@@ -1,4 +1,4 @@
-"""Which model to serve: the embedded one, a GGUF file, a folder, or a name on the Hugging Face hub."""
+"""Finds the model to serve: an embedded one, a GGUF file, a folder, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 

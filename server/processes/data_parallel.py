@@ -26,12 +26,12 @@ BALANCE = "total_tokens"
 """SGLang's name for: to the engine with the fewest tokens, waiting ones included."""
 RENDEZVOUS = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 WATCHDOG_SECONDS = 1.0
-"""How often the controller shows SGLang's watchdog that it is alive while nothing comes."""
+"""Time between two signs of life to SGLang's watchdog while no messages come."""
 
 
 def environment(parts: Sequence[Topology]) -> dict[str, str]:
-    """Of the schedulers on these parts of a CPU: engines, or ranks of one. SGLang refuses more than NUMA nodes without
-    it."""
+    """Environment of schedulers on these parts of a CPU: engines, or ranks of one. Without it SGLang allows only as many
+    as there are NUMA nodes."""
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part.cpus)) for part in parts)}
 
 
@@ -56,7 +56,7 @@ def run_controller(
 
 
 class _Multiprocessing:
-    """To SGLang's controller, the module `multiprocessing`."""
+    """Replacement of the module `multiprocessing` in SGLang's controller."""
 
     def __init__(self, placements: Sequence[Placement]) -> None:
         self._placements = placements

@@ -131,7 +131,7 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Launch
 
 @dataclass(frozen=True, slots=True)
 class _LaunchInputs:
-    """What is there before SGLang starts its processes. environment, waiting: see `launcher.Launcher`."""
+    """State before SGLang starts its processes. environment, waiting: see `launcher.Launcher`."""
 
     run_folder: RunFolder
     report: StartupReport

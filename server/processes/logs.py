@@ -1,4 +1,4 @@
-"""How this process and SGLang's write their logs: as SGLang does, or a line of JSON for each record."""
+"""Logging of this process and SGLang's: text as SGLang writes it, or a line of JSON per record."""
 
 from __future__ import annotations
 

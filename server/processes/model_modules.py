@@ -1,4 +1,4 @@
-"""Which of SGLang's model modules a scheduler can do without: it imports some 200, for over a second, to serve one."""
+"""Model modules of SGLang that a scheduler need not import: it would import 200, for over a second, to serve one."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def unneeded(architectures: Sequence[str], folder: Path) -> list[str]:
 
 
 def environment(architectures: Sequence[str]) -> dict[str, str]:
-    """For a scheduler's process."""
+    """Environment of a scheduler's process."""
     return {ENV: ",".join(found)} if (found := unneeded(architectures, sglangs())) else {}

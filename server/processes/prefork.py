@@ -37,7 +37,7 @@ class _ChildsEnd:
 
 
 class WaitingScheduler:
-    """To SGLang's launcher, the module `multiprocessing`: asked for a pipe and a process, it gives its own."""
+    """Replacement of the module `multiprocessing` in SGLang's launcher, with one pipe and one process."""
 
     def __init__(self, report: StartupReport, verbose: bool) -> None:
         context = multiprocessing.get_context("spawn")
@@ -62,7 +62,7 @@ class WaitingScheduler:
 
 
 def _wait(connection: Connection, report: StartupReport, parent: int, verbose: bool) -> None:
-    """What the process does until it is told its task, which it then does."""
+    """Target of the process: import, wait for the task, run it."""
     die_with(parent)
     # It can only name the process later if it finds the environment as the process began.
     setproctitle.getproctitle()

@@ -21,7 +21,7 @@ LOG_LEVEL = "OUTRIDER_LOG_LEVEL"
 """Environment, of a started process: what its parts of ours log. SGLang gives all loggers its own level."""
 
 PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-"""What gloo and NCCL say of it."""
+"""Errors of gloo and NCCL when another rank has ended."""
 
 
 @contextmanager

@@ -22,7 +22,7 @@ LINK_PREFIX = "elsewhere-"
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """For this user alone. It is locked while this process lives: the system drops the lock whatever ends it."""
+    """A folder for this user alone, locked while this process lives: the system drops the lock whatever ends it."""
 
     path: Path
     _lock: int

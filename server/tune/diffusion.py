@@ -44,9 +44,9 @@ PROMPTS = 50
 CONCURRENCY = 8
 """Answers written at a time."""
 STATES = (1, 2, 3, 4, 6, NODES + 1)
-"""Of a request in a forward, the block before among them in forwards that it is in."""
+"""States per request in a forward, the block before included in forwards that hold it."""
 MOST_ROWS = 128
-"""Of a forward. Drafts do not pay where there are so many anyway."""
+"""Most states in a forward. Beyond, drafts do not pay."""
 STEP_TOKENS = 4
 """Tokens that a step under a threshold reveals, at most as a rule: for how long answers are."""
 
@@ -61,7 +61,7 @@ async def tune(
     refined: Profile | None,
     run: Run,
 ) -> TunedGraphs:
-    """As `measure.tune`."""
+    """Measure a block-diffusion model; arguments and errors as `measure.tune`."""
     settings, manager = resolved.settings, engine.tokenizer_manager
     partial = result.begin(resolved)
     rounds = Rounds.of(settings, manager.model_config.vocab_size)
@@ -129,7 +129,7 @@ class Rounds:
         return cls(target.block_size, target.mask_token_id, step, vocabulary)
 
     def shapes(self, effort: Effort, capacity: Capacity) -> list[Shape]:
-        """What fits the engine, in the order of the fields; raises RuntimeError where nothing does."""
+        """Shapes that fit the engine, in the order of the fields; raises RuntimeError where none does."""
         each = effort.tokens or STATES
         behind = self._answer(effort.steps) + self.block  # drafts have slots beside the open block, and its positions
         found = [

@@ -1,4 +1,4 @@
-"""How thoroughly to measure, and which step shapes that comes to."""
+"""Thoroughness of a measurement, and the step shapes that follow from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine takes. requests: at a time. cache: tokens of all of them. context: of one, all it has."""
+    """Capacity of an engine. requests: at a time. cache: tokens of all of them. context: tokens of one."""
 
     requests: int
     cache: int
@@ -47,18 +47,18 @@ class Capacity:
         return found
 
     def holds(self, requests: int, each: int) -> bool:
-        """So many requests, each of which takes so many tokens of the cache."""
+        """True if `requests` requests fit, each with `each` tokens of the cache."""
         return requests <= self.requests and requests * each <= self.cache
 
     def nothing_fits(self, what: str) -> RuntimeError:
-        """It holds nothing of what was wanted."""
+        """The error where nothing that was wanted fits."""
         held = f"a KV cache of {self.cache} tokens and contexts of {self.context}"
         return RuntimeError(f"{held} hold no {what} to measure")
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How thoroughly to measure.
+    """Thoroughness of a measurement.
 
     tokens: per request, the anchor included; None: as many as a model drafts, one by one. steps: timed per shape and
     round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy
@@ -78,7 +78,7 @@ class Effort:
     final: bool = True
 
     def shapes(self, gamma: int, longest: int, capacity: Capacity, buckets: Sequence[int] | None = None) -> list[Shape]:
-        """What fits the engine, in the order of the fields; raises RuntimeError where nothing does.
+        """Shapes that fit the engine, in the order of the fields; raises RuntimeError where none does.
 
         gamma: draft tokens of a model. longest: of a draft, whoever made it. buckets: sizes of which a step has one, on
         a GPU; without `tokens` each of them is measured. None: any size.
@@ -119,7 +119,7 @@ QUICK = Effort(
     seconds=20.0,
     final=False,
 )
-"""For a server that starts without a profile: well under a minute on two cores with the embedded model.
+"""Effort of a server that starts without a profile: well under a minute on two cores with the embedded model.
 
 One context and few numbers of tokens, but every number of requests, because predictions between measured numbers of
 requests are the least reliable. The ends and the middle come first, for machines on which the time does not suffice."""

@@ -1,4 +1,4 @@
-"""What a measurement says while it runs: to the bars of a terminal, and over HTTP as a line of JSON per event.
+"""Events of a measurement: for progress bars, and over HTTP as a line of JSON each.
 
 {"progress": ["step times", 3, 12]}
 {"table": "...", "folder": "..."} or {"error": "..."}, the last one

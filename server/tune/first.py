@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str], None]) -> None:
-    """Where no profile fits, measure a quick one and plan by it; an engine that cannot be measured goes without."""
+    """Measure a quick profile if none fits, and plan by it; an engine that cannot be measured runs without."""
     if not (resolved.unmeasured and resolved.settings.tune):
         return
     from . import measure  # not read by an engine that is planned already

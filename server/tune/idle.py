@@ -21,7 +21,7 @@ QUIET_SECONDS = 3.0
 
 
 class Traffic(Protocol):
-    """Who is being served."""
+    """The requests that a server answers."""
 
     async def wait_until_quiet(self, seconds: float) -> None:
         """Return when nobody has been served for so long."""
@@ -47,7 +47,7 @@ class Idle:
         self._rest_until = 0.0
 
     async def run(self, piece: Callable[[], Awaitable[T]]) -> T:
-        """What `piece` returns, undisturbed: it is cancelled when a request arrives, and started again later."""
+        """Run `piece` undisturbed and return its result; a request cancels it, and it is started again later."""
         while True:
             await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
             await self.traffic.wait_until_quiet(self.quiet_seconds)
@@ -68,7 +68,7 @@ class Idle:
 
 
 async def run_now(piece: Callable[[], Awaitable[T]]) -> T:
-    """As `Idle.run`, for an engine that serves nobody else."""
+    """Run a piece now, for an engine that serves nobody else."""
     return await piece()
 
 

@@ -113,7 +113,7 @@ async def record_answers(
 
 
 def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
-    """What `worker_rpc.read` brought, as arrays; of longer drafts the first `gamma` tokens."""
+    """Records from `worker_rpc.read` as arrays, with the first `gamma` tokens of longer drafts."""
     rows = [row[:gamma] for row in lists["confidence"]]
     return Records(
         confidence=np.asarray(rows, dtype=np.float64).reshape(-1, gamma),
@@ -135,7 +135,7 @@ def split(questions: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def no_progress(progress: Progress) -> None:
-    """Say nothing."""
+    """Ignore progress."""
 
 
 async def tune(

@@ -1,4 +1,4 @@
-"""What `outrider tune` can be asked, in one form: by flags, and as the body of POST /outrider/tune."""
+"""Options of a measurement: flags of `outrider tune`, and the body of POST /outrider/tune."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TuneRequest:
 
     @property
     def effort(self) -> Effort:
-        """How thoroughly to measure."""
+        """The effort that these options choose."""
         effort = QUICK if self.quick else THOROUGH
         if (most := self.max_requests) is not None:
             known = max(effort.requests)

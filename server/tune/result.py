@@ -1,4 +1,4 @@
-"""Where a measurement under way is kept, and the profile that becomes of it."""
+"""Files of a measurement: the log while it runs, and the profile at its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def begin(resolved: Resolved) -> PartialMeasurement:
-    """Beside the folder `resolved.settings.profile`, with what an interrupted measurement of this engine left."""
+    """Open the log beside the folder `resolved.settings.profile`, with what an interrupted measurement left."""
     folder = _folder(resolved)
     here = profile_lookup.fingerprint(resolved.settings, resolved.model)
     return PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)

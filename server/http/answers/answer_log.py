@@ -18,9 +18,9 @@ from ..metrics import AnswerMetrics
 
 
 class AnswerLogger(RequestLogger):
-    """In place of SGLang's request logger, whose own flags go on working.
+    """Replacement of SGLang's request logger, whose own flags keep working.
 
-    tokenizer: of the model. content: what was asked and answered goes into the request's log line.
+    tokenizer: of the model. content: put prompts and answers into the request's log line.
     """
 
     def __init__(self, original: RequestLogger, tokenizer: Any, content: bool) -> None:
@@ -30,7 +30,7 @@ class AnswerLogger(RequestLogger):
 
     @property
     def levels(self) -> dict[str, int]:
-        """Whole answers whose requests asked for a service level, by whether it was met."""
+        """Number of whole answers that met, and missed, the service level of their request."""
         return {"met": self._answers.reached[True], "missed": self._answers.reached[False]}
 
     def log_finished_request(self, obj: Any, out: Any, request: Any = None) -> None:
@@ -78,7 +78,7 @@ class AnswerLogger(RequestLogger):
 
 
 class Timing:
-    """Of a whole answer, by the times in SGLang's `meta_info`; None where one of them is missing.
+    """Times of a whole answer, from SGLang's `meta_info`; None where one is missing.
 
     tokens: completion tokens. first: seconds to the first token. per_token: between the tokens behind it.
     speed: tokens per second, from the beginning of its first prefill on.

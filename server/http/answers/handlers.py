@@ -45,14 +45,14 @@ logging.getLogger(serving_completions.__name__).addFilter(
 
 @dataclass(frozen=True, slots=True)
 class DeferredAnswer:
-    """An answer whose tokens are there. size: about how many bytes `make` will make of them."""
+    """A complete answer that is not serialized yet. size: roughly the bytes that `build` will return."""
 
     size: int
     build: Callable[[], Any]
 
 
 class _Handler:
-    """What both handlers share; mixed into SGLang's classes."""
+    """Mixin of both handlers for SGLang's classes."""
 
     def __init__(
         self, tokenizer_manager: Any, template_manager: Any, compiler: GrammarProcess, sampling: SamplingDefaults
@@ -123,7 +123,7 @@ class _Handler:
     def _annotated_stream(
         self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request
     ) -> Any:
-        """SGLang's stream, with what there is to say of its speculation: make_stream(handler, ...) makes it."""
+        """SGLang's stream, made by make_stream(handler, …), with the data of its speculation."""
         collector = self._collector(request)
         if not (collector.trace or (request.stream_options and request.stream_options.include_usage)):
             return make_stream(self, internal, request, raw)
@@ -139,7 +139,7 @@ class _Handler:
         contents: list[dict[str, Any]],
         created: int,
     ) -> DeferredAnswer:
-        """A whole answer. make: SGLang's. logprobs_of: writes those of a choice; None where nobody asks for them."""
+        """Defer building a whole answer. make: SGLang's. logprobs_of: writes a choice's logprobs; None without."""
 
         def build() -> Any:
             without_logprobs = request if logprobs_of is None else request.model_copy(update={"logprobs": None})
@@ -162,7 +162,7 @@ class _Handler:
 
 
 def _with_seed_per_choice(internal: GenerateReqInput, seed: int, n: int) -> GenerateReqInput:
-    """Send n samples as n prompts, of seeds of their own: SGLang would give all choices of a request the one seed."""
+    """Send n samples as n prompts with a seed each: SGLang would give all choices of a request the same seed."""
     name = "text" if internal.text is not None else "input_ids"
     prompts = getattr(internal, name)
     several = isinstance(prompts, list) and not isinstance(prompts[0], int)
@@ -288,10 +288,9 @@ def _keep_prompt_only(answer: dict[str, Any]) -> None:
 
 
 def _without_control_headers(raw: Request, kept_names: Collection[str]) -> Request:
-    """The request with the headers of these names alone.
+    """The request with these headers alone.
 
-    By others SGLang lets a client choose the engine that answers it, its priority, where to fetch a cache from, and
-    further fields of the answer.
+    Others let a client choose the engine, its priority, where SGLang fetches a cache from, and fields of the answer.
     """
     kept = [(name, value) for name, value in raw.scope["headers"] if name.decode("latin-1") in kept_names]
     return Request({**raw.scope, "headers": kept}, raw.receive)

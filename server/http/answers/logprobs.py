@@ -63,7 +63,7 @@ class DecodedTokens(dict[int, DecodedToken]):
 
 @functools.cache
 def decoded_tokens(tokenizer: Any) -> DecodedTokens:
-    """The one table of a tokenizer's."""
+    """The table of a tokenizer, one for all requests."""
     return DecodedTokens(tokenizer)
 
 
@@ -98,7 +98,7 @@ def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) 
 def chat_models(
     tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
 ) -> list[ChatCompletionTokenLogprob]:
-    """The same of a few tokens, for a chunk of a stream."""
+    """The same as SGLang's models, for the few tokens of a stream's chunk."""
     entries = []
     for index, (logprob, token) in enumerate(tokens):
         top = (tops[index] or ()) if index < len(tops) else ()
@@ -134,7 +134,7 @@ def _chunk_logprobs(
     output_top_logprobs: Iterable[Sequence[Logprob] | None] | None = None,
     tokenizer: Any = None,
 ) -> LogProbs:
-    """In place of SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
+    """Replacement of SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
     tokens_by_id = decoded_tokens(tokenizer)
     return LogProbs(
         text_offset=[-1] * len(output_token_logprobs),
@@ -154,7 +154,7 @@ class EchoedPrompt:
         self._tokens_by_id = tokens_by_id
         self._begun: set[int] = set()
         self._waiting: dict[int, dict[str, Any]] = {}
-        """By choice, `meta_info` with the logprobs of its first chunk."""
+        """`meta_info` with the logprobs of the first chunk, by choice."""
 
     def add(self, content: dict[str, Any]) -> None:
         """Take the prompt's logprobs out of what SGLang's tokenizer manager yields."""

@@ -1,4 +1,4 @@
-"""What answers hold: SGLang's models, and what `speculation` adds to them."""
+"""Schemas of answers: SGLang's models, and what `speculation` adds to them."""
 
 from __future__ import annotations
 

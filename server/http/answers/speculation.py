@@ -1,5 +1,4 @@
-"""What an answer says of its own speculation: counts in its usage, acceptance as vLLM reports it, and, on request, who
-made each token."""
+"""Speculation data of answers: counts in the usage, acceptance as vLLM reports it, each token's source on request."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from tokenizers.decoders import DecodeStream
 from ...plugin.decode.trace import KEY, MAKERS
 
 USAGE_CHUNK = '"choices":[]'
-"""In the chunk of a stream that belongs to no choice; a text cannot hold it, its quotes are escaped."""
+"""Part of a stream's chunk with the usage; no text contains it, since its quotes would be escaped."""
 
 
 class SpeculationCollector:
@@ -90,7 +89,7 @@ class TokenTrace:
         )
 
     def follow(self, content: dict[str, Any]) -> list[dict[str, Any]]:
-        """What is new in `content`, which has everything up to now. The last token gets what is left of the text."""
+        """Entries of the tokens that are new in `content`, the answer so far. The last gets the rest of the text."""
         text, ids, makers = content["text"], content["output_ids"], content["meta_info"].get(KEY, [])
         upto = min(len(ids), len(makers))
         entries = []
@@ -111,7 +110,7 @@ class TokenTrace:
         return entries
 
     def _after(self, token: int, text: str) -> int:
-        """Where the text of the token ends."""
+        """End of the token's text."""
         piece = self._tokenizer and self._stream.step(self._tokenizer, token)
         if not piece:
             return self._decoded
@@ -143,7 +142,7 @@ class CollectingTokenizerManager:
 
 
 def add_to_answer(body: dict[str, Any], contents: Sequence[dict[str, Any]], collector: SpeculationCollector) -> None:
-    """To a whole answer, from what the tokenizer manager gave of each choice."""
+    """Add the data to a whole answer; contents: what the tokenizer manager yielded for each choice."""
     add_totals(body, [content["meta_info"] for content in contents], collector.width)
     if collector.trace:
         for choice, content in zip(body["choices"], contents, strict=True):

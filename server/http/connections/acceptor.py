@@ -1,6 +1,6 @@
-"""Accepting connections: so many at a time, and TLS handshakes that have to end.
+"""Accepts connections up to a limit, with a time limit on TLS handshakes.
 
-uvicorn takes any number of connections, and knows of none before its handshake is over.
+uvicorn accepts any number of connections, and knows of none before its handshake is over.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_CONNECTIONS = 4096
 RESERVED_FILES = 512
-"""Open files of this process that are no connections of clients: the engine's sockets, metrics, connections to the
-metrics port."""
+"""Open files of this process beside clients' connections: the engine's sockets, metrics, the metrics port."""
 METRICS_CONNECTIONS = 128
-"""Connections to the metrics port at a time; some of the reserved files."""
+"""Most connections to the metrics port at a time; they are among the reserved files."""
 BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
 RETRY_SECONDS = 0.1
-"""After the system could not accept a connection, for want of open files or memory."""
+"""Pause after the system could not accept a connection, for lack of open files or memory."""
 
 
 class ConnectionCounts(Protocol):
-    """Receiver of what becomes of connections; see `metrics.ConnectionMetrics`."""
+    """Counters of connections, see `metrics.ConnectionMetrics`."""
 
     def opened(self, change: int) -> None: ...
 
@@ -43,7 +42,7 @@ class ConnectionCounts(Protocol):
 
 
 def connection_limit(wanted: int | None) -> int:
-    """Connections that a server takes at a time, below the system's limit on open files.
+    """Number of connections that a server accepts at a time, below the system's limit on open files.
 
     wanted: `--max-connections`. Raises this process's own limit on open files where it is lower; raises UserError where
     the system does not allow that.
@@ -152,7 +151,7 @@ class Acceptor:
                 client.send(self._connections.refusal())
 
     async def _serve(self, client: socket.socket, leave: Callable[[], None]) -> None:
-        """Make a connection of it, after the handshake where there is one."""
+        """Make a connection of the socket, after the TLS handshake if there is one."""
         connection = self._protocol_factory()
         connection.on_lost = leave
         seconds = connection.receive_seconds if self._context is not None else None

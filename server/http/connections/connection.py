@@ -45,9 +45,7 @@ class Connection(H11Protocol):
             self._watch_receiving()
 
     def _should_upgrade(self) -> bool:
-        """No request becomes another protocol: uvicorn would hand the connection over, where a library is there for it,
-        and warn of each where none is."""
-        return False
+        return False  # uvicorn would hand the connection to another protocol, or warn of each request for one
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()

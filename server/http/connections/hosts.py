@@ -1,8 +1,7 @@
 """Checks of `Host` and `Origin`: a browser must not carry requests of foreign pages to a server without a key.
 
-A page whose name is made to lead to 127.0.0.1 (DNS rebinding) is of the server's own origin to the browser, and may
-read its answers; its name still stands in `Host`. A page of another origin may read nothing, but send; browsers name it
-in `Origin`.
+A page whose name resolves to 127.0.0.1 (DNS rebinding) has the server's own origin for the browser and may read its
+answers, but `Host` has its name. A page of another origin may send without reading; browsers name it in `Origin`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """names: those that are answered, whatever the port; None is any. origins: whether `Origin` is checked too."""
+    """The policy. names: hosts that are answered, on any port; None: all. origins: True if `Origin` is checked too."""
 
     names: frozenset[str] | None
     origins: bool
@@ -75,7 +74,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Plain ASGI, around the gate: a foreign request learns nothing of keys either."""
+    """Plain ASGI middleware around `AuthMiddleware`: a foreign request learns nothing of keys either."""
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self.app = app

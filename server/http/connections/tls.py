@@ -1,4 +1,4 @@
-"""TLS: the certificate's files, checked before anything slow begins, and taken up again when they are renewed."""
+"""TLS: the certificate's files, checked before anything slow begins, and loaded again when they are renewed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...settings.settings import Settings
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 60.0
-"""How often the certificate's files are looked at."""
+"""Time between two looks at the certificate's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Tls:
         return tls
 
     def refusal(self) -> str | None:
-        """Why a client will not take the certificate, whoever it trusts: mostly that it has expired; None if it will.
+        """Reason for which every client will refuse the certificate, mostly that it has expired; None if there is none.
 
-        The two shake hands in memory.
+        Found by a handshake in memory.
         """
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._load(server)
@@ -61,7 +61,7 @@ class Tls:
         return None
 
     def warn(self) -> None:
-        """Say in the log if clients will refuse it."""
+        """Log an error if clients will refuse the certificate."""
         if (refusal := self.refusal()) is not None:
             logger.error("clients will not take the certificate %s: %s", self.certificate, refusal)
 
@@ -91,7 +91,7 @@ class Tls:
                 self.warn()
 
     def _load(self, context: ssl.SSLContext) -> None:
-        """Raises ValueError."""
+        """Load the files into a context; raises ValueError with the reason."""
         key = self.key or self.certificate
         try:
             context.load_cert_chain(self.certificate, self.key, lambda: self.password or "")  # never asks a terminal

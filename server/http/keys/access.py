@@ -1,4 +1,4 @@
-"""Who may do what now: the keys in force, and what each has used of its limits."""
+"""The keys in force, and what each has used of its limits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""How often the file of keys is looked at."""
+"""Time between two looks at the file of keys."""
 FLAG_KEY_NAME = "--api-key"
 """Name of the key that is in no file."""
 BUSY_SECONDS = 1
-"""After which a client may ask again that had too many requests at the same time."""
+"""Retry-After for a client with too many requests at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit of tokens with what has been taken of it. name: as people say it."""
+    """A limit of tokens with what has been taken of it. name: for messages."""
 
     name: str
     limit: int
@@ -131,7 +131,7 @@ class KeyUsage:
             self.day.take(-unused, now)
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
-        """OpenAI's `x-ratelimit-…`, of the limits that the key has; of two of tokens, of the one with less left."""
+        """OpenAI's `x-ratelimit-…` headers of the key's limits; of its two limits of tokens the one with less left."""
         if self._requests is not None and self.key.rate is not None:
             now = self._requests.now()
             self._requests.leak(now)
@@ -166,8 +166,8 @@ class Access:
     """The keys in force.
 
     api_key: one without limits, an administrator's. path: of the file of keys. With neither, everybody may do
-    everything. clock: seconds since 1970, monotonic. used: tokens of today by the keys' names, known from an earlier
-    start. Raises BadKeys where the file cannot be used.
+    everything. clock: seconds since 1970, monotonic. used: today's tokens by the keys' names, from an earlier start.
+    Raises BadKeys where the file cannot be used.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class Access:
 
     @property
     def open(self) -> bool:
-        """Whether no key is asked for."""
+        """True if requests need no key."""
         return not self._key_usages
 
     def key_usage(self, authorization: bytes) -> KeyUsage | None:
-        """Whose key the header carries. Every key is compared, so that the time tells nothing."""
+        """Usage of the header's key, None if it is unknown. All keys are compared, so that timing reveals nothing."""
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             return None
@@ -220,7 +220,7 @@ class Access:
             logger.warning("API keys read again: %d in %s", len(self._key_usages) - bool(self._flag_key), self.path)
 
     async def watch(self) -> None:
-        """Look at the file every second, whatever it has become."""
+        """Poll the file until cancelled."""
         while self.path is not None:
             await asyncio.sleep(POLL_SECONDS)
             await self.reload_if_changed()
@@ -246,7 +246,7 @@ class Access:
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:
-    """Differs when the file does, also where a link to it is exchanged, as Kubernetes does."""
+    """Identity of the file's content; changes too when a link to it is replaced, as Kubernetes does."""
     try:
         found = os.stat(path) if path is not None else None
     except OSError:

@@ -27,7 +27,7 @@ class Tokens:
     completion: int = 0
 
     def fields(self) -> dict[str, int]:
-        """Fields of the request's line in the log; empty where nothing was asked of the engine."""
+        """Fields of the request's log line; empty if the engine did nothing for it."""
         if not self.prompt:
             return {}
         return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
@@ -35,9 +35,10 @@ class Tokens:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """key_usage: None where no key is asked for. on_released: called when the engine has nothing of it any more.
+    """What a request holds of its key's limits.
 
-    refusal: why the engine was not asked; SGLang's handlers only pass its text on. forget: has SGLang forget a choice.
+    key_usage: None where no key is needed. on_released: called once the engine is done with the request. refusal: why
+    it was not sent to the engine; SGLang's handlers pass only its text on. forget: has SGLang forget a choice.
     """
 
     key_usage: KeyUsage | None
@@ -58,7 +59,7 @@ class Admission:
     _ended: bool = False
 
     def add_choices(self, n: int, prompts: int) -> None:
-        """The request turned out to have n choices for each prompt; raises ApiError where its key may not."""
+        """Count n choices for each prompt; raises ApiError where that is beyond the key's limit."""
         if self.key_usage is not None and n * prompts > 1:
             self.key_usage.add_choices(n * prompts - 1)
         self.choices, self.prompts = n * prompts, prompts
@@ -95,7 +96,7 @@ class Admission:
         return answer
 
     def _limits(self, most: int | None) -> list[tuple[int, str]]:
-        """Tokens that a request can have at all, with who says so."""
+        """Limits on the tokens of one request, each with whose limit it is."""
         found = [(most, "a request to this server")] if most is not None else []
         if self.key_usage is not None:
             name = f"one of key {self.key_usage.key.name}"
@@ -104,11 +105,11 @@ class Admission:
         return found
 
     def opened(self, request_id: str, state: Any) -> None:
-        """SGLang knows of a choice, or of something that it does for one. state: SGLang's."""
+        """Record that SGLang has a choice, or does something for one. state: SGLang's."""
         self._open[request_id] = state
 
     def closed(self, request_id: str) -> None:
-        """SGLang has forgotten it, which it does when the engine has ended it."""
+        """Record that SGLang has forgotten a choice, which it does when the engine has ended it."""
         state = self._open.pop(request_id)
         if state.dispatched:
             self._finished += 1
@@ -116,18 +117,18 @@ class Admission:
         self._settle_if_released()
 
     def answered(self, request_id: str, cached: int, completion: int, *, first_pass: bool = False) -> None:
-        """Counts of a whole answer, as SGLang says them. first_pass: see `_passes`; what that read, all others find."""
+        """Record SGLang's counts of a whole answer. first_pass: see `_passes`; the others find its prompt cached."""
         self._generated[request_id] = 0 if first_pass else completion
         if first_pass or not self._passes:
             self._cached[request_id] = cached
 
     def never_read(self, request_id: str) -> None:
-        """It waited in vain: not even its prompt was read."""
+        """Record that a choice timed out in the queue, before its prompt was read."""
         self._generated.pop(request_id, None)
 
     @property
     def places(self) -> int:
-        """Choices that the engine has before it or at work."""
+        """Choices that wait or run in the engine."""
         if self._ended:
             return len(self._open)
         return max(0, min(self.choices, self.choices + self._passes - self._finished))
@@ -144,7 +145,7 @@ class Admission:
         )
 
     def end(self) -> None:
-        """The answer has ended, however it did; what is still with the engine has been given up there."""
+        """Record the end of the answer, in whatever way; what is still in the engine has been aborted there."""
         for request_id, state in list(self._open.items()):
             if not state.dispatched:  # SGLang leaves those that it made for `n` and did not need
                 self.forget(request_id)
@@ -168,7 +169,7 @@ _current: ContextVar[Admission | None] = ContextVar("admission", default=None)
 
 
 def current() -> Admission | None:
-    """Admission of the request that the running code works for; None outside any."""
+    """Admission of the current request; None outside any."""
     return _current.get()
 
 

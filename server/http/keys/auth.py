@@ -50,7 +50,7 @@ class AuthMiddleware:
 
     @contextlib.contextmanager
     def _admitted(self, key_usage: KeyUsage | None) -> Iterator[None]:
-        """Hold a key's place until the answer ends; its tokens are logged, and counted when the engine lets go."""
+        """Hold the request's place; its tokens are logged at the end and counted when the engine is done with it."""
         if key_usage is not None and self.usage is not None:
             self.usage.count_request(key_usage.key.name)
         with admission.admitted(key_usage) as admitted:
@@ -63,7 +63,7 @@ class AuthMiddleware:
                     context.fields |= admitted.tokens.fields()
 
     def _key_usage(self, scope: Scope) -> KeyUsage | None:
-        """Whose request it is, None where no key is asked for; raises ApiError."""
+        """Usage of the request's key, None where none is needed; raises ApiError for a wrong or missing key."""
         if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
         key_usage = self.access.key_usage(_header(scope, b"authorization"))
@@ -86,7 +86,7 @@ class AuthMiddleware:
 
 
 def _with_limit_headers(key_usage: KeyUsage | None, send: Send) -> Send:
-    """Add headers to the answer that say what the key has left of its limits."""
+    """Add headers with what the key has left of its limits."""
     if key_usage is None:
         return send
 

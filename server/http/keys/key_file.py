@@ -1,4 +1,4 @@
-"""API keys in a file: who may ask, how often, and how much at a time.
+"""The file of API keys and their limits.
 
 TOML, one table per key, by the name that stands for it in logs and metrics:
 
@@ -11,8 +11,8 @@ TOML, one table per key, by the name that stands for it in logs and metrics:
   max_tokens_per_request = 8192  # the same, of one request
   admin = true                   # may also measure the server
 
-What is left out is not limited, and an administrator says so. The keys themselves are in no file. They are random, so
-a plain hash of them cannot be searched.
+A limit that is left out does not apply; `admin` is false by default. The keys themselves are in no file. They are
+random, so a plain hash of them cannot be searched.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class BadKeys(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many requests in any stretch of so many seconds."""
+    """Limit on requests in any window of `seconds`."""
 
     requests: int
     seconds: int
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Of "600/minute"; raises ValueError."""
+        """Parse "600/minute"; raises ValueError."""
         found = RATE.fullmatch(text)
         if found is None:
             raise ValueError(f"a rate is a number per second, minute or hour, like 600/minute, not {text!r}")
@@ -95,7 +95,7 @@ class Key:
     admin: bool = False
 
     def is_key(self, digest: bytes) -> bool:
-        """In constant time, so that a wrong key tells nothing about the right one."""
+        """Compare in constant time, so that timing reveals nothing about the key."""
         return hmac.compare_digest(self.digest, digest)
 
 
@@ -127,7 +127,7 @@ def read(path: Path) -> tuple[Key, ...]:
 
 
 def _content(path: Path) -> bytes:
-    """Raises OSError, and BadKeys for what is no file or too large; waits for no pipe."""
+    """Read the file without waiting for a pipe; raises OSError, or BadKeys for what is no file or too large."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise BadKeys(f"the file of API keys {path} is not a file")
@@ -157,7 +157,7 @@ def add(path: Path, key: Key) -> None:
 
 
 def remove(path: Path, name: str) -> None:
-    """Take the key's table out of the file, and leave the rest as it is. Raises BadKeys, and UserError."""
+    """Remove the key's table from the file and leave the rest as it is. Raises BadKeys, and UserError."""
     with _locked(path):
         known = [key.name for key in read(path)]
         if name not in known:

@@ -14,17 +14,17 @@ from .admission import Admission
 
 
 class ChoiceTable(dict[str, Any]):
-    """SGLang's `rid_to_state`, whose entries belong to the request that was being worked for when they were added."""
+    """SGLang's `rid_to_state`; an entry belongs to the request that was current when it was added."""
 
     def __init__(self) -> None:
         super().__init__()
         self.owners: dict[str, Admission] = {}
         self.requests: set[Admission] = set()
-        """Requests whose choices are known, until the engine has nothing of them any more."""
+        """Requests whose choices are counted, until the engine is done with them."""
 
     @property
     def under_way(self) -> int:
-        """Choices that the engine has before it or at work, those of our own measurements included."""
+        """Choices that wait or run in the engine, those of our own measurements included."""
         return len(self) - len(self.owners) + sum(request.places for request in self.requests)
 
     def add_request(self, request: Admission) -> None:
@@ -52,7 +52,7 @@ class ChoiceTable(dict[str, Any]):
 
 
 def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
-    """Have requests counted, and refused beyond their limits.
+    """Hook the counting of requests, and their limits, into SGLang's tokenizer manager.
 
     manager: SGLang's tokenizer manager, before its first request. context_length: tokens that a prompt and its answer
     can have. most: tokens that a request may have, its prompts and answers together; None is any number.

@@ -1,4 +1,4 @@
-"""No more choices wait for the engine than are told to; those beyond are refused at once, instead of late."""
+"""Limit on waiting choices: those beyond it are refused at once, instead of late."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from . import admission
 from .metering import ChoiceTable
 
 BUSY_SECONDS = 1
-"""After which a refused client may ask again."""
+"""Retry-After for a refused client."""
 
 
 class QueueLimit:
-    """manager: SGLang's tokenizer manager. table: what is with the engine. most: choices that may wait; None is any
-    number."""
+    """manager: SGLang's tokenizer manager. table: choices in the engine. most: choices that may wait; None: any."""
 
     def __init__(self, manager: Any, table: ChoiceTable, most: int | None) -> None:
         self.manager = manager
@@ -26,7 +25,7 @@ class QueueLimit:
 
     @contextlib.contextmanager
     def entering(self) -> Iterator[None]:
-        """Around the checks of a request, before its choices are known; raises ApiError like `check`."""
+        """Hold a place during a request's checks, before its choices are known; raises ApiError like `check`."""
         self.check()
         self._entering += 1
         try:
@@ -35,11 +34,11 @@ class QueueLimit:
             self._entering -= 1
 
     def check(self) -> None:
-        """Raises ApiError while as many wait as may."""
+        """Raise ApiError while the queue is full."""
         self._check(1)
 
     def check_choices(self, choices: int) -> None:
-        """A request that was read has so many choices; raises ApiError where they are too many, or always would be."""
+        """Count the choices of a request that was read; raises ApiError where they are too many now, or always."""
         if self.most is not None and choices > self._running_limit() + self.most:
             raise ApiError(
                 f"the request has {choices} choices (n for each prompt); this server runs {self._running_limit()} at a "
@@ -55,8 +54,8 @@ class QueueLimit:
         return sum(load.max_running_requests for load in self.manager.load_snapshot_reader.read_all())
 
     def _check(self, more: int) -> None:
-        """By what the schedulers publish every few steps and, since that is late in a burst, by what is under way here,
-        which is never more than all their places and so many besides."""
+        """Check the schedulers' published queue and, since that lags in a burst, the choices under way here, which are
+        never more than the schedulers run plus the limit."""
         if self.most is None:
             return
         under_way = self.table.under_way + self._entering

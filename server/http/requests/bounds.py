@@ -21,7 +21,7 @@ MAX_MESSAGES = 2048
 MAX_TOOLS = 128
 MAX_STOPS = 32
 MAX_STOP_CHARACTERS = 1024
-"""All stop strings together."""
+"""Characters of all stop strings together."""
 MAX_STOP_TOKENS = 64
 MAX_BIASES = 1024
 BIAS_LIMIT = 100.0
@@ -60,7 +60,7 @@ RANGES = {
 
 
 def check_sizes(body: dict[str, Any], vocab_size: int) -> None:
-    """Raise ApiError for the first thing of which there is too much, of either kind of request."""
+    """Raise ApiError for the first field of either kind of request that is too large."""
     for name in SHORT_TEXTS:
         if isinstance(text := body.get(name), str) and len(text) > MAX_TEXT:
             raise _too_many(name, len(text), "characters", MAX_TEXT)
@@ -71,7 +71,7 @@ def check_sizes(body: dict[str, Any], vocab_size: int) -> None:
 
 
 def check_messages(messages: Any) -> None:
-    """Their number, and the rules whose violations a model of types would report for each member of a union."""
+    """Check number and form; pydantic would report an error for each member of the union of messages."""
     if messages is None:
         raise ApiError("'messages' is required", param="messages", code="missing_required_parameter")
     if not isinstance(messages, list):
@@ -193,7 +193,7 @@ def _check_biases(biases: Any, vocab_size: int) -> None:
 
 
 def _check_options(body: dict[str, Any]) -> None:
-    """Tools by their number, and everything beside the prompt by its characters and its depth."""
+    """Check the number of tools, and characters and depth of everything beside the prompt."""
     messages = body.get("messages") or []
     tools = [body.get("tools"), *(message.get("tools") for message in messages)]
     if (count := sum(len(some) for some in tools if isinstance(some, list))) > MAX_TOOLS:
@@ -225,7 +225,7 @@ def _check_beside_content(rest: dict[str, Any], path: str) -> None:
 
 
 def _check_arguments(arguments: str, path: str) -> None:
-    """JSON within a string, which SGLang decodes for the chat template; what is none it refuses itself."""
+    """Check JSON within a string, which SGLang decodes for the chat template."""
     try:
         meter = Meter(0)
         meter.feed(arguments.encode())

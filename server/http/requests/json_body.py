@@ -1,4 +1,4 @@
-"""A request's body as JSON: how much is in it before anything is made of it, and its values.
+"""A request's body as JSON: its size in values, counted before it is parsed, and its values.
 
 A parser in C holds Python's interpreter lock for as long as it runs, in a thread too, so every stream of the server
 waits for it. Bodies that would take it long are refused while they are read, or parsed in a way that lets others go on

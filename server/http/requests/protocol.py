@@ -1,6 +1,6 @@
-"""What a request may carry: SGLang's request models with our additions, less what this server does not do.
+"""Fields of requests: SGLang's request models with our additions, less what this server does not support.
 
-A field is taken, or refused by name; none is ignored.
+A field is accepted or refused by name; none is ignored.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class TextRequest(CompletionRequest):
     @field_validator("max_tokens")
     @classmethod
     def validate_max_tokens_positive(cls, value: int | None) -> int | None:
-        """In place of SGLang's, which refuses the 0 that `validation.check` allows with `echo`."""
-        return value
+        return value  # SGLang's refuses the 0 that `validation.check` allows with `echo`
 
 
 def _names(text: str) -> frozenset[str]:

@@ -1,6 +1,6 @@
-"""The one door from the bytes of a request to a checked request, or to an error that says what was wrong.
+"""Makes a checked request of a body's bytes, or raises an error that says what was wrong.
 
-Every route that takes a body takes it through here, so that none can leave out a check.
+Every route with a body reads it here, so that none can leave out a check.
 """
 
 from __future__ import annotations

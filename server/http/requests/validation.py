@@ -1,4 +1,4 @@
-"""What a well-formed request may not ask for, checked before it reaches the scheduler. Changes nothing."""
+"""Checks of a well-formed request before it reaches the scheduler. They change nothing."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "logprobs": ((False,), LOGPROBS),
     "tools": (([],), PARSED),
 }
-"""Fields, the values of theirs that ask for nothing, and why others cannot be served."""
+"""Fields that block diffusion cannot serve: their neutral values, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the running server can take.
+    """Limits of the running server.
 
     model: the name it answers to.
     context_length: tokens of prompt and answer together.

@@ -13,7 +13,7 @@ from .. import metrics, openapi
 from ..lifecycle import Lifecycle
 
 RENDERING = ThreadPoolExecutor(1, thread_name_prefix="metrics")
-"""Not the loop's own threads: those check what clients sent, and a scrape must not wait for them."""
+"""Own thread, so that a scrape does not wait for work on requests."""
 
 
 def install(app: FastAPI, engine: EngineProcesses, lifecycle: Lifecycle) -> None:

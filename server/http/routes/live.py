@@ -18,7 +18,7 @@ from ..errors import ApiError
 from ..lifecycle import Lifecycle
 
 MIN_INTERVAL_SECONDS = 0.5
-"""However many look on, the engines are asked no more often than this."""
+"""Shortest time between two reads of the engines, however many pages are open."""
 
 
 def install(app: FastAPI, settings: Settings, engine: Engine, lifecycle: Lifecycle, answers: AnswerLogger) -> None:
@@ -37,7 +37,7 @@ def install(app: FastAPI, settings: Settings, engine: Engine, lifecycle: Lifecyc
 
 
 class Live:
-    """Asks the engines on behalf of all who look on."""
+    """Reads the engines on behalf of all open pages."""
 
     def __init__(self, engine: Engine, lifecycle: Lifecycle, answers: AnswerLogger) -> None:
         self._engine, self._lifecycle, self._answers = engine, lifecycle, answers
@@ -45,7 +45,7 @@ class Live:
         self._answer: asyncio.Task[dict[str, Any]] | None = None
 
     async def read(self) -> dict[str, Any]:
-        """Sums over all engines (`plugin/decode/live.py`), how many those are, whole answers that met and missed their
+        """Sums over all engines (`plugin/decode/live.py`), their number, counts of answers that met and missed their
         service level, and `time`: seconds on this server's clock."""
         if not self._lifecycle.accepting:
             raise ApiError(f"the server is {self._lifecycle.status}", status=503, code="unavailable")

@@ -35,7 +35,7 @@ ELSEWHERE = {
 
 EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
 EXAMPLE_QUESTION = "What is the capital of France?"
-"""In examples."""
+"""Prompt of the examples in /docs."""
 
 
 class ModelCard(BaseModel):

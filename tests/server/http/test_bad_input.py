@@ -1,4 +1,4 @@
-"""What cannot be served is refused with a 4xx in OpenAI's format that says what was wrong."""
+"""Requests that cannot be served are refused with a 4xx in OpenAI's format that says what was wrong."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_long_answers_are_written_beside_the_event_loop(server: Server, name: st
 
 
 def test_the_watchdog_is_on_the_page_and_has_seen_no_long_work(server: Server) -> None:
-    """After all of the above, in this minute. It counts processor time, and allows what a slower processor takes."""
+    """Checked after all tests above. Counts processor time, and allows what a slower processor takes."""
     page = MetricsPage(server.url)
     assert page.families["outrider_event_loop_work_seconds"].type == "histogram"
     assert 0 <= page.value(LONGEST_WORK) < 2 * WORK_SECONDS

@@ -1,4 +1,4 @@
-"""What happens when parts die, when the server is told to stop, and when a key is asked for."""
+"""Faults: parts that die, signals to stop, and missing keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no one would send: by the description of the API, and against it. Nothing may be a 5xx, nothing may hang.
+"""Fuzzed requests, by the description of the API and against it. Nothing may be a 5xx, nothing may hang.
 
 `pytest tests/server/http/test_fuzz.py --fuzz 5000` sends so many malformed bodies and as many described ones; without
 --fuzz, a few.
@@ -27,7 +27,7 @@ from schemathesis.schemas import APIOperation
 from outrider.server.http.requests.bounds import RANGES
 
 SECONDS = 30
-"""For one answer; a request that takes longer hangs. Answers are of two tokens."""
+"""Time limit of an answer of two tokens; a request that takes longer hangs."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {
@@ -62,7 +62,7 @@ ODD = st.one_of(
 
 
 RAW = "raw:"
-"""Before a number that Python's JSON would not write."""
+"""Mark before a number that Python's JSON would not write."""
 EDGES: list[Any] = [
     *(
         sign * (2**power + step)
@@ -101,7 +101,7 @@ GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 1.0, "top_p": 0.9, "top_k"
 
 @pytest.fixture(scope="module")
 def amount(request: pytest.FixtureRequest) -> int:
-    """How much is sent."""
+    """Number of requests to send."""
     return request.config.getoption("--fuzz") or 80
 
 
@@ -130,7 +130,7 @@ def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
 def test_what_the_description_allows_and_what_it_does_not(
     operations: list[APIOperation], mode: GenerationMode, amount: int
 ) -> None:
-    """No 5xx, and every answer is described: its status, its kind, its fields."""
+    """Check that there is no 5xx, and that the description has every answer's status, type and fields."""
     checks: list[CheckFunction] = [
         schemathesis.checks.not_a_server_error,
         *schemathesis.checks.CHECKS.get_by_names(

@@ -22,7 +22,7 @@ DIGEST = "ab" * 32
 
 
 def make(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What `outrider key` prints."""
+    """Run `outrider key` and return what it prints."""
     assert main(["key", *arguments]) == 0
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1

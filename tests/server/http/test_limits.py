@@ -57,7 +57,7 @@ def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited
 
 @pytest.fixture(autouse=True)
 def idle(limited_server: Limited) -> None:
-    """Nothing of one test is left in the engine when the next begins."""
+    """Wait until nothing of the test before is left in the engine."""
     wait_until(limited_server.idle, 30)
 
 
@@ -114,7 +114,7 @@ def test_a_key_sends_as_often_as_it_may(limited_server: Limited) -> None:
 
 
 def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
-    """Until a stream ends, or its client goes."""
+    """A key has its limit of requests under way until a stream ends, or its client leaves."""
     url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True}
     with (
         httpx.Client(headers=limited_server.headers["two"], timeout=60) as client,

@@ -1,4 +1,4 @@
-"""What the server that most tests share has written by now: lines of JSON, and no word of anybody's."""
+"""Logs of the server that most tests share: lines of JSON, without any text of a request."""
 
 from __future__ import annotations
 

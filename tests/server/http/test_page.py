@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the page's console said; there may be none left at the end of a test."""
+    """Messages of the page's console; none may be left at the end of a test."""
     return []
 
 

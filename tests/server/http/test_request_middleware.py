@@ -1,4 +1,4 @@
-"""What every request passes first: ids, outcomes, and that a stream passes piece by piece."""
+"""Request ids, outcomes, and streams that pass piece by piece."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWERING = "/v1/completions"
 
 
 class Counted:
-    """In place of the Prometheus metrics: what was counted."""
+    """Replacement of the Prometheus metrics that records what was counted."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, int]] = []

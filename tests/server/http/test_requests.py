@@ -22,7 +22,7 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 def request(*chunks: bytes, **headers: str) -> Request:
-    """As an ASGI server would hand it over, the body in these pieces."""
+    """A request as an ASGI server hands it over, the body in these pieces."""
     names = {"content_type": "application/json"} | headers
     messages = iter(
         {"type": "http.request", "body": chunk, "more_body": more}

@@ -1,4 +1,4 @@
-"""What an answer says of its own speculation: counts, acceptance, and who made each token."""
+"""Speculation data of answers: counts, acceptance, and each token's source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bytes:
         self.backend_tokenizer.decoder = decoders.ByteLevel()
 
     def content(self, text: str, shown: str | None = None, *, ended: bool = True) -> dict[str, Any]:
-        """What the engine gives for an answer `text`, of which `shown` is left."""
+        """The engine's output for an answer `text`, of which `shown` is left."""
         ids = self.backend_tokenizer.encode(text).ids
         makers = [(LOOKUP, 0.5)] * (len(ids) - 1) + [(TARGET, float("nan"))]
         meta = {KEY: makers, "finish_reason": {"type": "stop"} if ended else None}

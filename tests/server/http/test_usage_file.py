@@ -43,11 +43,11 @@ def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
         return kept, Access(None, keys_file(tmp_path), clock=time, used=kept.used_on(day))
 
     kept, access = started()
-    access._holders[1].take(70)
+    access._key_usages[1].take(70)
     kept.write(access)
     with pytest.raises(UserError, match=r"another server keeps its usage in .* --usage-file"):
         UsageFile(path)
-    access._holders[1].take(1)
+    access._key_usages[1].take(1)
     kept.close(access)
     kept, access = started()
     assert used(access) == {"b": 71}
@@ -77,7 +77,7 @@ def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogC
     kept, access = UsageFile(path), Access(None, keys_file(tmp_path), clock=Time())
     path.mkdir()  # nothing can be put in its place
     for tokens in (1, 2):
-        access._holders[0].take(tokens)
+        access._key_usages[0].take(tokens)
         kept.write(access)
     assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
     path.rmdir()

@@ -47,7 +47,7 @@ def life_of(processes: EngineProcesses, acts: list[str], drain_seconds: float = 
 def processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[EngineProcesses]:
-    """Of one process, which ends with the code that is the test's parameter when it is told to."""
+    """An engine of one process, which ends with the test's parameter as exit code."""
     monkeypatch.setattr(lifecycle, "LINGER_SECONDS", SOON)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     context = multiprocessing.get_context("fork")

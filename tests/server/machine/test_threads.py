@@ -1,4 +1,4 @@
-"""How many threads an engine gets, and which cores they stay on."""
+"""Number of an engine's threads, and their cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement is asked to do, in one form for flags and HTTP, and what it says while it runs."""
+"""Options of a measurement, the same for flags and HTTP, and its events."""
 
 from __future__ import annotations
 

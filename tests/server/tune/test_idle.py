@@ -18,7 +18,7 @@ from outrider.server.tune.idle import Budget, Idle, can_restore_priority, lowest
 
 
 def traffic() -> Lifecycle:
-    """That of a server that takes requests and has none."""
+    """Lifecycle of a server that accepts requests and has none."""
     lifecycle = Lifecycle(SimpleNamespace(dead_processes=list), drain_seconds=1.0)
     lifecycle.state = State.UP
     return lifecycle
@@ -111,7 +111,7 @@ def test_what_a_piece_raises_is_raised() -> None:
 
 
 def test_a_measurement_before_the_first_request_ends_with_the_engine() -> None:
-    """What asks a dead engine waits for ever, and the start with it."""
+    """A request to a dead engine would wait for ever, and the start with it."""
 
     async def scenario() -> None:
         server = Lifecycle(SimpleNamespace(dead_processes=list, fail_requests=lambda reason: None), drain_seconds=1.0)

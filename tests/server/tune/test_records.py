@@ -1,4 +1,4 @@
-"""What the worker recorded becomes what calibrations are fitted on."""
+"""Records of the worker become arrays that calibrations are fitted to."""
 
 from __future__ import annotations
 
