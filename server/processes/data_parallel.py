@@ -30,8 +30,8 @@ WATCHDOG_SECONDS = 1.0
 
 
 def environment(parts: Sequence[Topology]) -> dict[str, str]:
-    """Environment of schedulers on these parts of a CPU: engines, or ranks of one. Without it SGLang allows only as many
-    as there are NUMA nodes."""
+    """Environment of schedulers on these parts of a CPU: engines, or ranks of one. SGLang otherwise allows one per NUMA
+    node."""
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part.cpus)) for part in parts)}
 
 

@@ -27,7 +27,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 def machine(cores: int, nodes: int, *, smt: bool, siblings: str = "core_cpus_list") -> dict[str, str]:
-    """Hardware threads as Linux numbers them: first one thread of every core, node by node, then the cores' second threads."""
+    """Hardware threads as Linux numbers them: a thread of each core, node by node, then the second ones."""
     per_node = cores // nodes
     files = {}
     for core in range(cores):
