@@ -56,6 +56,16 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
+def invalid_value(param: str | None, message: str) -> ApiError:
+    """A field with a value that cannot be served."""
+    return ApiError(message, param=param, code="invalid_value")
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """A field, or a value of it, that this server does not support."""
+    return ApiError(message, param=param, code="unsupported_parameter")
+
+
 def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": _error_type(status), "param": param, "code": code}}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic_core
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid_value
 from .json_body import Meter, clipped, name_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -138,7 +138,7 @@ def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length:
         raise _too_many("prompt", len(prompts), "prompts", max_choices)
     for one in prompts:
         if isinstance(one, (str, list)) and not one:
-            raise ApiError("'prompt' is empty", param="prompt", code="invalid_value")
+            raise invalid_value("prompt", "'prompt' is empty")
         if isinstance(one, list) and len(one) > context_length:
             raise too_long("prompt", context_length)
         if type(one) is not type(prompts[0]) or not isinstance(one, (str, list)) or not _ids_or_text(one):
@@ -146,9 +146,7 @@ def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length:
                 "'prompt' is a string, an array of token ids, or an array of such", param="prompt", code="invalid_type"
             )
         if isinstance(one, list) and not 0 <= min(one) <= max(one) < vocab_size:
-            raise ApiError(
-                f"'prompt' has token ids outside 0 to {vocab_size - 1}", param="prompt", code="invalid_value"
-            )
+            raise invalid_value("prompt", f"'prompt' has token ids outside 0 to {vocab_size - 1}")
     return prompts
 
 
@@ -161,10 +159,10 @@ def _check_stop(stop: Any) -> None:
     if not isinstance(stops, list):
         return
     if len(stops) > MAX_STOPS:
-        raise ApiError(f"'stop' has {len(stops)} strings; {MAX_STOPS} are allowed", param="stop", code="invalid_value")
+        raise invalid_value("stop", f"'stop' has {len(stops)} strings; {MAX_STOPS} are allowed")
     texts = [text for text in stops if isinstance(text, str)]
     if "" in texts:
-        raise ApiError("'stop' has an empty string, which would end every answer", param="stop", code="invalid_value")
+        raise invalid_value("stop", "'stop' has an empty string, which would end every answer")
     if (characters := sum(map(len, texts))) > MAX_STOP_CHARACTERS:
         raise _too_many("stop", characters, "characters", MAX_STOP_CHARACTERS)
 
@@ -200,9 +198,7 @@ def _check_options(body: dict[str, Any]) -> None:
         raise _too_many("tools", count, "tools", MAX_TOOLS)
     for name, value in body.items():
         if name not in ("messages", "prompt") and _characters(value, name) > MAX_OPTION_CHARACTERS:
-            raise ApiError(
-                f"{name!r} has more than {MAX_OPTION_CHARACTERS} characters", param=name, code="invalid_value"
-            )
+            raise invalid_value(name, f"{name!r} has more than {MAX_OPTION_CHARACTERS} characters")
     for index, message in enumerate(messages):
         rest = {key: value for key, value in message.items() if key != "content"}
         _check_beside_content(rest, f"messages[{index}]")
@@ -211,11 +207,7 @@ def _check_options(body: dict[str, Any]) -> None:
 def _check_beside_content(rest: dict[str, Any], path: str) -> None:
     """rest: a message without its content."""
     if _characters(rest, path) > MAX_OPTION_CHARACTERS:
-        raise ApiError(
-            f"{path!r} has more than {MAX_OPTION_CHARACTERS} characters beside its content",
-            param=path,
-            code="invalid_value",
-        )
+        raise invalid_value(path, f"{path!r} has more than {MAX_OPTION_CHARACTERS} characters beside its content")
     calls = rest.get("tool_calls")
     for index, call in enumerate(calls if isinstance(calls, list) else ()):
         function = call.get("function") if isinstance(call, dict) else None
@@ -233,7 +225,7 @@ def _check_arguments(arguments: str, path: str) -> None:
     except ApiError as error:
         raise ApiError(error.message.replace("the body", repr(path)), param=path, code=error.code) from None
     except ValueError as error:
-        raise ApiError(f"{path!r} is not valid JSON: {error}", param=path, code="invalid_value") from None
+        raise invalid_value(path, f"{path!r} is not valid JSON: {error}") from None
 
 
 def _characters(value: Any, name: str, depth: int = 0) -> int:
@@ -241,7 +233,7 @@ def _characters(value: Any, name: str, depth: int = 0) -> int:
     if isinstance(value, str):
         return len(value)
     if depth > MAX_DEPTH:
-        raise ApiError(f"{name!r} is nested more than {MAX_DEPTH} deep", param=name, code="invalid_value")
+        raise invalid_value(name, f"{name!r} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, dict):
         return sum(len(key) + _characters(inner, name, depth + 1) for key, inner in value.items())
     if isinstance(value, list):
@@ -259,7 +251,7 @@ def too_long(param: str, context_length: int) -> ApiError:
 
 
 def _too_many(name: str, found: int, what: str, most: int) -> ApiError:
-    return ApiError(f"{name!r} has {found} {what}; {most} are allowed", param=name, code="invalid_value")
+    return invalid_value(name, f"{name!r} has {found} {what}; {most} are allowed")
 
 
 def check_numbers(body: dict[str, Any], context_length: int) -> None:
@@ -280,4 +272,4 @@ def check_number(name: str, value: Any, range_: Range) -> None:
 
 
 def out_of_range(name: str, expected: str, found: object) -> ApiError:
-    return ApiError(f"{name!r} takes {expected}, not {clipped(found)}", param=name, code="invalid_value")
+    return invalid_value(name, f"{name!r} takes {expected}, not {clipped(found)}")

@@ -12,7 +12,7 @@ from sglang.srt.constrained.utils import is_legacy_structural_tag
 
 from ...plugin.grammars.examine import Outcome, Verdict
 from ...plugin.grammars.folder import name_of
-from ..errors import ApiError
+from ..errors import ApiError, invalid_value, unsupported
 from .grammar_process import GrammarProcess
 from .protocol import ChatRequest, TextRequest
 
@@ -30,11 +30,7 @@ def check(request: ChatRequest | TextRequest) -> None:
         grammars.append(("json_schema", request.json_schema))
     if (wanted := request.response_format) is not None:
         if wanted.type == "structural_tag":
-            raise ApiError(
-                "'response_format.type' is one of text, json_object, json_schema",
-                param="response_format.type",
-                code="unsupported_parameter",
-            )
+            raise unsupported("response_format.type", "'response_format.type' is one of text, json_object, json_schema")
         if wanted.type == "json_schema":
             schema = wanted.json_schema.schema_ if wanted.json_schema else None
             if schema is None:
@@ -44,11 +40,7 @@ def check(request: ChatRequest | TextRequest) -> None:
             grammars.append(("response_format", {"type": "object"}))
     given = [(name, grammar) for name, grammar in grammars if grammar is not None]
     if len(given) > 1:
-        raise ApiError(
-            f"{' and '.join(repr(name) for name, _ in given)} exclude each other",
-            param=given[1][0],
-            code="invalid_value",
-        )
+        raise invalid_value(given[1][0], f"{' and '.join(repr(name) for name, _ in given)} exclude each other")
     for name, grammar in given:
         _check_grammar(name, grammar)
     for index, tool in enumerate(getattr(request, "tools", None) or ()):

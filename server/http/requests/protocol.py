@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
-from ..errors import ApiError
+from ..errors import ApiError, unsupported
 
 
 class SpeculationOptions(BaseModel):
@@ -127,7 +127,7 @@ def given_fields(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
             if value is None or value in MEANINGLESS.get(name, ()):
                 continue
             reason = UNSUPPORTED.get(name) or "leave it out"
-            raise ApiError(f"this server does not support {name!r}: {reason}", param=name, code="unsupported_parameter")
+            raise unsupported(name, f"this server does not support {name!r}: {reason}")
         raise unknown_field(name, name, kind.fields)
     return {name: value for name, value in body.items() if value is not None and name in kind.fields}
 

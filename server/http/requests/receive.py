@@ -16,7 +16,7 @@ from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 
 from .. import offload
-from ..errors import ApiError
+from ..errors import ApiError, invalid_value
 from . import bounds, grammars, validation
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
 from .protocol import (
@@ -171,7 +171,7 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     message = details["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if details["type"] == "value_error":
-        return ApiError(message, param=param, code="invalid_value")
+        return invalid_value(param, message)
     found = name_of(details["input"])
     return ApiError(f"{param!r}: {message}, not {found}", param=param, code="invalid_type")
 

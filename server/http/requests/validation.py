@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid_value, unsupported
 from .bounds import MAX_TOP_LOGPROBS, out_of_range
 from .json_body import clipped
 from .protocol import ChatRequest, TextRequest
@@ -75,7 +75,7 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
         _check_text(request, limits)
     _check_max_tokens(request, limits)
     if request.stream_options is not None and not request.stream:
-        raise ApiError("'stream_options' needs stream=true", param="stream_options", code="invalid_value")
+        raise invalid_value("stream_options", "'stream_options' needs stream=true")
     if request.cache_salt is not None and not isinstance(request.cache_salt, str):
         raise ApiError("'cache_salt' has to be a string", param="cache_salt", code="invalid_type")
 
@@ -86,20 +86,16 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
         if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
             raise out_of_range("top_logprobs", f"a number from 0 to {MAX_TOP_LOGPROBS}", request.top_logprobs)
         if not request.logprobs:
-            raise ApiError("'top_logprobs' needs logprobs=true", param="top_logprobs", code="invalid_value")
+            raise invalid_value("top_logprobs", "'top_logprobs' needs logprobs=true")
     for name in request.chat_template_kwargs or ():
         if name in RESERVED_FOR_TEMPLATE:
-            raise ApiError(
-                f"'chat_template_kwargs' may not hold {name!r}, which the server sets",
-                param="chat_template_kwargs",
-                code="invalid_value",
+            raise invalid_value(
+                "chat_template_kwargs", f"'chat_template_kwargs' may not hold {name!r}, which the server sets"
             )
     wants_tools = request.tools or any(getattr(message, "tools", None) for message in request.messages)
     if wants_tools and request.tool_choice != "none" and not limits.has_tool_parser:
-        raise ApiError(
-            "no tool-call parser is known for this model; start the server with --tool-call-parser",
-            param="tools",
-            code="unsupported_parameter",
+        raise unsupported(
+            "tools", "no tool-call parser is known for this model; start the server with --tool-call-parser"
         )
 
 
@@ -108,11 +104,7 @@ def _check_text(request: TextRequest, limits: Limits) -> None:
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_TOP_LOGPROBS:
         raise out_of_range("logprobs", f"a number from 0 to {MAX_TOP_LOGPROBS}", request.logprobs)
     if request.best_of is not None and request.best_of != request.n:
-        raise ApiError(
-            "this server does not support 'best_of': ask for n and choose",
-            param="best_of",
-            code="unsupported_parameter",
-        )
+        raise unsupported("best_of", "this server does not support 'best_of': ask for n and choose")
 
 
 def prompt_count(request: ChatRequest | TextRequest) -> int:
@@ -125,10 +117,9 @@ def _check_choices(n: int, prompts: int, limits: Limits) -> None:
     if not 1 <= n <= limits.max_choices:
         raise out_of_range("n", f"a number from 1 to {limits.max_choices}", n)
     if n * prompts > limits.max_choices:
-        raise ApiError(
+        raise invalid_value(
+            "prompt",
             f"{prompts} prompts with n={n} make {n * prompts} choices; this server allows {limits.max_choices}",
-            param="prompt",
-            code="invalid_value",
         )
 
 
@@ -160,4 +151,4 @@ def _check_diffusion(request: ChatRequest | TextRequest) -> None:
 
 
 def _unsupported(name: str, reason: str) -> ApiError:
-    return ApiError(f"this model does not support {name!r}: {reason}", param=name, code="unsupported_parameter")
+    return unsupported(name, f"this model does not support {name!r}: {reason}")
