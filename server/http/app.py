@@ -76,9 +76,7 @@ def build(
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, sampling, has_key=not access.open)
     app.add_middleware(AuthMiddleware, access=access, lifecycle=lifecycle, usage=KeyMetrics())
-    app.add_middleware(HostGuard, hosts=hosts)
-    name_requests_in_logs()
-    return RequestMiddleware(app, HttpMetrics(about(settings, limits.model)), log=settings.log_requests != "none")
+    return guarded(app, settings, limits.model, hosts)
 
 
 def bare(lifespan: Lifespan | None = None) -> FastAPI:
@@ -90,14 +88,19 @@ def bare(lifespan: Lifespan | None = None) -> FastAPI:
     return app
 
 
-def about(settings: Settings, model: str) -> dict[str, str]:
-    """Labels of `outrider_info`."""
-    about = {"version": version("outrider"), "model": model, "device": settings.resolved_device}
-    return about | {
+def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -> RequestMiddleware:
+    """The app behind the checks of hosts, with ids, counts and log lines of its requests."""
+    app.add_middleware(HostGuard, hosts=hosts)
+    name_requests_in_logs()
+    about = {
+        "version": version("outrider"),
+        "model": model,
+        "device": settings.resolved_device,
         "drafter": settings.drafter,
         "planner": settings.planner,
         "engines": str(settings.resolved_engines),
     }
+    return RequestMiddleware(app, HttpMetrics(about), log=settings.log_requests != "none")
 
 
 def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: AllowedHosts) -> FastAPI:

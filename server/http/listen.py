@@ -19,7 +19,7 @@ from ..processes import client
 from ..processes.engine import Engine
 from ..settings.resolve import Resolved
 from ..settings.settings import Settings
-from .connections.acceptor import METRICS_CONNECTIONS, Acceptor, ConnectionCounts, OpenConnections, connection_limit
+from .connections.acceptor import METRICS_CONNECTIONS, Acceptor, OpenConnections, connection_limit
 from .connections.connection import Connection, protocol
 from .connections.hosts import AllowedHosts
 from .connections.tls import Tls
@@ -29,6 +29,8 @@ from .progress import Progress
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from .metrics import ConnectionMetrics
 
 
 def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") -> socket.socket:
@@ -87,7 +89,7 @@ class Listeners:
         self,
         requests: uvicorn.Config,
         metrics: uvicorn.Config,
-        counts: ConnectionCounts,
+        counts: ConnectionMetrics,
         context: ssl.SSLContext | None,
     ) -> tuple[Server, Server]:
         """Servers of the port for requests, and of that for metrics."""

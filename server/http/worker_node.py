@@ -19,14 +19,14 @@ from ..processes.engine_processes import EngineProcesses
 from ..settings.resolve import Resolved
 from . import app as whole
 from .connections.connection import protocol
-from .connections.hosts import AllowedHosts, HostGuard
+from .connections.hosts import AllowedHosts
 from .errors import ApiError
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
 from .lifecycle import Lifecycle, State
 from .listen import Listeners
-from .metrics import ConnectionMetrics, HttpMetrics
-from .request_middleware import RequestMiddleware, name_requests_in_logs
+from .metrics import ConnectionMetrics
+from .request_middleware import RequestMiddleware
 from .routes import health
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,4 @@ def _build(
         raise ApiError(f"this is node {parallel.node_rank} of {parallel.nnodes}: node 0 takes requests", status=404)
 
     app.add_middleware(AuthMiddleware, access=access, lifecycle=life)
-    app.add_middleware(HostGuard, hosts=hosts)
-    name_requests_in_logs()
-    name = settings.served_model_name or resolved.model.name
-    return RequestMiddleware(app, HttpMetrics(whole.about(settings, name)), log=settings.log_requests != "none")
+    return whole.guarded(app, settings, settings.served_model_name or resolved.model.name, hosts)

@@ -14,11 +14,14 @@ import socket
 import ssl
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..errors import ApiError
 from .connection import Connection
+
+if TYPE_CHECKING:
+    from ..metrics import ConnectionMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +34,6 @@ BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
 RETRY_SECONDS = 0.1
 """Pause after the system could not accept a connection, for lack of open files or memory."""
-
-
-class ConnectionCounts(Protocol):
-    """Counters of connections, see `metrics.ConnectionMetrics`."""
-
-    def opened(self, change: int) -> None: ...
-
-    def refused(self) -> None: ...
 
 
 def connection_limit(wanted: int | None) -> int:
@@ -68,7 +63,7 @@ class OpenConnections:
     limit: at a time. counts: receives each.
     """
 
-    def __init__(self, limit: int, counts: ConnectionCounts | None = None) -> None:
+    def __init__(self, limit: int, counts: ConnectionMetrics | None = None) -> None:
         self.limit = limit
         self.count = 0
         self._counts = counts

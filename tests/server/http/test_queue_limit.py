@@ -36,8 +36,8 @@ def refusal(engine: Engine, choices: int) -> str | None:
         try:
             with engine.limit.entering():
                 pass
-            asking.weigh(choices, 1)
-            engine.limit.weigh(choices)
+            asking.add_choices(choices, 1)
+            engine.limit.check_choices(choices)
         except ApiError as error:
             return f"{error.status} {error.code}"
     return None
@@ -47,8 +47,8 @@ def test_each_choice_takes_a_place() -> None:
     engine = Engine(places=2, most=3)
     assert [refusal(engine, choices) for choices in (1, 5, 6)] == [None, None, "400 too_many_choices"]
     with admission.admitted(None) as asking:
-        asking.weigh(2, 2)
-        engine.limit.weigh(4)
+        asking.add_choices(2, 2)
+        engine.limit.check_choices(4)
         assert engine.table.under_way == 4  # known before the engine is
         assert [refusal(engine, choices) for choices in (1, 2)] == [None, "429 queue_full"]
         for name in "abcd":
@@ -69,8 +69,8 @@ def test_what_the_schedulers_say_counts_too() -> None:
     engine = Engine(places=8, most=2)
     engine.waiting = 2
     with admission.admitted(None) as asking:
-        asking.weigh(2, 1)
-        engine.limit.weigh(2)
+        asking.add_choices(2, 1)
+        engine.limit.check_choices(2)
         assert refusal(engine, 1) == "429 queue_full"
         engine.waiting = 0
         assert refusal(engine, 1) is None
@@ -92,8 +92,8 @@ def test_what_sglang_made_and_did_not_need_is_forgotten() -> None:
     """SGLang makes more states than it sends requests, where several choices have no seeds."""
     engine = Engine(places=4, most=4)
     with admission.admitted(None) as asking:
-        asking.weigh(4, 1)
-        engine.limit.weigh(4)
+        asking.add_choices(4, 1)
+        engine.limit.check_choices(4)
         for name in "abcd":
             engine.table[name] = engine.state()
             engine.table[name].dispatched = False

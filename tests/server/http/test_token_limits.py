@@ -309,19 +309,19 @@ def test_choices_weigh() -> None:
     key_usage = key_usage_of(Time(), concurrency=4)
     key_usage.begin()
     one = Admission(key_usage)
-    one.weigh(3, 1)
+    one.add_choices(3, 1)
     key_usage.begin()
     two = Admission(key_usage)
-    refusal = refused(two.weigh, 2, 1)
+    refusal = refused(two.add_choices, 2, 1)
     assert (refusal.status, refusal.code, refusal.retry_after) == (429, "concurrency_limit_exceeded", 1)
-    refusal = refused(two.weigh, 2, 3)
+    refusal = refused(two.add_choices, 2, 3)
     assert (refusal.status, refusal.code, refusal.param) == (400, "too_many_choices", "n")
     assert refused(key_usage.begin).status == 429
     two.end()
     one.end()
     assert key_usage.under_way == 0
     key_usage.begin()
-    Admission(key_usage).weigh(4, 1)
+    Admission(key_usage).add_choices(4, 1)
 
 
 def test_headers_say_what_is_left() -> None:
