@@ -40,7 +40,7 @@ case $engine in
     export VLLM_CPU_OMP_THREADS_BIND=0-$((threads - 1)) VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-2}
     export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
     exec "$venv/bin/vllm" serve "$model" --host 127.0.0.1 --port "$port" --no-enable-prefix-caching ;;
-  sglang) # its own attention and layers in plain torch, in our environment: on a CPU it does not start without our platform
+  sglang) # plain torch, in our environment: on a CPU SGLang does not start without our platform
     export OUTRIDER_PLATFORM_ONLY=1 SGLANG_PLUGINS=outrider OMP_NUM_THREADS=$threads
     exec "$here/../../.venv/bin/python" -m sglang.launch_server --model-path "$model" --host 127.0.0.1 --port "$port" \
       --device cpu --attention-backend torch_native --sampling-backend pytorch --disable-radix-cache \
