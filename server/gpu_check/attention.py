@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import batches as random_batches
 import torch
 
-from outrider.kernels import random_batches
 from outrider.kernels.attention import torch_attention
 from outrider.kernels.cuda import attention
 from outrider.kernels.flat_batch import FlatBatch

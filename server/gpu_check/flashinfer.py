@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import batches as random_batches
 import numpy as np
 import torch
 
-from outrider.kernels import random_batches
 from outrider.kernels.attention import torch_attention
 from outrider.kernels.ragged import write_cached_slots
 from outrider.scheduler.upload import upload

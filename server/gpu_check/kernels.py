@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import batches as random_batches
 import torch
 
 from outrider.drafters.base import DraftBatch
 from outrider.drafters.block.heads import MarkovHead
 from outrider.drafters.block.sampling import sample_block, sample_parallel
-from outrider.kernels import random_batches
 from outrider.kernels.acceptance import reference_accept
-from outrider.kernels.cuda import acceptance, admission, noise, probes, ragged, rules
+from outrider.kernels.cuda import acceptance, admission, noise, ragged, rules
 from outrider.kernels.drafts import torch_admit
 from outrider.kernels.noise import (
     Purpose,

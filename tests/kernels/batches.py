@@ -1,13 +1,144 @@
-"""The random batches for the tests of this folder, and a decoder run on them."""
+"""Random ragged batches, on which kernels are compared with their references, and a decoder run on them.
+
+All are made on the host from a seed, so that every machine sees the same.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from outrider.kernels.decoder import Decoder, DecoderLayer, reference_forward
-from outrider.kernels.random_batches import alone, flattening, ragged_attention, some_rules, verification
+from outrider.kernels.flat_batch import FlatBatch
+from outrider.kernels.noise import torch_gumbel_argmax
+from outrider.kernels.sampling import Rules, reference_target_probs
 
-__all__ = ["alone", "assert_same_bits", "flattening", "ragged_attention", "some_rules", "verification"]
+
+def ragged_attention(
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    *,
+    heads: tuple[int, int] = (9, 3),
+    dims: tuple[int, int] = (64, 64),
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, FlatBatch]:
+    """q, k_pool, v_pool and a batch whose slots are scattered; unused page-table entries point outside the
+    pool."""
+    generator = torch.Generator().manual_seed(seed)
+    requests, slots = len(q_lens), sum(kv_lens) + 16
+    free = torch.randperm(slots, generator=generator).int().split([*kv_lens, 16])
+    page_table = torch.full((requests + 3, max(kv_lens) + 5), 2**30, dtype=torch.int32)
+    rows = torch.randperm(requests + 3, generator=generator)[:requests]
+    for row, owned in zip(rows, free, strict=False):
+        page_table[row, : len(owned)] = owned
+    qo_indptr = torch.tensor([0, *q_lens]).cumsum(0).int()
+    batch = FlatBatch(qo_indptr, torch.tensor(kv_lens).int(), rows, page_table)
+    batch.validate()
+    q, k_pool, v_pool = (
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in (
+            (sum(q_lens), heads[0], dims[0]),
+            (slots, heads[1], dims[0]),
+            (slots, heads[1], dims[1]),
+        )
+    )
+    k_pool[free[-1].long()] = v_pool[free[-1].long()] = torch.nan
+    return q, k_pool, v_pool, batch
+
+
+def alone(batch: FlatBatch, token: int) -> FlatBatch:
+    """The batch in which query `token` is decoded by itself."""
+    row = batch.rows[batch.requests_of_tokens[token], None]
+    indptr = torch.tensor([0, 1], dtype=torch.int32, device=row.device)
+    return FlatBatch(indptr, batch.positions[token, None].int() + 1, row, batch.page_table)
+
+
+def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
+    """Requests of every kind: greedy, unfiltered, each filter alone, all of them, and filters that keep all or one."""
+
+    def choose(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
+
+    return Rules(
+        choose([0.0, 0.7, 1.0, 1.0, 1.3]),
+        choose([2**30, 2**30, 1, 2, 7, width]),
+        choose([1.0, 1.0, 0.9, 0.5, 0.0, 0.99]),
+        choose([0.0, 0.0, 0.05, 0.3, 1.0]),
+    )
+
+
+def flattening(
+    requests: int, gamma: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The first six arguments of `ragged.flatten_bucket`: lengths from 0 to gamma, scattered slots."""
+    generator = torch.Generator().manual_seed(seed)
+    context = 2 * gamma + 5
+    lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
+    return (
+        torch.randint(1000, (requests,), generator=generator),
+        torch.randint(1000, (gamma, requests), generator=generator).T,  # not dense, as a drafter may give them
+        lens,
+        torch.randint(context - gamma, (requests,), generator=generator),
+        torch.randperm((requests + 3) * context, generator=generator).view(-1, context).int(),
+        torch.randperm(requests + 3, generator=generator)[:requests],
+    )
+
+
+def admission(
+    requests: int, gamma: int, seed: int, *, hurried: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Confidences [R, gamma] with many ties and what is no number, drafted lengths [R], and with `hurried` requests
+    that come first [R] bool."""
+    generator = torch.Generator().manual_seed(seed)
+    confidence = torch.tensor([0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.5, -1.0, torch.nan])
+    confidence = confidence[torch.randint(9, (gamma, requests), generator=generator)].T
+    confidence = torch.where(torch.rand(confidence.shape, generator=generator) < 0.5, 0.8, confidence)
+    draft_lens = torch.randint(gamma + 1, (requests,), generator=generator)
+    return confidence, draft_lens, torch.rand(requests, generator=generator) < 0.3 if hurried else None
+
+
+def verification(
+    requests: int, gamma: int, width: int, q_kind: str, dtype: torch.dtype, seed: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the keyword arguments of `acceptance.accept_logits`, three rows of padding at the end.
+
+    q_kind: "full", "truncated" (every second token) or "point mass".
+    """
+    generator = torch.Generator().manual_seed(seed)
+    verify_lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
+    qo_indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
+    total = int(qo_indptr[-1]) + 3
+    logits = (torch.randn(total, width, generator=generator) * 2).to(dtype)
+    request = torch.searchsorted(qo_indptr[1:].contiguous(), torch.arange(total), right=True).clamp(max=requests - 1)
+    given = some_rules(requests, width, generator)
+    decided = torch.rand(requests, generator=generator) < 0.4
+    vocab = torch.arange(0, width, 2) if q_kind == "truncated" else None
+    q = (torch.randn(requests, gamma, width if vocab is None else len(vocab), generator=generator) * 2).softmax(-1)
+
+    def keys(count: int) -> torch.Tensor:
+        return torch.randint(2**62, (count,), generator=generator)
+
+    tokens = torch_gumbel_argmax(q.flatten(0, 1), keys(requests * gamma)).view(requests, gamma)
+    tokens = tokens if vocab is None else vocab[tokens]
+    row_keys, probs = keys(total), reference_target_probs(logits, *given.of(request))
+    # Of requests that are decided, most drafts are what will be wanted.
+    wanted = torch_gumbel_argmax(probs.nan_to_num(1.0), row_keys)
+    agree = wanted[qo_indptr[:-1, None] + torch.arange(gamma).clamp(max=verify_lens[:, None])]
+    lucky = torch.rand(tokens.shape, generator=generator) < 0.7
+    tokens = agree.where(lucky & (decided | (given.temperatures <= 0))[:, None], tokens)
+    tokens = tokens.where(torch.arange(gamma) < verify_lens[:, None], 10**9)
+    keywords = {
+        "uniforms": torch.rand(requests, gamma, generator=generator, dtype=torch.float64),
+        "final_keys": keys(requests),
+        "decided": decided,
+        "row_keys": row_keys,
+        "draft_probs": None if q_kind == "point mass" else q,
+        "vocab": vocab,
+    }
+    return (tokens, verify_lens, qo_indptr, request, logits, given), keywords
 
 
 def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: dict[str, tuple]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from batches import admission
 from hypothesis import strategies as st
 
-from outrider.kernels.random_batches import admission
 from outrider.scheduler.planners.admission import largest, survival_of
 
 

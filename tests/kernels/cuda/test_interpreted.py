@@ -1,4 +1,4 @@
-"""Runs the tests of `interpreted/` in a process of their own."""
+"""Runs the tests of tests/gpu/kernels in a process of their own."""
 
 from pathlib import Path
 
@@ -6,4 +6,4 @@ from own_process import pass_interpreted
 
 
 def test_every_kernel_through_the_interpreter():
-    pass_interpreted(Path(__file__).parent / "interpreted")
+    pass_interpreted(Path(__file__).parents[2] / "gpu" / "kernels")

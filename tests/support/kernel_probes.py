@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .noise import BITS, exponential
-from .rules import Rows, heat, kept, weight
+from outrider.kernels.cuda.noise import BITS, exponential
+from outrider.kernels.cuda.rules import Rows, heat, kept, weight
 
 BLOCK = 1024
 

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import kernel_probes
 import pytest
 import torch
 from batches import some_rules, verification
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.acceptance import accept_logits
-from outrider.kernels.cuda import acceptance, probes, rules
+from outrider.kernels.cuda import acceptance, rules
 from outrider.kernels.noise import torch_exponentials
 from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
 
@@ -30,7 +31,7 @@ def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
     given = some_rules(rows, width, generator)
     found = rules.statistics(logits, *given)
     expected = reference_target_probs(logits, *given)
-    said, random = probes.probabilities(logits, given.temperatures, found), given.temperatures > 0
+    said, random = kernel_probes.probabilities(logits, given.temperatures, found), given.temperatures > 0
     torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
     assert torch.equal(found.best.long(), logits.float().argmax(1))
 

@@ -1,11 +1,12 @@
 """Noise with the bits of the CPU's, and tokens drawn with it."""
 
+import kernel_probes
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cpu import native
-from outrider.kernels.cuda import noise, probes
+from outrider.kernels.cuda import noise
 from outrider.kernels.noise import (
     Purpose,
     substreams,
@@ -22,7 +23,7 @@ def some_keys(*shape, seed=0):
 
 def test_bits_of_the_noise():
     keys = some_keys(64)
-    assert torch.equal(probes.exponentials(keys, 1024), torch_exponentials(keys, torch.arange(1024)))
+    assert torch.equal(kernel_probes.exponentials(keys, 1024), torch_exponentials(keys, torch.arange(1024)))
 
 
 def test_bits_of_keys_and_numbers(monkeypatch):
