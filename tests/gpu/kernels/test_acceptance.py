@@ -1,4 +1,4 @@
-"""Acceptance from logits: against torch on ragged batches, and the output's distribution enumerated on a small one."""
+"""Acceptance from logits: ragged batches against the reference, the distribution of a small one's output enumerated."""
 
 from fractions import Fraction
 
@@ -6,20 +6,26 @@ import kernel_probes
 import pytest
 import torch
 from batches import some_rules, verification
-from hypothesis import given, settings
+from gpu_device import INTERPRETED, TYPES, differing, examples, moved
+from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.kernels.acceptance import accept_logits
+from outrider.kernels.acceptance import reference_accept
 from outrider.kernels.cuda import acceptance, rules
-from outrider.kernels.noise import torch_exponentials
+from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
 from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
 
+VOCABULARY = [] if INTERPRETED else [151_936]
+FAR = 1e-5 if INTERPRETED else 1e-4
+"""Total variation of two distributions that differ by rounding; filters of 152 thousand tokens add up float32."""
 
+
+@examples()
 @given(
     rows=st.sampled_from([1, 6]),
-    width=st.sampled_from([2, 33, 1025, 9000]),
+    width=st.sampled_from([2, 33, 1025, 9000, *VOCABULARY]),
     ties=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.float16]),
+    dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
 def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
@@ -29,55 +35,70 @@ def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
     logits[torch.rand(rows, width, generator=generator) < 0.2] = -torch.inf
     logits[:, 1] = 2.0
     given = some_rules(rows, width, generator)
-    found = rules.statistics(logits, *given)
-    expected = reference_target_probs(logits, *given)
-    said, random = kernel_probes.probabilities(logits, given.temperatures, found), given.temperatures > 0
-    torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
-    assert torch.equal(found.best.long(), logits.float().argmax(1))
+    found = rules.statistics(moved(logits), *moved(given))
+    said = kernel_probes.probabilities(moved(logits), moved(given.temperatures), found).cpu()
+    expected, random = reference_target_probs(logits, *given), given.temperatures > 0
+    assert bool(((said - expected)[random].double().abs().sum(1) / 2 <= FAR).all())
+    if INTERPRETED:  # elsewhere rounding may put another token at a filter's edge
+        torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
+    assert differing(found.best.long(), logits.float().argmax(1)) == 0
 
 
 def accept(arrays, keywords):
     """The operator, as `accept_logits` calls it, with padding that must not be read."""
-    *others, logits, given = arrays
-    logits = logits.clone()
+    *others, logits, given = moved(arrays)
     logits[int(arrays[2][-1]) :] = torch.nan
     order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
-    return acceptance.accept(*others, logits, *given, *(keywords[name] for name in order))
+    found = acceptance.accept(*others, logits, *given, *(moved(keywords[name]) for name in order))
+    return [x.cpu() for x in found]
 
 
-@settings(max_examples=6)
+def reference(arrays, keywords):
+    """The meaning of acceptance, one token at a time."""
+    tokens, verify_lens, qo_indptr, request, logits, given = arrays
+    probs = reference_target_probs(logits, *given.of(request))
+    others = {name: keywords[name] for name in ("uniforms", "final_keys", "draft_probs", "vocab")}
+    decided = keywords["decided"] | (given.temperatures <= 0)
+    wanted = torch_gumbel_argmax(probs.nan_to_num(1.0), keywords["row_keys"])
+    return reference_accept(tokens, verify_lens, qo_indptr, wanted=wanted, probs=probs, decided=decided, **others)
+
+
+@examples()
 @given(
     requests=st.sampled_from([1, 3, 6]),
     gamma=st.sampled_from([1, 4]),
     width=st.sampled_from([24, 1500]),
     q_kind=st.sampled_from(["full", "truncated", "point mass"]),
-    dtype=st.sampled_from([torch.float32, torch.float16]),
+    dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
-def test_accepts_as_torch(requests, gamma, width, q_kind, dtype, seed):
-    arrays, keywords = verification(requests, gamma, width, q_kind, dtype, seed)
-    lens, out = accept(arrays, keywords)
-    expected_lens, expected = accept_logits(*arrays, **keywords)
-    assert torch.equal(lens, expected_lens)
-    assert torch.equal(out, expected)
+def test_accepts_as_the_reference(requests, gamma, width, q_kind, dtype, seed):
+    batch = verification(requests, gamma, width, q_kind, dtype, seed)
+    assert differing(accept(*batch), reference(*batch)) == 0
 
 
-def test_fifteen_draft_tokens():
-    arrays, keywords = verification(2, 15, 24, "full", torch.float32, 1)
-    for found, expected in zip(accept(arrays, keywords), accept_logits(*arrays, **keywords), strict=True):
-        assert torch.equal(found, expected)
+SHAPES = [(2, 15, 24, "full")]
+LARGE = [(12, 7, 151_936, "full"), (3, 15, 32_000, "truncated"), (300, 7, 2000, "full"), (64, 15, 9000, "point mass")]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES if INTERPRETED else SHAPES + LARGE)
+def test_accepts_large_batches_as_the_reference(shape, dtype):
+    batch = verification(*shape, dtype, 1)
+    assert differing(accept(*batch), reference(*batch)) == 0
 
 
 def test_three_hundred_requests_without_a_draft():
     generator = torch.Generator().manual_seed(0)
     logits, keys = torch.randn(300, 24, generator=generator), torch.randint(2**62, (300,), generator=generator)
     given = Rules(torch.tensor([0.7] + [0.0] * 14).repeat(20))
-    found = acceptance.accept(
+    arrays = (
         keys.new_empty(300, 0), torch.zeros_like(keys), torch.arange(301), torch.arange(300), logits, *given,
         torch.empty(300, 0).double(), keys, None, given.temperatures <= 0, None, None,
     )  # fmt: skip
-    assert bool((found[0] == 1).all())
-    assert torch.equal(found[1][:, 0], draw_tokens(logits, torch.arange(300), given, keys))
+    lens, tokens = acceptance.accept(*moved(arrays))
+    assert bool((lens == 1).all())
+    assert differing(tokens[:, 0], draw_tokens(logits, torch.arange(300), given, keys)) == 0
 
 
 # Enumeration. p and q have sixteenths, uniform numbers lie in the middle of each eighth, so that counting them gives

@@ -2,19 +2,21 @@
 
 import kernel_probes
 import torch
+from gpu_device import INTERPRETED, differing, examples, moved
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.kernels.cpu import native
 from outrider.kernels.cuda import noise
 from outrider.kernels.noise import (
     Purpose,
-    substreams,
     torch_exponentials,
     torch_gumbel_argmax,
+    torch_numbers,
     torch_streams,
-    uniforms,
+    torch_uniforms,
 )
+
+VOCABULARY = [] if INTERPRETED else [151_936]
 
 
 def some_keys(*shape, seed=0):
@@ -23,22 +25,24 @@ def some_keys(*shape, seed=0):
 
 def test_bits_of_the_noise():
     keys = some_keys(64)
-    assert torch.equal(kernel_probes.exponentials(keys, 1024), torch_exponentials(keys, torch.arange(1024)))
+    for width in (1024, *VOCABULARY):
+        found = kernel_probes.exponentials(moved(keys), width)
+        assert differing(found, torch_exponentials(keys, torch.arange(width))) == 0
 
 
-def test_bits_of_keys_and_numbers(monkeypatch):
-    monkeypatch.setattr(native, "available", lambda: False)
+def test_bits_of_keys_and_numbers():
     seeds, positions = some_keys(3, 50), some_keys(3, 50, seed=1).abs() % 1000
     for purpose in Purpose:
-        keys = noise.streams(seeds, positions, int(purpose))
-        assert torch.equal(keys, torch_streams(seeds, positions, purpose))
-    assert torch.equal(noise.substreams(keys[0], 7), substreams(keys[0], 7))
-    assert torch.equal(noise.uniforms(keys[0], 7), uniforms(keys[0], 7))
+        keys = torch_streams(seeds, positions, purpose)
+        assert differing(noise.streams(*moved((seeds, positions)), int(purpose)), keys) == 0
+    assert differing(noise.substreams(moved(keys[0]), 7), torch_numbers(keys[0], 7)) == 0
+    assert differing(noise.uniforms(moved(keys[0]), 7), torch_uniforms(keys[0], 7)) == 0
 
 
+@examples()
 @given(
     rows=st.sampled_from([1, 3, 20]),
-    width=st.sampled_from([1, 5, 1024, 1025, 9000, 20000]),
+    width=st.sampled_from([1, 5, 1024, 1025, 9000, 20000, *VOCABULARY]),
     named=st.booleans(),
     seed=st.integers(0, 2**31),
 )
@@ -48,5 +52,5 @@ def test_draws_the_same_columns(rows, width, named, seed):
     weights[torch.rand(rows, width, generator=generator) < 0.3] = 0
     weights[0] = 0  # nothing to draw from: column 0, as by torch
     tokens = torch.randperm(200_000, generator=generator)[:width].sort().values if named else None
-    keys = some_keys(rows, seed=seed)
-    assert torch.equal(noise.gumbel_argmax(weights, keys, tokens), torch_gumbel_argmax(weights, keys, tokens))
+    arrays = weights, some_keys(rows, seed=seed), tokens
+    assert differing(noise.gumbel_argmax(*moved(arrays)), torch_gumbel_argmax(*arrays)) == 0

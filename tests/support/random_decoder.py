@@ -1,17 +1,15 @@
-"""Part A, a whole decode step on the kernels: draft, plan, flatten, verify, accept, commit, observe.
+"""A whole decode step on the kernels: draft, plan, flatten, verify, accept, commit, observe.
 
-Drafter, planning and acceptance are those of the server. The target is one layer of attention between an embedding and
-its head, so that what is drafted and what comes out depend on everything before it.
+Drafter, planning and acceptance are the server's. The target is one layer of attention between an embedding and its
+head, so that drafts and accepted tokens depend on everything before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
+from gpu_device import INTERPRETED, ON
 
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
@@ -22,18 +20,13 @@ from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.ragged import Flattened, commit, flatten_bucket
 from outrider.kernels.sampling import Rules
-from outrider.scheduler.planners.token_buckets import TokenBuckets
-
-from .device import Device
-from .kernels import differing
-from .report import Measured
 
 LARGE = BlockConfig(
     kind="dspark", gamma=7, vocab_size=151_936, hidden_size=4096, intermediate_size=12_288, num_layers=5,
     num_heads=32, num_kv_heads=8, head_dim=128, num_target_layers=36, target_layers=(1, 9, 17, 25, 33),
     mask_token_id=151_669, max_positions=40_960, markov_rank=256, confidence_head=True,
 )  # fmt: skip
-"""A public drafter's, for Qwen3-8B."""
+"""Shape of a public drafter for Qwen3-8B."""
 SMALL = BlockConfig(
     kind="dspark", gamma=3, vocab_size=300, hidden_size=128, intermediate_size=64, num_layers=1, num_heads=2,
     num_kv_heads=1, head_dim=64, num_target_layers=2, target_layers=(0,), mask_token_id=7, max_positions=256,
@@ -42,14 +35,14 @@ SMALL = BlockConfig(
 LARGE_REQUESTS, LARGE_CONTEXT = 64, 1024
 SMALL_REQUESTS, SMALL_CONTEXT = 3, 40
 ROOM = 40e9
-"""Bytes of a GPU on which the requests are as many as said; on smaller ones a quarter of them."""
+"""Bytes of a GPU with room for LARGE_REQUESTS; on smaller ones there are a quarter of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a step starts from, at one address for all steps: anchors, lengths, rows and seeds [R], and the budget [1].
+    """Start of a step, at one address for all steps: anchors, lengths, rows and seeds [R], and the budget [1].
 
-    decided, temperatures: [R], of seeded and of greedy requests.
+    decided: [R] bool, true for seeded requests. temperatures: [R], 0 for greedy ones.
     """
 
     anchors: torch.Tensor
@@ -72,16 +65,16 @@ class Given:
 class Decoder:
     """A drafter of random weights, a target of one layer, and caches of `requests` texts."""
 
-    def __init__(self, device: Device, requests: int, context: int):
-        self.config = config = SMALL if device.tiny else LARGE
-        self.device, self.context, self.gamma = device, context, config.gamma
-        dtype = torch.float32 if device.tiny else torch.bfloat16
-        generator = torch.Generator(device.on).manual_seed(0)
+    def __init__(self, requests: int, context: int):
+        self.config = config = SMALL if INTERPRETED else LARGE
+        self.context, self.gamma = context, config.gamma
+        dtype = torch.float32 if INTERPRETED else torch.bfloat16
+        generator = torch.Generator(ON).manual_seed(0)
 
         def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-            return (torch.randn(shape, generator=generator, device=device.on) * scale).to(dtype)
+            return (torch.randn(shape, generator=generator, device=ON) * scale).to(dtype)
 
-        with device.on:
+        with ON:
             model = BlockModel(config).to(dtype)
         self.embedding = normal(config.vocab_size, config.hidden_size)
         self.head = normal(config.vocab_size, config.hidden_size, scale=3 / config.hidden_size**0.5)
@@ -91,27 +84,27 @@ class Decoder:
         pool = slots, config.num_kv_heads, config.head_dim
         self.keys, self.values = normal(*pool), normal(*pool)
         places = torch.randperm(slots - 1, generator=torch.Generator().manual_seed(0))[: (requests + 1) * context]
-        self.page_table = (places + 1).int().view(requests + 1, context).to(device.on)  # slot 0 is nobody's
-        self.ends = torch.full((requests + 1, 1), -1, device=device.on)
-        features = torch.randn(slots, 1, device=device.on).expand(-1, len(config.target_layers) * config.hidden_size)
+        self.page_table = (places + 1).int().view(requests + 1, context).to(ON)  # slot 0 is nobody's
+        self.ends = torch.full((requests + 1, 1), -1, device=ON)
+        features = torch.randn(slots, 1, device=ON).expand(-1, len(config.target_layers) * config.hidden_size)
         for start in range(1, slots, 4096):
-            some = torch.arange(start, min(start + 4096, slots), device=device.on)
+            some = torch.arange(start, min(start + 4096, slots), device=ON)
             self.drafter.observe(Features(features[some], some, some % config.max_positions, some))
 
-    def given(self, requests: int, budget: int, seed: int, least: int = 1) -> Given:
-        """Random texts of at least `least` tokens. A third of the requests each is greedy, sampled and seeded."""
+    def given(self, requests: int, budget: int, seed: int) -> Given:
+        """Random texts. A third of the requests each is greedy, sampled and seeded."""
         generator = torch.Generator().manual_seed(seed)
         kinds = torch.arange(requests) % 3
         made = (
             torch.randint(self.config.vocab_size, (requests,), generator=generator),
-            torch.randint(least, self.context - 2 * self.gamma, (requests,), generator=generator),
+            torch.randint(1, self.context - 2 * self.gamma, (requests,), generator=generator),
             torch.randperm(len(self.page_table), generator=generator)[:requests],
             torch.randint(2**62, (requests,), generator=generator),
             torch.tensor([budget]),
             torch.where(kinds == 0, 0.0, 0.8),
             kinds == 2,
         )
-        return Given(*(x.to(self.device.on) for x in made))
+        return Given(*(x.to(ON) for x in made))
 
     def draft(self, given: Given) -> Draft:
         keys = substreams(streams(given.seeds, given.seq_lens, Purpose.DRAFT), self.gamma)
@@ -119,13 +112,13 @@ class Decoder:
         batch = DraftBatch(*arrays, keys=keys, all_greedy=False, longest=self.context)
         return self.drafter.propose(batch)
 
-    def plan(self, given: Given, draft: Draft, tier: int) -> tuple[torch.Tensor, Flattened]:
+    def plan(self, given: Given, draft: Draft, tokens: int) -> tuple[torch.Tensor, Flattened]:
         """Verified lengths [R], and the batch."""
         confidence, until = weigh_drafts(draft.tokens, draft.confidence, given.rows, given.rows, self.ends, None)
         lens = torch.minimum(draft.lens, until)
         verify_lens, _ = admit(confidence, lens, given.budget)
         arrays = given.anchors, draft.tokens, verify_lens, given.seq_lens, self.page_table, given.rows
-        return verify_lens, flatten_bucket(*arrays, tier)
+        return verify_lens, flatten_bucket(*arrays, tokens)
 
     def verify(self, given: Given, verify_lens: torch.Tensor, flat: Flattened) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [T, d] and logits [T, V]."""
@@ -163,76 +156,19 @@ class Decoder:
         self.drafter.observe(Features(hidden.repeat(1, len(self.config.target_layers)), ids, positions, kept))
         return lens, bonus
 
-    def step(self, given: Given, tier: int) -> tuple[torch.Tensor, ...]:
+    def step(self, given: Given, tokens: int) -> tuple[torch.Tensor, ...]:
         """accept_lens [R], tokens [R, γ + 1], and the next lengths and anchors [R]."""
         draft = self.draft(given)
-        verify_lens, flat = self.plan(given, draft, tier)
+        verify_lens, flat = self.plan(given, draft, tokens)
         hidden, logits = self.verify(given, verify_lens, flat)
         accepted = self.accept(given, draft, verify_lens, flat, logits)
         return (*accepted, *self.keep(given, flat, hidden, accepted))
 
 
-def decoder(device: Device, context: int = LARGE_CONTEXT) -> tuple[Decoder, int]:
-    """A decoder and its most requests, as many as the device has room for."""
-    if device.tiny:
-        return Decoder(device, SMALL_REQUESTS, SMALL_CONTEXT), SMALL_REQUESTS
-    requests = LARGE_REQUESTS if device.about()["memory"] > ROOM else LARGE_REQUESTS // 4
-    return Decoder(device, requests, context), requests
-
-
-@torch.inference_mode()
-def waits(device: Device) -> Iterator[Measured]:
-    """Nothing of a step waits for the device, and what would is noticed."""
-    made, requests = decoder(device)
-    with device.triton():
-        tier = TokenBuckets(requests, made.gamma + 1).round_up(3 * requests)
-        given, other = (made.given(requests, tier - requests, seed) for seed in (0, 1))
-        made.step(given, tier)  # compiles
-        device.synchronise()
-        yield Measured("step", _raised(device, partial(made.step, other, tier)), "waits", at_most=0)
-        if not device.tiny:
-            plants: tuple[tuple[str, Callable[[torch.Tensor], Any]], ...] = (
-                ("item", lambda x: x.sum().item()), ("nonzero", lambda x: x.nonzero()), ("cpu", lambda x: x.cpu()),
-            )  # fmt: skip
-            for name, plant in plants:
-                planted = _raised(device, partial(plant, other.anchors))
-                yield Measured(f"planted {name}", planted, "waits", at_least=1)
-
-
-def _raised(device: Device, run: Callable[[], object]) -> int:
-    """1 where it waits, else 0."""
-    try:
-        with device.nobody_waits():
-            run()
-    except RuntimeError as error:
-        if "synchroniz" not in str(error):
-            raise
-        return 1
-    finally:
-        device.synchronise()
-    return 0
-
-
-@torch.inference_mode()
-def graphs(device: Device) -> Iterator[Measured]:
-    """A step of every tier, captured, and replayed on other texts: what comes out is what comes out without a graph."""
-    made, most = decoder(device)
-    tiers, pool = TokenBuckets(most, made.gamma + 1), device.pool()
-    sizes = tiers.sizes[::5] if device.tiny else tiers.sizes
-    wrong, steps, drafted = 0, 0, 0.0
-    with device.triton():
-        for tier in sizes:
-            requests = min(most, max(1, tier // 3))
-            budget = min(tier - requests, requests * made.gamma)
-            given = made.given(requests, budget, tier)
-            replay = device.graph(partial(made.step, given, tier), pool)
-            for seed in range(1 if device.tiny else 3):
-                texts = made.given(requests, budget // (seed + 1), 1000 * seed + tier)
-                given.take(texts)
-                replayed = [x.clone() for x in replay()]
-                expected = made.step(texts, tier)
-                wrong += differing(replayed, expected)
-                steps, drafted = steps + 1, drafted + float((expected[0] - 1).sum()) / requests
-    yield Measured("tiers", len(sizes), "captured")
-    yield Measured("replays on other texts", wrong, "numbers differ", at_most=0)
-    yield Measured("accepted of random drafts", drafted / steps, "a request")
+def decoder() -> tuple[Decoder, int]:
+    """A decoder and its largest number of requests, for which the device has room."""
+    if INTERPRETED:
+        return Decoder(SMALL_REQUESTS, SMALL_CONTEXT), SMALL_REQUESTS
+    large = torch.cuda.get_device_properties(ON).total_memory > ROOM
+    requests = LARGE_REQUESTS if large else LARGE_REQUESTS // 4
+    return Decoder(requests, LARGE_CONTEXT), requests
