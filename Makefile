@@ -87,11 +87,9 @@ lock: $(CHECKERS) ## Write the locks of deploy/requirements anew from the pins i
 check-image: ## Build the image for CPUs and have it serve (root, buildah and debootstrap; ten minutes)
 	@deploy/docker/check.sh $(ARGS)
 
-# Without an installation: what is there is used, so that a part runs with torch and Triton alone.
-GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-.PHONY: gpu-check
-gpu-check: ## Check on a GPU what tests without one cannot show: make gpu-check PART=A (docs/gpu.md)
-	@PYTHONPATH=.src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m outrider.server.cli.main gpu-check $(or $(PART),--help) $(ARGS)
+.PHONY: test-gpu
+test-gpu: $(PROJECT) $(DEV) ## Run the tests that need a GPU, and the lossless ones on it (docs/gpu.md)
+	@$(BIN)/pytest tests/gpu $(if $(filter cuda,$(OUTRIDER_DEVICE)),tests/lossless) $(ARGS)
 
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
 .PHONY: check-sanitizers

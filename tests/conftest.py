@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import openai
 import pytest
 from running import EngineWatch, Server, changed
@@ -22,6 +23,9 @@ STARTING = ("server", "served")
 """Fixtures that start a server; so do those whose name ends with "_server"."""
 NO_SERVERS = "not server"
 """What `make check` asks for with -m."""
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # other work runs beside the tests
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -34,11 +34,10 @@ MAY_IMPORT_IN_SERVER = {
     "bench": {"tune", *ENGINE},
     "http": {"tune", "bench", *ENGINE},
     "doctor": {"http", *ENGINE},
-    "gpu_check": {"tune", "bench", *ENGINE},
-    "cli": {"gpu_check", "doctor", "http", "tune", "bench", *ENGINE},
+    "cli": {"doctor", "http", "tune", "bench", *ENGINE},
 }
 BELOW_ALL = {"errors", "log_names", "pictures", "prompt_files"}  # modules beside the parts
-COMMANDS = [["tune", "cli"], ["bench", "cli"], ["gpu_check", "cli"]]  # command lines, which cli/main.py finds by name
+COMMANDS = [["tune", "cli"], ["bench", "cli"]]  # command lines, which cli/main.py finds by name
 # library: the folder that alone may import it
 ONLY_IN = {"sglang": "server", "fastapi": "server/http", "starlette": "server/http", "uvicorn": "server/http"}
 

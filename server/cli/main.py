@@ -44,10 +44,10 @@ COMMANDS = {
     "train": ("outrider.server.cli.train", "train a drafter for a model"),
     "export": ("outrider.server.cli.export", "write a drafter in another storage"),
     "key": ("outrider.server.cli.key", "make an API key for `outrider serve --api-keys`"),
-    "gpu-check": ("outrider.server.gpu_check.cli", "check on a GPU what tests without one cannot show"),
     "doctor": ("outrider.server.cli.doctor", "say what is wrong with this installation, and what to do"),
     "version": ("outrider.server.cli.version", "print versions"),
 }
+MOVED = {"gpu-check": "`make test-gpu` in a checkout (docs/gpu.md)"}
 
 
 class WideHelp(argparse.RawDescriptionHelpFormatter):
@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="store_true", help="print Outrider's version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     try:
+        if argv and argv[0] in MOVED:
+            raise UserError(f"`outrider {argv[0]}` is gone: use {MOVED[argv[0]]}")
         add_commands(subparsers, COMMANDS, argv)
     except UserError as error:
         print(f"outrider: {error}", file=sys.stderr)

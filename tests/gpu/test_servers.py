@@ -14,9 +14,9 @@ import pytest
 import torch
 from running import OUTRIDER, Server
 
-from outrider.server.machine import gpu_attention
 from outrider.server.model import target
 from outrider.server.plugin.attention_backends import fitting
+from outrider.server.settings import gpu_attention
 
 pytestmark = pytest.mark.server
 

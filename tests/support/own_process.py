@@ -23,11 +23,23 @@ def found_by(program: Path) -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def pass_interpreted(folder: Path) -> None:
-    """The tests of the folder pass with Triton's interpreter; Triton reads as it is imported whether it interprets."""
+INTERPRETED = """
+import sys
+import pytest
+sys.modules.update(dict.fromkeys(sys.argv.pop(1).split()))
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def pass_interpreted(folder: Path, *flags: str, without: str = "", **env: str) -> None:
+    """The tests of the folder pass with Triton's interpreter; Triton reads as it is imported whether it interprets.
+
+    without: names of modules that cannot be imported.
+    """
+    flags = "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", *flags
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", str(folder), "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", INTERPRETED, without, str(folder), *flags],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} | env,
         capture_output=True,
         text=True,
         check=False,

@@ -18,7 +18,7 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 
 from .logit_rules import has_rules
 
-if TYPE_CHECKING:  # `outrider gpu-check A` runs without SGLang
+if TYPE_CHECKING:  # tests/gpu/kernels run without SGLang
     from outrider.drafters.base import Draft
 
     from ..spec_inputs import FlatVerify
