@@ -10,6 +10,8 @@ a greedy request, what its seed draws from p for a seeded one.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from .cpu import native
@@ -18,48 +20,52 @@ from .noise import gumbel_argmax, torch_gumbel_argmax
 from .sampling import Rules, target_probs
 
 
-def accept(
-    tokens: torch.Tensor,
-    verify_lens: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    *,
-    uniforms: torch.Tensor | None = None,
-    final_keys: torch.Tensor | None = None,
-    wanted: torch.Tensor | None = None,
-    probs: torch.Tensor | None = None,
-    decided: torch.Tensor | None = None,
-    draft_probs: torch.Tensor | None = None,
-    vocab: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decide which draft tokens stay and what follows them.
+class Verification(NamedTuple):
+    """A verify batch of R requests: drafts, the target's say, and random numbers.
 
     Parameters
     ----------
     tokens : [R, gamma] int64, drafted tokens x_1 .. x_gamma in the target's vocabulary.
     verify_lens : [R] in 0 .. gamma, how many of them were verified; the others are not read.
-    qo_indptr : [R + 1], request r owns target rows `qo_indptr[r]:qo_indptr[r + 1]`, `verify_lens[r] + 1` of
-    them.
+    qo_indptr : [R + 1], request r owns target rows `qo_indptr[r]:qo_indptr[r + 1]`, `verify_lens[r] + 1` of them.
     uniforms : [R, gamma] float64 in (0, 1), one per acceptance test; required with `probs`.
-    final_keys : [R] int64, of the noise that draws the replacement or bonus token; independent of `uniforms`;
-    required with `probs`.
+    final_keys : [R] int64, of the noise that draws the replacement or bonus token; independent of `uniforms`; required
+        with `probs`.
     wanted : [B] int64, the token after each row of decided requests; required if there are any.
-    probs : [B, V] float32, p after the request's sampling rules; read for the others, required if there are
-    any.
+    probs : [B, V] float32, p after the request's sampling rules; read for the others, required if there are any.
     decided : [R] bool; None: all if `probs` is None, otherwise none.
-    draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for decided requests.
-    None: a point
-        mass on the drafted token.
-    vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Others have
-    q = 0.
+    draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for decided requests. None: a
+        point mass on the drafted token.
+    vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Others have q = 0.
+    """
+
+    tokens: torch.Tensor
+    verify_lens: torch.Tensor
+    qo_indptr: torch.Tensor
+    uniforms: torch.Tensor | None = None
+    final_keys: torch.Tensor | None = None
+    wanted: torch.Tensor | None = None
+    probs: torch.Tensor | None = None
+    decided: torch.Tensor | None = None
+    draft_probs: torch.Tensor | None = None
+    vocab: torch.Tensor | None = None
+
+
+def accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decide which draft tokens stay and what follows them.
 
     Returns
     -------
     accept_lens : [R] int64 in 1 .. gamma + 1, tokens that come out, the final one included.
     out : [R, gamma + 1] int64, the tokens; 0 at and beyond `accept_lens`.
+
+    Raises ValueError where shapes do not fit or something required is missing.
     """
+    tokens, verify_lens, qo_indptr, uniforms, _, wanted, probs, decided, draft_probs, vocab = batch
     if probs is None and decided is None and wanted is not None and wanted.is_cpu and native.available():
         return torch.ops.outrider.accept_wanted(tokens, verify_lens.long(), qo_indptr.long(), wanted)
-    decided = _check(tokens, verify_lens, qo_indptr, uniforms, final_keys, wanted, probs, decided, draft_probs, vocab)
+    decided = _decided(batch)
+    _check(batch, None if probs is None else probs.shape[1])
     gamma = tokens.shape[1]
     steps = torch.arange(gamma, device=tokens.device)
     first_row = qo_indptr[:-1].long()
@@ -77,22 +83,18 @@ def accept(
     final = torch.zeros_like(kept)
     if wanted is not None:
         final = wanted[final_row]
-    if probs is not None and final_keys is not None and not tokens.is_cpu:
-        drawn = draw_each(probs, final_row, kept < verify_lens, kept, tokens, final_keys, draft_probs, vocab)
-        final = torch.where(decided, final, drawn)
-    elif probs is not None and final_keys is not None:
-        drawn = (~decided).nonzero()[:, 0]
-        rejected = kept[drawn] < verify_lens[drawn]
-        final[drawn] = _draw(
-            probs, final_row[drawn], rejected, drawn, kept[drawn], tokens, final_keys[drawn], draft_probs, vocab
-        )
+    if probs is not None and not tokens.is_cpu:
+        final = torch.where(decided, final, draw_each(batch, kept))
+    elif probs is not None:
+        free = (~decided).nonzero()[:, 0]
+        final[free] = _draw(batch, free, kept[free])
     return _ended(tokens, kept, final)
 
 
 def accept_wanted(
     tokens: torch.Tensor, verify_lens: torch.Tensor, first_row: torch.Tensor, wanted: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`accept` where all requests are decided, in operations of the same shapes whatever the lengths, as a graph wants.
+    """`accept` where all requests are decided, with the same shapes whatever the lengths, as a CUDA graph wants.
 
     first_row: [R] int64, of each request in wanted [B]; nothing is asked of the rows behind the last request's.
     """
@@ -105,27 +107,21 @@ def accept_wanted(
 
 
 def _ended(tokens: torch.Tensor, kept: torch.Tensor, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """accept_lens and out: of tokens [R, gamma] the first kept [R], behind them the final ones [R]."""
+    """accept_lens and out: the first `kept` [R] of tokens [R, gamma], then the final ones [R]."""
     out = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)
 
 
-def _draw(
-    probs: torch.Tensor,
-    rows: torch.Tensor,
-    rejected: torch.Tensor,
-    requests: torch.Tensor,
-    steps: torch.Tensor,
-    tokens: torch.Tensor,
-    keys: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    vocab: torch.Tensor | None,
-) -> torch.Tensor:
-    """[M] final tokens: from p at `rows`, or where `rejected` from the residual of token `steps` of `requests`."""
+def _draw(batch: Verification, requests: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """[M] final tokens of `requests` [M] that keep `kept` [M] drafts: from p, or where one is rejected the residual."""
+    tokens, verify_lens, qo_indptr, _, final_keys, _, probs, _, draft_probs, vocab = batch
+    assert probs is not None
+    assert final_keys is not None
+    keys, rows = final_keys[requests], qo_indptr[requests].long() + kept
     gamma = tokens.shape[1]
     if gamma == 0:
         return gumbel_argmax(probs[rows], keys)
-    steps = steps.clamp(max=gamma - 1)
+    rejected, steps = kept < verify_lens[requests], kept.clamp(max=gamma - 1)
     last = tokens[requests, steps]
     if probs.is_contiguous() and (draft_probs is None or draft_probs.is_contiguous()) and native.fits(probs):
         q = None if draft_probs is None else draft_probs.flatten(0, 1)
@@ -137,28 +133,22 @@ def _draw(
     return gumbel_argmax(weights, keys)
 
 
-def draw_each(
-    probs: torch.Tensor,
-    rows: torch.Tensor,
-    rejected: torch.Tensor,
-    steps: torch.Tensor,
-    tokens: torch.Tensor,
-    keys: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    vocab: torch.Tensor | None,
-) -> torch.Tensor:
-    """[R] final tokens of all requests: from p at `rows`, or where `rejected` from the residual of token `steps`.
+def draw_each(batch: Verification, kept: torch.Tensor) -> torch.Tensor:
+    """[R] final tokens of all requests, which keep `kept` [R] drafts: from p, or where one is rejected the residual.
 
-    On any device and without waiting for it: so the residual of every request is made, whoever needs one.
+    It runs on any device without waiting for it: so the residual of every request is made, whoever needs one.
     """
-    weights = probs[rows]
+    tokens, verify_lens, qo_indptr, _, final_keys, _, probs, _, draft_probs, vocab = batch
+    assert probs is not None
+    assert final_keys is not None
+    weights, rejected = probs[qo_indptr[:-1].long() + kept], kept < verify_lens
     if tokens.shape[1]:
-        steps = steps.clamp(max=tokens.shape[1] - 1)
+        steps = kept.clamp(max=tokens.shape[1] - 1)
         everyone = torch.arange(len(tokens), device=tokens.device)
         q = None if draft_probs is None else draft_probs[everyone, steps]
-        rest = residual(weights, tokens[everyone, steps], q, vocab)
-        weights = torch.where(rejected[:, None], rest, weights)
-    return gumbel_argmax(weights, keys)
+        drafted = tokens[everyone, steps].where(rejected, 0)  # what is not verified may be no token
+        weights = torch.where(rejected[:, None], residual(weights, drafted, q, vocab), weights)
+    return gumbel_argmax(weights, final_keys)
 
 
 def residual(p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None) -> torch.Tensor:
@@ -186,69 +176,42 @@ def _token_probs(draft_probs: torch.Tensor, vocab: torch.Tensor | None, tokens: 
 
 
 def accept_logits(
-    tokens: torch.Tensor,
-    verify_lens: torch.Tensor,
-    qo_indptr: torch.Tensor,
+    batch: Verification,
     request: torch.Tensor,
     logits: torch.Tensor,
     rules: Rules,
-    *,
-    uniforms: torch.Tensor,
-    final_keys: torch.Tensor,
-    decided: torch.Tensor,
     row_keys: torch.Tensor | None = None,
-    draft_probs: torch.Tensor | None = None,
-    vocab: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`accept` from the target's logits [T, V], whose rows at and beyond `qo_indptr[R]` are padding.
 
     On CUDA p is never stored, nothing waits for the device, and what is drawn from a row does not depend on the others.
 
+    batch : with uniforms, final_keys and decided, without wanted and probs. Greedy requests are decided in any case.
     request : [T] int64, the request of each row. rules : of the requests, [R] each.
-    decided : [R] bool, what is wanted is drawn with the row's own of `row_keys` [T] int64; required if there are any
-    that are not greedy. Greedy requests are decided in any case.
-    The other arguments and what is returned are those of `accept`; with gamma 0 every request's one token is drawn.
+    row_keys : [T] int64, of the noise that draws what is wanted after a row; required if decided requests are not all
+    greedy.
+    With gamma 0 every request's one token is drawn.
     """
+    tokens, verify_lens, qo_indptr, uniforms, final_keys, _, _, decided, draft_probs, vocab = batch
+    if uniforms is None or final_keys is None or decided is None:
+        raise ValueError("logits are drawn from with uniforms, final_keys and decided, which are missing")
     if cuda.fits(logits):
-        shapes = uniforms, final_keys, final_keys, logits, decided, draft_probs, vocab  # logits have those of probs
-        _check(tokens, verify_lens, qo_indptr, *shapes)
+        _check(batch, logits.shape[1])
         given = uniforms, final_keys, row_keys, decided
         arrays = tokens, verify_lens, qo_indptr, request, logits, *rules.typed(), *given
         return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab)
     probs = target_probs(logits, *rules.of(request))
-    return accept(
-        tokens,
-        verify_lens,
-        qo_indptr,
-        uniforms=uniforms,
-        final_keys=final_keys,
-        wanted=gumbel_argmax(probs, final_keys[request] if row_keys is None else row_keys),
-        probs=probs,
-        decided=decided | (rules.temperatures <= 0),
-        draft_probs=draft_probs,
-        vocab=vocab,
-    )
+    wanted = gumbel_argmax(probs, final_keys[request] if row_keys is None else row_keys)
+    return accept(batch._replace(wanted=wanted, probs=probs, decided=decided | (rules.temperatures <= 0)))
 
 
-def reference_accept(
-    tokens: torch.Tensor,
-    verify_lens: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    *,
-    uniforms: torch.Tensor | None = None,
-    final_keys: torch.Tensor | None = None,
-    wanted: torch.Tensor | None = None,
-    probs: torch.Tensor | None = None,
-    decided: torch.Tensor | None = None,
-    draft_probs: torch.Tensor | None = None,
-    vocab: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference_accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
     """Reference of `accept`: one token at a time, with q spread over the whole vocabulary."""
-    decided = _check(tokens, verify_lens, qo_indptr, uniforms, final_keys, wanted, probs, decided, draft_probs, vocab)
-    lens, out = (
-        torch.ones_like(verify_lens, dtype=torch.int64),
-        tokens.new_zeros(tokens.shape[0], tokens.shape[1] + 1),
-    )
+    tokens, verify_lens, qo_indptr, uniforms, final_keys, wanted, probs, _, draft_probs, vocab = batch
+    decided = _decided(batch)
+    _check(batch, None if probs is None else probs.shape[1])
+    lens = torch.ones_like(verify_lens, dtype=torch.int64)
+    out = tokens.new_zeros(tokens.shape[0], tokens.shape[1] + 1)
     for r in range(tokens.shape[0]):
         for k in range(int(verify_lens[r]) + 1):
             row, bonus = int(qo_indptr[r]) + k, k == int(verify_lens[r])
@@ -269,46 +232,44 @@ def reference_accept(
     return lens, out
 
 
-def _check(
-    tokens: torch.Tensor,
-    verify_lens: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    uniforms: torch.Tensor | None,
-    final_keys: torch.Tensor | None,
-    wanted: torch.Tensor | None,
-    probs: torch.Tensor | None,
-    decided: torch.Tensor | None,
-    draft_probs: torch.Tensor | None,
-    vocab: torch.Tensor | None,
-) -> torch.Tensor:
-    """The decided mask, after checking what can be checked without waiting for a device."""
-    requests, gamma = tokens.shape
-    if verify_lens.shape != (requests,) or qo_indptr.shape != (requests + 1,):
-        raise ValueError(
-            f"for tokens {tuple(tokens.shape)} expected verify_lens [{requests}] and qo_indptr [{requests + 1}], "
-            f"got {tuple(verify_lens.shape)} and {tuple(qo_indptr.shape)}"
-        )
-    for name, given, shape in (("uniforms", uniforms, tokens.shape), ("final_keys", final_keys, (requests,))):
-        if given is None and probs is not None:
-            raise ValueError(f"probs are drawn from with {name} {list(shape)}, which are missing")
-        if given is not None and given.shape != shape:
-            raise ValueError(f"expected {name} {list(shape)}, got {list(given.shape)}")
-    if tokens.device.type == "cpu" and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
-        raise ValueError("qo_indptr must give every request verify_lens + 1 rows")
+def _decided(batch: Verification) -> torch.Tensor:
+    """The decided mask [R]; raises ValueError where wanted or probs are missing for it."""
+    wanted, probs, decided = batch.wanted, batch.probs, batch.decided
+    if wanted is None and probs is None:
+        raise ValueError("give wanted for decided requests, probs for the others, or both with a decided mask")
     if decided is None:
         if probs is not None and wanted is not None:
             raise ValueError("both wanted and probs given: say with decided=[R] bool which request uses which")
-        decided = torch.full((requests,), probs is None, device=tokens.device)
-    elif tokens.device.type == "cpu" and ((wanted is None and decided.any()) or (probs is None and not decided.all())):
+        return torch.full((len(batch.tokens),), probs is None, device=batch.tokens.device)
+    if decided.is_cpu and ((wanted is None and decided.any()) or (probs is None and not decided.all())):
         raise ValueError("decided requests need wanted, the others need probs")
-    if wanted is None and probs is None:
-        raise ValueError("give wanted for decided requests, probs for the others, or both with a decided mask")
-    if draft_probs is not None:
-        expected = None if probs is None else probs.shape[1]
-        width = expected if vocab is None else vocab.shape[0]
-        if draft_probs.shape[:2] != (requests, gamma) or (width is not None and draft_probs.shape[2] != width):
+    return decided
+
+
+def _check(batch: Verification, width: int | None) -> None:
+    """Raise ValueError for shapes that do not fit, as far as no device is waited for.
+
+    width: tokens of the target's distribution, where there is one.
+    """
+    (requests, gamma), (verify_lens, qo_indptr) = batch.tokens.shape, (batch.verify_lens, batch.qo_indptr)
+    if verify_lens.shape != (requests,) or qo_indptr.shape != (requests + 1,):
+        raise ValueError(
+            f"for tokens {[requests, gamma]} expected verify_lens [{requests}] and qo_indptr [{requests + 1}], "
+            f"got {[*verify_lens.shape]} and {[*qo_indptr.shape]}"
+        )
+    for name, shape in (("uniforms", [requests, gamma]), ("final_keys", [requests])):
+        given = getattr(batch, name)
+        if given is None and width is not None:
+            raise ValueError(f"probs are drawn from with {name} {shape}, which are missing")
+        if given is not None and [*given.shape] != shape:
+            raise ValueError(f"expected {name} {shape}, got {[*given.shape]}")
+    if batch.tokens.is_cpu and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
+        raise ValueError("qo_indptr must give every request verify_lens + 1 rows")
+    if batch.draft_probs is not None:
+        columns = width if batch.vocab is None else len(batch.vocab)
+        shape = [requests, gamma, batch.draft_probs.shape[2] if columns is None else columns]
+        if [*batch.draft_probs.shape] != shape:
             raise ValueError(
-                f"draft_probs must be [{requests}, {gamma}, {width}], got {tuple(draft_probs.shape)}; "
+                f"draft_probs must be {shape}, got {[*batch.draft_probs.shape]}; "
                 "a drafter with fewer tokens than the target must pass its vocab"
             )
-    return decided

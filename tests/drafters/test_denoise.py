@@ -15,7 +15,7 @@ from chi_square import p_value
 
 from outrider.drafters.diffusion import denoise as module
 from outrider.drafters.diffusion.denoise import Schedule, denoise, keeps_distribution, make_schedule, most_certain
-from outrider.kernels.acceptance import accept
+from outrider.kernels.acceptance import Verification, accept
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
 from outrider.kernels.sampling import Rules
 
@@ -227,13 +227,15 @@ def texts(predict: module.Predict, target: torch.Tensor, schedule: Schedule) -> 
     reach = torch.arange(GAMMA)
     rows = torch.stack([target[number(tokens, (reach < k).expand_as(tokens))] for k in range(GAMMA + 1)], 1)
     lens, out = accept(
-        tokens,
-        torch.full((SAMPLES,), GAMMA),
-        torch.arange(SAMPLES + 1) * (GAMMA + 1),
-        uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
-        final_keys=streams(each, each * 0, Purpose.FINAL),
-        probs=rows.flatten(0, 1),
-        draft_probs=probs,
+        Verification(
+            tokens,
+            torch.full((SAMPLES,), GAMMA),
+            torch.arange(SAMPLES + 1) * (GAMMA + 1),
+            uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
+            final_keys=streams(each, each * 0, Purpose.FINAL),
+            probs=rows.flatten(0, 1),
+            draft_probs=probs,
+        )
     )
     out = out[:, :GAMMA].clone()
     for k in range(1, GAMMA):

@@ -28,7 +28,7 @@ from outrider.drafters.base import DraftBatch, Prefilled
 from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter
 from outrider.drafters.diffusion.denoise import SCHEDULES
-from outrider.kernels.acceptance import accept
+from outrider.kernels.acceptance import Verification, accept
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
 
 
@@ -200,14 +200,16 @@ def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str, monk
     target[:, draft.vocab] = (2 * torch.randn(96, 12, generator=generator)).softmax(-1)
     before = torch.cat([torch.full((n, 1), 3), draft.tokens], 1)
     lens, out = accept(
-        draft.tokens,
-        draft.lens,
-        torch.arange(n + 1) * (GAMMA + 1),
-        uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
-        final_keys=streams(each, each * 0, Purpose.FINAL),
-        probs=target[before].flatten(0, 1),
-        draft_probs=draft.probs,
-        vocab=draft.vocab,
+        Verification(
+            draft.tokens,
+            draft.lens,
+            torch.arange(n + 1) * (GAMMA + 1),
+            uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
+            final_keys=streams(each, each * 0, Purpose.FINAL),
+            probs=target[before].flatten(0, 1),
+            draft_probs=draft.probs,
+            vocab=draft.vocab,
+        )
     )
     assert lens.unique().tolist() == list(range(1, GAMMA + 2))
     second = out[:, 1].where(lens > 1, gumbel_argmax(target[out[:, 0]], streams(each, each * 0, Purpose.TOKEN)))

@@ -103,7 +103,8 @@ def admission(
 def verification(
     requests: int, gamma: int, width: int, q_kind: str, dtype: torch.dtype, seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword arguments of `acceptance.accept_logits`, three rows of padding at the end.
+    """A verification from logits, three rows of padding at the end: tokens, verify_lens, qo_indptr, request, logits and
+    rules, and the rest by name.
 
     q_kind: "full", "truncated" (every second token) or "point mass".
     """

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from outrider.kernels.acceptance import accept, draw_each, reference_accept, residual
+from outrider.kernels.acceptance import Verification, accept, draw_each, reference_accept, residual
 from outrider.kernels.noise import gumbel_argmax
 
 GAMMA = 4
@@ -55,8 +55,8 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_reference(seed, q_kind):
     arrays, keywords = verify_batch(seed, 150, 24, q_kind)
-    lens, out = accept(*arrays, **keywords)
-    expected_lens, expected = reference_accept(*arrays, **keywords)
+    lens, out = accept(Verification(*arrays, **keywords))
+    expected_lens, expected = reference_accept(Verification(*arrays, **keywords))
     assert torch.equal(lens, expected_lens)
     assert torch.equal(out, expected)
     rows = arrays[2][:-1].long() + lens - 1
@@ -68,12 +68,9 @@ def test_equals_reference(seed, q_kind):
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_device_draws_equals_reference(seed, q_kind):
     (tokens, verify_lens, qo_indptr), keywords = verify_batch(seed, 150, 24, q_kind)
-    lens, out = reference_accept(tokens, verify_lens, qo_indptr, **keywords)
-    kept, tokens = lens - 1, tokens.where(torch.arange(GAMMA) < verify_lens[:, None], 0)
-    drawn = draw_each(
-        keywords["probs"], qo_indptr[:-1].long() + kept, kept < verify_lens, kept, tokens, keywords["final_keys"],
-        keywords["draft_probs"], keywords["vocab"],
-    )  # fmt: skip
+    lens, out = reference_accept(Verification(tokens, verify_lens, qo_indptr, **keywords))
+    kept = lens - 1
+    drawn = draw_each(Verification(tokens, verify_lens, qo_indptr, **keywords), kept)
     free = ~keywords["decided"]
     assert torch.equal(drawn[free], out.gather(1, kept[:, None])[free, 0])
 
@@ -85,8 +82,8 @@ def test_decided_requests_need_only_the_tokens_wanted(seed):
     agree = torch.rand(arrays[0].shape, generator=torch.Generator().manual_seed(seed)) < 0.7
     rows = arrays[2][:-1, None].long() + torch.arange(GAMMA).clamp(max=arrays[1][:, None])
     tokens = keywords["wanted"][rows].where(agree, arrays[0])
-    lens, out = accept(tokens, *arrays[1:], wanted=keywords["wanted"])
-    expected_lens, expected = reference_accept(tokens, *arrays[1:], wanted=keywords["wanted"])
+    lens, out = accept(Verification(tokens, *arrays[1:], wanted=keywords["wanted"]))
+    expected_lens, expected = reference_accept(Verification(tokens, *arrays[1:], wanted=keywords["wanted"]))
     assert lens.unique().tolist() == list(range(1, GAMMA + 2))
     assert torch.equal(lens, expected_lens)
     assert torch.equal(out, expected)
@@ -96,7 +93,7 @@ def test_decided_requests_need_only_the_tokens_wanted(seed):
 def test_wanted_rows_that_are_not_those_of_the_lengths_are_an_error():
     arrays, keywords = verify_batch(0, 5, 24, "point mass")
     with pytest.raises((ValueError, RuntimeError), match=r"verify_lens \+ 1 rows"):
-        accept(arrays[0], arrays[1] + 1, arrays[2], wanted=keywords["wanted"])
+        accept(Verification(arrays[0], arrays[1] + 1, arrays[2], wanted=keywords["wanted"]))
 
 
 def test_without_drafts_every_token_comes_from_p():
@@ -104,12 +101,14 @@ def test_without_drafts_every_token_comes_from_p():
     probs = simplex(7, 9, generator=torch.Generator().manual_seed(1))
     none = torch.empty(7, 0, dtype=torch.int64)
     lens, out = accept(
-        none,
-        torch.zeros(7).long(),
-        torch.arange(8),
-        uniforms=none.double(),
-        final_keys=final_keys,
-        probs=probs,
+        Verification(
+            none,
+            torch.zeros(7).long(),
+            torch.arange(8),
+            uniforms=none.double(),
+            final_keys=final_keys,
+            probs=probs,
+        )
     )
     assert lens.tolist() == [1] * 7
     assert torch.equal(out[:, 0], gumbel_argmax(probs, final_keys))
@@ -124,13 +123,13 @@ def test_vanishing_residual_falls_back_to_p():
 def test_mistakes_are_explained():
     arrays, keywords = verify_batch(0, 5, 24, "truncated")
     with pytest.raises(ValueError, match="must pass its vocab"):
-        accept(*arrays, **(keywords | {"vocab": None}))
+        accept(Verification(*arrays, **(keywords | {"vocab": None})))
     with pytest.raises(ValueError, match="decided requests need wanted"):
-        accept(*arrays, **(keywords | {"wanted": None, "decided": torch.ones(5, dtype=torch.bool)}))
+        accept(Verification(*arrays, **(keywords | {"wanted": None, "decided": torch.ones(5, dtype=torch.bool)})))
     with pytest.raises(ValueError, match=r"verify_lens \+ 1 rows"):
-        accept(arrays[0], arrays[1] + 1, arrays[2], **keywords)
+        accept(Verification(arrays[0], arrays[1] + 1, arrays[2], **keywords))
     with pytest.raises(ValueError, match="which are missing"):
-        accept(*arrays, **(keywords | {"uniforms": None}))
+        accept(Verification(*arrays, **(keywords | {"uniforms": None})))
 
 
 # Distribution: with 400,000 samples a shift of 1 % of the mass lifts the statistic far beyond the threshold,
@@ -164,14 +163,16 @@ def first_two(q_kind: str, seed: int, acceptor=accept):
     # Row 3r + k of the target: p_0 after the anchor, p_1 after one kept token, p_0 again after two.
     probs = torch.cat([p, p[:1]]).repeat(SAMPLES, 1)
     lens, out = acceptor(
-        tokens,
-        torch.full((SAMPLES,), 2),
-        torch.arange(SAMPLES + 1) * 3,
-        uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
-        final_keys=keys(SAMPLES, generator),
-        probs=probs,
-        draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1).contiguous(),
-        vocab=vocab,
+        Verification(
+            tokens,
+            torch.full((SAMPLES,), 2),
+            torch.arange(SAMPLES + 1) * 3,
+            uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
+            final_keys=keys(SAMPLES, generator),
+            probs=probs,
+            draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1).contiguous(),
+            vocab=vocab,
+        )
     )
     count = lambda k: torch.bincount(out[lens > k, k], minlength=TARGET_VOCAB).double()  # noqa: E731
     return [(count(0), p[0]), (count(1), p[1]), (count(2), p[0])]
@@ -193,26 +194,28 @@ def test_partly_verified_blocks_are_distributed_as_p():
     q = torch.tensor([0.6, 0.3, 0.1])
     tokens = gumbel_argmax(q.expand(SAMPLES, 3), keys(SAMPLES, generator))[:, None]
     _, out = accept(
-        tokens,
-        verify_lens,
-        qo_indptr,
-        uniforms=torch.rand(SAMPLES, 1, generator=generator, dtype=torch.float64),
-        final_keys=keys(SAMPLES, generator),
-        probs=p.repeat(int(qo_indptr[-1]), 1),
-        draft_probs=q.expand(SAMPLES, 1, 3).contiguous(),
+        Verification(
+            tokens,
+            verify_lens,
+            qo_indptr,
+            uniforms=torch.rand(SAMPLES, 1, generator=generator, dtype=torch.float64),
+            final_keys=keys(SAMPLES, generator),
+            probs=p.repeat(int(qo_indptr[-1]), 1),
+            draft_probs=q.expand(SAMPLES, 1, 3).contiguous(),
+        )
     )
     assert chi_square_ok(torch.bincount(out[:, 0], minlength=3).double(), p)
 
 
-def one_percent_too_willing(tokens, verify_lens, qo_indptr, *, uniforms, **keywords):
+def one_percent_too_willing(batch):
     """Keeps a draft in 1 % of the cases whatever p says."""
-    return accept(tokens, verify_lens, qo_indptr, uniforms=(uniforms - 0.01).clamp(min=0), **keywords)
+    return accept(batch._replace(uniforms=(batch.uniforms - 0.01).clamp(min=0)))
 
 
-def replaced_from_p(tokens, verify_lens, qo_indptr, *, probs, **keywords):
+def replaced_from_p(batch):
     """Draws the replacement from p instead of the residual."""
-    lens, out = accept(tokens, verify_lens, qo_indptr, probs=probs, **keywords)
-    final = gumbel_argmax(probs[qo_indptr[:-1] + lens - 1], keywords["final_keys"])
+    lens, out = accept(batch)
+    final = gumbel_argmax(batch.probs[batch.qo_indptr[:-1] + lens - 1], batch.final_keys)
     return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
 
 

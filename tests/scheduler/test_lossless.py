@@ -17,7 +17,7 @@ import torch
 from finished import observe
 from planning import curve_cost, view
 
-from outrider.kernels.acceptance import accept
+from outrider.kernels.acceptance import Verification, accept
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.admission import survival_of
@@ -47,13 +47,15 @@ def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
     qo_indptr = torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)])
     rows = torch.cat([P[: n + 1] for n in verify_lens.tolist()])
     _, out = accept(
-        tokens,
-        verify_lens,
-        qo_indptr,
-        uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
-        final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
-        probs=rows,
-        draft_probs=Q.expand(SAMPLES, 2, 2).contiguous(),
+        Verification(
+            tokens,
+            verify_lens,
+            qo_indptr,
+            uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
+            final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
+            probs=rows,
+            draft_probs=Q.expand(SAMPLES, 2, 2).contiguous(),
+        )
     )
     lengths = verify_lens.bincount(minlength=3).tolist()
     return float((out[:, 0] == A).float().mean()), dict(enumerate(lengths))
@@ -162,13 +164,15 @@ def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
     drafts = torch.where(asked[:, None], tokens.flatten(0, 1), torch.full((2,), B))
     q = torch.where(asked[:, None, None], Q, torch.nn.functional.one_hot(torch.full((2,), B), 2).float())
     _, out = accept(
-        drafts,
-        verify_lens,
-        torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
-        uniforms=torch.rand(2 * SAMPLES, 2, generator=generator, dtype=torch.float64),
-        final_keys=torch.randint(2**62, (2 * SAMPLES,), generator=generator),
-        probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
-        draft_probs=q.contiguous(),
+        Verification(
+            drafts,
+            verify_lens,
+            torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
+            uniforms=torch.rand(2 * SAMPLES, 2, generator=generator, dtype=torch.float64),
+            final_keys=torch.randint(2**62, (2 * SAMPLES,), generator=generator),
+            probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
+            draft_probs=q.contiguous(),
+        )
     )
     return (out[:, 0] == A).float().view(-1, 2).mean(0).tolist(), asked.float().view(-1, 2).mean(0).tolist()
 
@@ -222,13 +226,15 @@ def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, to
     chosen, verify_lens = torch.tensor([depth for depth, _ in found]) - 1, torch.cat([n for _, n in found])
     drafts = tokens[torch.arange(SAMPLES), chosen]
     _, out = accept(
-        drafts,
-        verify_lens,
-        torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
-        uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
-        final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
-        probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
-        draft_probs=torch.stack([torch.stack([SHALLOW, Q[1]]), Q])[chosen].contiguous(),
+        Verification(
+            drafts,
+            verify_lens,
+            torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
+            uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
+            final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
+            probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
+            draft_probs=torch.stack([torch.stack([SHALLOW, Q[1]]), Q])[chosen].contiguous(),
+        )
     )
     return float((out[:, 0] == A).float().mean()), float(chosen.float().mean())
 

@@ -13,7 +13,7 @@ from gpu_device import INTERPRETED, ON
 
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
-from outrider.kernels.acceptance import accept_logits
+from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.flat_batch import FlatBatch
@@ -139,13 +139,14 @@ class Decoder:
         self, given: Given, draft: Draft, verify_lens: torch.Tensor, flat: Flattened, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         _, positions, _, indptr, request, _ = flat
-        return accept_logits(
-            draft.tokens, verify_lens, indptr, request, logits, Rules(given.temperatures),
+        batch = Verification(
+            draft.tokens, verify_lens, indptr,
             uniforms=uniforms(streams(given.seeds, given.seq_lens, Purpose.ACCEPT), self.gamma),
             final_keys=streams(given.seeds, given.seq_lens, Purpose.FINAL),
-            row_keys=streams(given.seeds.index_select(0, request), positions + 1, Purpose.TOKEN),
             decided=given.decided, draft_probs=draft.probs, vocab=draft.vocab,
         )  # fmt: skip
+        row_keys = streams(given.seeds.index_select(0, request), positions + 1, Purpose.TOKEN)
+        return accept_logits(batch, request, logits, Rules(given.temperatures), row_keys)
 
     def keep(
         self, given: Given, flat: Flattened, hidden: torch.Tensor, accepted: tuple[torch.Tensor, torch.Tensor]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider.drafters.base import Draft
-from outrider.kernels.acceptance import accept, accept_logits
+from outrider.kernels.acceptance import Verification, accept, accept_logits
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
 
@@ -88,30 +88,28 @@ class Sampling:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Verify: logits [B, V] -> accept_lens [R] in 1..gamma+1 and tokens [R, gamma+1]."""
         if self.all_greedy:
-            return accept(draft.tokens, verify_lens, flat.qo_indptr, wanted=argmax(logits))
+            return accept(Verification(draft.tokens, verify_lens, flat.qo_indptr, wanted=argmax(logits)))
         if self.all_decided or len(logits) == len(verify_lens):  # anchors alone: nothing to test, every token is drawn
             rows = torch.arange(len(logits), device=logits.device)
             wanted = self._draw(logits, rows, flat.request, flat.positions)
-            return accept(draft.tokens, verify_lens, flat.qo_indptr, wanted=wanted)
+            return accept(Verification(draft.tokens, verify_lens, flat.qo_indptr, wanted=wanted))
         longest = draft.tokens.shape[1]
         tested = draft.tokens if draft.probs is None else draft.tokens[:, : draft.probs.shape[1]]
         anchors = flat.positions[flat.qo_indptr[:-1].long()]
-        drawn: dict[str, Any] = {
-            "uniforms": uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), tested.shape[1]),
-            "final_keys": streams(self.seeds, anchors, Purpose.FINAL),
-            "decided": self.decided,
-            "draft_probs": draft.probs,
-            "vocab": draft.vocab,
-        }
+        batch = Verification(
+            tested, verify_lens, flat.qo_indptr,
+            uniforms=uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), tested.shape[1]),
+            final_keys=streams(self.seeds, anchors, Purpose.FINAL),
+            decided=self.decided, draft_probs=draft.probs, vocab=draft.vocab,
+        )  # fmt: skip
         if on_host(logits):
             heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then
             probs = target_probs(logits, *self.rules._replace(temperatures=heat).of(flat.request))
             wanted = self._wanted(logits, flat)
-            accept_lens, tokens = accept(tested, verify_lens, flat.qo_indptr, wanted=wanted, probs=probs, **drawn)
+            accept_lens, tokens = accept(batch._replace(wanted=wanted, probs=probs))
         else:  # whose rows are whose, the host does not know
             keys = streams(self.seeds[flat.request], flat.positions + 1, Purpose.TOKEN) if self.any_seeded else None
-            batch = tested, verify_lens, flat.qo_indptr, flat.request, logits
-            accept_lens, tokens = accept_logits(*batch, self.rules, row_keys=keys, **drawn)
+            accept_lens, tokens = accept_logits(batch, flat.request, logits, self.rules, keys)
         return accept_lens, torch.nn.functional.pad(tokens, (0, longest - tested.shape[1]))
 
     def _wanted(self, logits: torch.Tensor, flat: FlatVerify) -> torch.Tensor:

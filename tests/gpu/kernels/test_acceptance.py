@@ -10,7 +10,7 @@ from gpu_device import INTERPRETED, TYPES, differing, examples, moved
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.kernels.acceptance import reference_accept
+from outrider.kernels.acceptance import Verification, reference_accept
 from outrider.kernels.cuda import acceptance, rules
 from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
 from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
@@ -60,7 +60,9 @@ def reference(arrays, keywords):
     others = {name: keywords[name] for name in ("uniforms", "final_keys", "draft_probs", "vocab")}
     decided = keywords["decided"] | (given.temperatures <= 0)
     wanted = torch_gumbel_argmax(probs.nan_to_num(1.0), keywords["row_keys"])
-    return reference_accept(tokens, verify_lens, qo_indptr, wanted=wanted, probs=probs, decided=decided, **others)
+    return reference_accept(
+        Verification(tokens, verify_lens, qo_indptr, wanted=wanted, probs=probs, decided=decided, **others)
+    )
 
 
 @examples()

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from outrider.drafters.base import DraftBatch
 from outrider.drafters.block.heads import SEQUENTIAL_HEADS
 from outrider.drafters.block.sampling import sample_block, sample_parallel
-from outrider.kernels.acceptance import accept_logits
+from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.cuda import native
 from outrider.kernels.drafts import admit, weigh_drafts
@@ -58,13 +58,13 @@ def decode_step(head: str | None) -> None:
     pool = real(512, 2, D)
     kv = FlatBatch(indptr, seq_lens + verify_lens + 1, rows, table, most_queries=GAMMA + 1)
     attended = flat_attention(real(TIER, 8, D), pool, pool, kv, scale=0.1, window=9)
-    accept_lens, out = accept_logits(
-        tokens, verify_lens, indptr, request, attended.flatten(1).float(), rules,
-        uniforms=uniforms(streams(seeds, seq_lens, Purpose.ACCEPT), GAMMA),
-        final_keys=streams(seeds, seq_lens, Purpose.FINAL),
-        row_keys=streams(seeds.index_select(0, request), positions + 1, Purpose.TOKEN),
-        decided=empty(R, dtype=torch.bool), draft_probs=real(R, GAMMA, 8 * D),
+    batch = Verification(
+        tokens, verify_lens, indptr, uniforms=uniforms(streams(seeds, seq_lens, Purpose.ACCEPT), GAMMA),
+        final_keys=streams(seeds, seq_lens, Purpose.FINAL), decided=empty(R, dtype=torch.bool),
+        draft_probs=real(R, GAMMA, 8 * D),
     )  # fmt: skip
+    row_keys = streams(seeds.index_select(0, request), positions + 1, Purpose.TOKEN)
+    accept_lens, out = accept_logits(batch, request, attended.flatten(1).float(), rules, row_keys)
     draw_tokens(logits.select(1, 0), rows, rules, keys.select(1, 0).contiguous())
     new_seq_lens, bonus, kept = commit(accept_lens, out, seq_lens, request, step, slots)
     assert new_seq_lens.shape == bonus.shape == (R,)

@@ -30,7 +30,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.ragged_verify import build_ragged_target_verify_geometry  # noqa: E402
 
-from outrider.kernels.acceptance import accept  # noqa: E402
+from outrider.kernels.acceptance import Verification, accept  # noqa: E402
 from outrider.kernels.attention import flat_attention  # noqa: E402
 from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
 from outrider.kernels.ragged import torch_commit  # noqa: E402
@@ -229,7 +229,7 @@ def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out:
     """That the tail has accepted and committed what the worker would have; tokens that stay."""
     flat = batch.flat
     wanted = out.next_token_logits.argmax(-1)
-    accept_lens, tokens = accept(batch.drafts, verify_lens, flat.qo_indptr, wanted=wanted)
+    accept_lens, tokens = accept(Verification(batch.drafts, verify_lens, flat.qo_indptr, wanted=wanted))
     made = runner.tail.made(len(verify_lens), len(flat.request))
     assert torch.equal(made[0], accept_lens)
     assert torch.equal(made[1], tokens)
