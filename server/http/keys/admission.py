@@ -35,7 +35,7 @@ class Tokens:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """What a request holds of its key's limits.
+    """A request's share of its key's limits.
 
     key_usage: None where no key is needed. on_released: called once the engine is done with the request. refusal: why
     it was not sent to the engine; SGLang's handlers pass only its text on. forget: has SGLang forget a choice.
