@@ -86,7 +86,6 @@ class DraftBatch:
         length 0, or what is found without a model. None: all.
     depth: tokens that a model drafts for each at most, decided by the past alone; None: all that it can. Of drafters
         without `shortens` it is not read.
-    look_up: False: without prompt lookup, so that the model drafts for all of the mask, for measurements.
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
         `kernels.noise.gumbel_argmax`. A seeded request's are the target's own, so that both tend to draw the same.
     top_ks: [R] int64, top_ps, min_ps: [R] float32, other sampling rules (`kernels.sampling.Rules`); None: off for all.
@@ -106,7 +105,6 @@ class DraftBatch:
     keys: torch.Tensor
     draft_mask: torch.Tensor | None = None
     depth: int | None = None
-    look_up: bool = True
     top_ks: torch.Tensor | None = None
     top_ps: torch.Tensor | None = None
     min_ps: torch.Tensor | None = None

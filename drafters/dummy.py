@@ -1,15 +1,22 @@
-"""A drafter that repeats the anchor gamma times, for measuring steps of an exact shape."""
+"""Drafts of a fixed length that the target hardly ever accepts, for measuring steps of an exact shape."""
 
 from __future__ import annotations
 
 import torch
 
 from .base import Draft, DraftBatch, Drafter, Features
+from .target import Target
 
 
 class FixedDrafter(Drafter):
-    def __init__(self, gamma: int):
-        self.gamma = gamma
+    """Drafts `gamma` tokens all over a vocabulary, hashes of their positions."""
+
+    def __init__(self, gamma: int, vocabulary: int):
+        self.gamma, self.vocabulary = gamma, vocabulary
+
+    @classmethod
+    def load(cls, target: Target, gamma: int) -> FixedDrafter:
+        return cls(gamma, target.config.vocab_size)
 
     def allocate(self, slots: int) -> None:
         pass
@@ -18,9 +25,10 @@ class FixedDrafter(Drafter):
         pass
 
     def propose(self, batch: DraftBatch) -> Draft:
-        shape = (len(batch.anchors), self.gamma)
+        positions = batch.seq_lens[:, None] + torch.arange(self.gamma, device=batch.anchors.device)
+        tokens = (batch.anchors[:, None] * 7919 + positions * 104729) % self.vocabulary
         return Draft(
-            tokens=batch.anchors[:, None].expand(shape).contiguous(),
+            tokens=tokens,
             lens=torch.full_like(batch.anchors, self.gamma),
-            confidence=torch.zeros(shape, device=batch.anchors.device),
+            confidence=torch.zeros(tokens.shape, device=tokens.device),
         )

@@ -54,8 +54,6 @@ class LookupFirst(Drafter):
         return self.lookup.propose(batch)
 
     def propose(self, batch: DraftBatch) -> Draft:
-        if not batch.look_up:
-            return self.model.propose(batch).widened(self.gamma)
         found = self.lookup.propose(batch)
         expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < LOOKUP_THRESHOLD

@@ -82,7 +82,7 @@ DRAFTERS = {
         denoising_steps=2,
     ),
     "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "what followed the last words before"),
-    MEASURING: Entry("outrider.drafters.dummy:FixedDrafter", ("gamma",), "the last token, over and over"),
+    MEASURING: Entry("outrider.drafters.dummy:FixedDrafter.load", ("target", "gamma"), "tokens of no meaning"),
 }
 
 

@@ -15,9 +15,6 @@ class RequestOptions:
 
     enabled: draft for it at all. gamma: draft tokens per step, at most; None: the server's.
     planned: the planner decides how much is verified; False verifies every drafted token.
-    padded: draft the last token over and over up to gamma and accept none, for steps of an exact shape; such requests
-        are greedy. Of a block-diffusion model: draft its newest state until it
-        has 1 + gamma states in the forward.
     replayed: count the states that the blocks of this request come through (block diffusion).
     min_tokens_per_second: its service level; None: none.
     trace: say of each token who made it (`decode/trace.py`).
@@ -26,7 +23,6 @@ class RequestOptions:
     enabled: bool = True
     gamma: int | None = None
     planned: bool = True
-    padded: bool = False
     replayed: bool = False
     min_tokens_per_second: float | None = None
     trace: bool = False

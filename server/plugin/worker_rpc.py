@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 RELOAD = "outrider_reload_profile"
 FORGET = "outrider_forget"
+MEASURE, SERVE = "outrider_measure", "outrider_serve"
 LIVE = "outrider_live"
 
 
@@ -50,12 +53,20 @@ def _live(scheduler: Any) -> dict[str, Any]:
 def _set(original: Any, scheduler: Any, request: Any) -> Any:
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
-    commands = {RELOAD: "reload_profile", FORGET: "forget_records"}
+    from . import measuring
+
+    worker = _worker(scheduler)
+    commands: dict[str, Callable[[], None]] = {
+        RELOAD: lambda: worker.reload_profile(),
+        FORGET: lambda: worker.forget_records(),
+        MEASURE: lambda: measuring.begin(worker),
+        SERVE: lambda: measuring.end(worker),
+    }
     ours = [name for name in request.server_args if name in commands]
     if not ours:
         return original(scheduler, request)
     for name in ours:
-        getattr(_worker(scheduler), commands[name])()
+        commands[name]()
     return SetInternalStateReqOutput(updated=True)
 
 
@@ -76,7 +87,17 @@ async def read_live(manager: Any) -> list[dict[str, Any]]:
 
 
 async def command(manager: Any, name: str) -> None:
-    """Have every engine's worker do RELOAD or FORGET; returns when it is done."""
+    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE; returns when it is done."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     await manager.set_internal_state(SetInternalStateReq(server_args={name: 1}))
+
+
+@asynccontextmanager
+async def measuring(manager: Any) -> AsyncIterator[None]:
+    """Every engine runs steps of exact shapes (`measuring.begin`) and has recorded none yet; afterwards it serves."""
+    await command(manager, MEASURE)
+    try:
+        yield
+    finally:
+        await command(manager, SERVE)

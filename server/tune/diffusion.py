@@ -152,24 +152,24 @@ class Rounds:
 
         One state each is the least: rounds that have the blocks before as well stand in where all do.
         """
-        await worker_rpc.command(manager, worker_rpc.FORGET)
         states = shape.tokens // (shape.requests * self.block)
-        options = RequestOptions(gamma=states - 1, planned=False, padded=True).to_custom_params()
-        await asyncio.gather(
-            *(
-                client.generate(
-                    manager,
-                    self._prompt(index, shape.context),
-                    temperature=0.0,
-                    max_new_tokens=self._answer(steps),
-                    ignore_eos=True,
-                    custom_params=options,
-                    stream=True,
+        options = RequestOptions(gamma=states - 1, planned=False).to_custom_params()
+        async with worker_rpc.measuring(manager):
+            await asyncio.gather(
+                *(
+                    client.generate(
+                        manager,
+                        self._prompt(index, shape.context),
+                        temperature=0.0,
+                        max_new_tokens=self._answer(steps),
+                        ignore_eos=True,
+                        custom_params=options,
+                        stream=True,
+                    )
+                    for index in range(shape.requests)
                 )
-                for index in range(shape.requests)
             )
-        )
-        log = (await worker_rpc.read(manager))["rounds"]
+            log = (await worker_rpc.read(manager))["rounds"]
         times: dict[int, list[float]] = {}
         for requests, rows, seconds in log:
             if requests == shape.requests:

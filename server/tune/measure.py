@@ -51,24 +51,24 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
     Answers are streamed, as they mostly are when served: the processes that bring tokens to the client share the cores.
     Nothing comes back where no step ran in exactly that shape, because others were using the engine.
     """
-    await worker_rpc.command(manager, worker_rpc.FORGET)
     drafted = [shape.drafted(index) for index in range(shape.requests)]
-    options = [RequestOptions(enabled=count > 0, gamma=count, planned=False, padded=True) for count in drafted]
-    await asyncio.gather(
-        *(
-            client.generate(
-                manager,
-                [(7919 * index + 104729 * k) % 997 + 100 for k in range(shape.context)],
-                temperature=0.0,
-                max_new_tokens=steps + MARGIN_STEPS,
-                ignore_eos=True,
-                custom_params=option.to_custom_params(),
-                stream=True,
+    options = [RequestOptions(enabled=count > 0, gamma=count, planned=False) for count in drafted]
+    async with worker_rpc.measuring(manager):
+        await asyncio.gather(
+            *(
+                client.generate(
+                    manager,
+                    [(7919 * index + 104729 * k) % 997 + 100 for k in range(shape.context)],
+                    temperature=0.0,
+                    max_new_tokens=steps + MARGIN_STEPS,
+                    ignore_eos=True,
+                    custom_params=option.to_custom_params(),
+                    stream=True,
+                )
+                for index, option in enumerate(options)
             )
-            for index, option in enumerate(options)
         )
-    )
-    return _points((await worker_rpc.read(manager))["steps"], shape, shape.total_context(steps))
+        return _points((await worker_rpc.read(manager))["steps"], shape, shape.total_context(steps))
 
 
 def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Point]:

@@ -89,7 +89,7 @@ class Planning:
         entries = self.requests.entries(rows)
         if entries.any_level:  # what requests have had so far counts
             self._catch_up(self.lag)
-        view = self.requests.view(entries, contexts)
+        view = self._view(entries, contexts)
         if self.planner.looks_back(view) or len(self._unread) > MOST_UNREAD:
             self._catch_up(self.lag)
         called = time.perf_counter()
@@ -107,6 +107,9 @@ class Planning:
             planner_seconds=time.perf_counter() - called,
             bucket=None if self.buckets is None else self._bucket(self.buckets, view, entries, budget),
         )
+
+    def _view(self, entries: Entries, contexts: np.ndarray) -> StepView:
+        return self.requests.view(entries, contexts)
 
     def _bucket(self, buckets: TokenBuckets, view: StepView, entries: Entries, budget: Budget) -> int:
         """The smallest that holds whatever may be admitted."""
@@ -217,9 +220,6 @@ class Planning:
         confidence, draft_lens = admission.confidence.float(), admission.draft_lens
         looked_up = None if admission.looked_up is None else admission.looked_up.numpy().astype(bool, copy=False)
         tokens = np.minimum(accept_lens, admission.ends.numpy())
-        padded = step.entries.padded
-        if step.entries.any_padded:  # such drafts are no drafter's: as if there were none
-            verify_lens = np.where(padded, 0, verify_lens)
         # Without drafts it is not read, and the confidences, all 0, stand for it.
         drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
@@ -232,7 +232,7 @@ class Planning:
             raw = admission.raw.float().numpy()
             self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried])
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
-        self.metrics.observe_step(step, *([part[~padded] for part in counted] if step.entries.any_padded else counted))
+        self.metrics.observe_step(step, *counted)
         draft_seconds = float(admission.draft_seconds)
         self.metrics.observe_draft_and_planner(draft_seconds, admission.planner_seconds + self._learning)
         self._learning = 0.0

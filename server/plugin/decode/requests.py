@@ -26,13 +26,11 @@ class Entries:
     limits: np.ndarray
     lengths: np.ndarray
     planned: np.ndarray
-    padded: np.ndarray
     generations: np.ndarray
     levels: np.ndarray
     progress: np.ndarray
     ruled: np.ndarray | None
     all_planned: bool
-    any_padded: bool
     any_level: bool
 
 
@@ -48,8 +46,6 @@ class RequestTable:
     limits: [rows] int64, drafted tokens per step, at most; 0 without speculation.
     lengths: [rows] int64, tokens of prompt and answer, at most.
     planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
-    padded: [rows] bool; True drafts the last token over and over up to the limit and accepts none, for steps of an
-        exact shape; these requests are greedy.
     ruled: [rows] bool, has rules for its logits (`logit_rules.changes_logits`).
     traced: [rows] bool, wants to know who made each of its tokens.
     greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
@@ -68,7 +64,6 @@ class RequestTable:
         self.limits = np.full(rows, gamma, dtype=np.int64)
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.planned = np.ones(rows, dtype=bool)
-        self.padded = np.zeros(rows, dtype=bool)
         self.ruled = np.zeros(rows, dtype=bool)
         self.traced = np.zeros(rows, dtype=bool)
         self.generations = np.zeros(rows, dtype=np.int64)
@@ -92,7 +87,6 @@ class RequestTable:
         self.limits[at] = [option.draft_limit(self.gamma) for option in options]
         self.lengths[at] = prompts + [req.sampling_params.max_new_tokens for req in reqs]
         self.planned[at] = [option.planned for option in options]
-        self.padded[at] = [option.padded for option in options]
         self.ruled[at] = [changes_logits(req.sampling_params) for req in reqs]
         self.traced[at] = [option.trace for option in options]
         self.levels[at] = [option.min_tokens_per_second or 0.0 for option in options]
@@ -124,20 +118,18 @@ class RequestTable:
         found = self._running
         if found is not None and np.array_equal(found.rows, rows):
             return found
-        planned, padded, levels = self.planned[rows], self.padded[rows], self.levels[rows]
+        planned, levels = self.planned[rows], self.levels[rows]
         ruled = self.ruled[rows]
         self._running = Entries(
             rows=rows,
             limits=self.limits[rows],
             lengths=self.lengths[rows],
             planned=planned,
-            padded=padded,
             generations=self.generations[rows],
             levels=levels,
             progress=np.full(len(rows), np.inf),
             ruled=ruled if ruled.any() else None,
             all_planned=bool(planned.all()),
-            any_padded=bool(padded.any()),
             any_level=bool(levels.any()),
         )
         return self._running
@@ -146,8 +138,6 @@ class RequestTable:
         """What the planner may know of requests before they draft; contexts [R] cached tokens."""
         room = entries.lengths - contexts - 2  # behind the anchor, and with a token of the target's at the end
         limits = np.minimum(np.maximum(room, 0), entries.limits)
-        if entries.any_padded:
-            limits = np.where(entries.padded, entries.limits, limits)
         return StepView(
             rows=entries.rows,
             generations=entries.generations,

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # tests/gpu/kernels run without SGLang
 
     from ..spec_inputs import FlatVerify
     from .sampling import Sampling
-    from .step import Step
 
 Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Takes hidden states, tokens, positions and slots [T]."""
@@ -53,14 +52,12 @@ class VerifyTail:
         self._observe(output.hidden_states, batch.input_ids, batch.positions, slots)
         self._made[tokens] = accept_lens, accepted
 
-    def takes(
-        self, batch: Any, step: Step, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify
-    ) -> bool:
+    def takes(self, batch: Any, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify) -> bool:
         """Whether the step is accepted and committed here, if its verification runs as a graph. Then it is laid out for
         that; otherwise the next replay leaves nothing behind."""
         ruled = batch.return_logprob or has_rules(batch.reqs, batch.sampling_info)
         graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
-        if ruled or step.entries.any_padded or not (sampling.all_greedy and graph):
+        if ruled or not (sampling.all_greedy and graph):
             self.close()
             return False
         self.open(draft.tokens, verify_lens, flat)

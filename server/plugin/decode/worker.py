@@ -230,7 +230,7 @@ class SpeculativeWorker(BaseSpecWorker):
         page_table = self.req_to_token_pool.req_to_token
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.bucket)
         tail = self.tail
-        if tail is not None and not tail.takes(batch, step, sampling, draft, verify_lens, flat):
+        if tail is not None and not tail.takes(batch, sampling, draft, verify_lens, flat):
             tail = None
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = verified.logits_output
@@ -244,8 +244,6 @@ class SpeculativeWorker(BaseSpecWorker):
                 batch, logits_output, flat, anchors, draft.tokens, seq_lens, exact=exact, barrier=grammar_barrier
             )
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
-            if step.entries.any_padded:  # a draft right by chance would end the request before its steps are timed
-                accept_lens = accept_lens.masked_fill(upload(step.entries.padded, self.device), 1)
             self.ranks.broadcast(tokens, accept_lens)
             self._commit(flat, accept_lens, tokens, seq_lens, logits_output)
         new_seq_lens = seq_lens + accept_lens
@@ -306,7 +304,6 @@ class SpeculativeWorker(BaseSpecWorker):
                 rows=rows,
                 draft_mask=None if step.draft_mask.all() else upload(step.draft_mask, self.device),
                 depth=step.depth,
-                look_up=not step.entries.any_padded,
                 keys=sampling.draft_keys(seq_lens, gamma),
                 wants_probs=not sampling.all_decided,
                 all_greedy=sampling.all_greedy,
@@ -317,14 +314,10 @@ class SpeculativeWorker(BaseSpecWorker):
         )
         seconds = since(began)
         limits = upload(step.view.limits, self.device)
-        lens, tokens = torch.minimum(draft.lens, limits), draft.tokens
-        if step.entries.any_padded:
-            padded = upload(step.entries.padded, self.device)
-            lens = torch.where(padded, limits, lens)
-            tokens = torch.where(padded[:, None], anchors[:, None], tokens)
+        lens = torch.minimum(draft.lens, limits)
         if draft.probs is not None:
             lens = lens.clamp(max=draft.probs.shape[1])
-        return replace(draft, tokens=tokens, lens=lens), seconds
+        return replace(draft, lens=lens), seconds
 
     def _no_draft(self, count: int) -> Draft:
         shape = (count, self.width - 1)

@@ -148,23 +148,19 @@ class Drafting:
         able = [
             number
             for number, (root, own) in enumerate(zip(one.roots, one.asked, strict=True))
-            if root >= 0 and own.options.enabled and not own.options.padded and (looks or not own.options.planned)
+            if root >= 0 and own.options.enabled and (looks or not own.options.planned)
         ]
         self._proposed = self._propose(able, one)
         if looks:
             self._plan(one, view)
-        drafts = [
+        self._looked = looks and bool(self._proposed)
+        return [
             draft
             for own in self._proposed
             for place, count in enumerate(own.drafted)
             if count
             for draft in own.proposals.drafts(place, count)
         ]
-        for number, (root, asked) in enumerate(zip(one.roots, one.asked, strict=True)):
-            if root >= 0 and asked.options.padded:
-                drafts += _padding(number, one.rows, root, asked.options.gamma or 0)
-        self._looked = looks and bool(self._proposed)
-        return drafts
 
     def _propose(self, able: list[int], one: Round) -> list[Proposed]:
         """Of the requests that are `able`, by whether they are sampled; nothing where nothing is known of any. What
@@ -283,9 +279,3 @@ class Drafting:
             return 0.0
         self.planner.observe_deciding(seconds, open_blocks)
         return seconds
-
-
-def _padding(number: int, rows: BlockRows, root: int, gamma: int) -> list[Draft]:
-    """Drafts that are not accepted, with which a request has 1 + gamma rows in a round."""
-    own = int((rows.tables == rows.tables[root]).sum())
-    return [Draft(number, rows.tokens[root].numpy(), complete=False)] * (1 + gamma - own)

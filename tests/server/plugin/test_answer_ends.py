@@ -12,7 +12,6 @@ from outrider.scheduler.planners.baselines import VerifyAll
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.options import RequestOptions
 
 GAMMA = 4
 END, STOP = 7, 9
@@ -34,11 +33,6 @@ def test_no_more_is_drafted_than_the_answer_has_room_for():
     # With 10 cached the answer has one token, the anchor; 5 may follow.
     assert [limits(found, cached)[0] for cached in (10, 11, 12, 13, 14)] == [4, 3, 2, 1, 0]
     assert limits(found, 15) == [0]  # and never less
-
-
-def test_steps_of_an_exact_shape_keep_it_to_the_end():
-    found = table(request(prompt=10, new_tokens=6, custom_params=RequestOptions(padded=True).to_custom_params()))
-    assert limits(found, 14) == [GAMMA]
 
 
 def test_the_tokens_that_end_an_answer_are_those_of_its_request():
@@ -107,13 +101,3 @@ def test_requests_with_rules_teach_no_calibration(registry, value, rules):
     assert planning.state()["records"]["accepted"] == [4]
     assert value("outrider_verified_tokens_total") == 8
     assert value("outrider_accepted_tokens_total") == 4
-
-
-def test_drafts_that_only_fill_a_shape_say_nothing_of_the_drafter(registry, value):
-    filled = request(custom_params=RequestOptions(planned=False, padded=True).to_custom_params(), ignore_eos=True)
-    planning = planning_of(registry, filled, request())
-    step_of(planning, [[1, 1, 1, 1], [1, 2, 3, 4]], [0, 4])
-    assert planning.state()["records"]["accepted"] == [4]
-    assert value("outrider_verified_tokens_total") == 4
-    assert value("outrider_accepted_length_sum") == 5
-    assert planning.recording.blocks.total == 1

@@ -22,7 +22,7 @@ class Spy(FixedDrafter):
 
 
 def test_a_model_learns_whose_chunks_were_read_behind_whatever_drafts_before_it():
-    worker, spy = SpeculativeWorker.__new__(SpeculativeWorker), Spy(4)
+    worker, spy = SpeculativeWorker.__new__(SpeculativeWorker), Spy(4, 99)
     worker.drafter = LookupFirst(NgramDrafter(6), Initialised(spy, 3), expected_run_length=1.0)
     table = torch.zeros(8, 16, dtype=torch.int32)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=table)

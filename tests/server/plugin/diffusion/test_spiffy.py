@@ -20,6 +20,7 @@ from outrider.kernels.sampling import Rules
 from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
 from outrider.scheduler.draft_graphs.fill import Candidates, fill
 from outrider.scheduler.draft_graphs.planning import RoundView
+from outrider.server.plugin import measuring
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion import drafts as draft_rows
 from outrider.server.plugin.diffusion.forward import BlockRows
@@ -197,9 +198,14 @@ def test_a_calibrated_graph_gives_the_same_tokens(spiffy: Spiffy, monkeypatch: p
 
 def test_padded_requests_have_the_same_rows_in_every_round(spiffy: Spiffy) -> None:
     expected, base, _ = decode(spiffy, [0.0], {"enabled": False})
-    spiffy.forget_records()
-    assert decode(spiffy, [0.0], {"gamma": 4, "planned": False, "padded": True}) == (expected, base, 0)
-    assert {(requests, rows) for requests, rows, _ in spiffy.recording.rounds} == {(1, 5)}
+    served = spiffy.drafting, spiffy.recording
+    measuring.begin(spiffy)
+    try:
+        assert decode(spiffy, [0.0], {"gamma": 4, "planned": False}) == (expected, base, 0)
+        assert {(requests, rows) for requests, rows, _ in spiffy.recording.rounds} == {(1, 5)}
+    finally:
+        measuring.end(spiffy)
+    assert (spiffy.drafting, spiffy.recording) == served
 
 
 def test_the_planner_is_told_who_asks_for_how_many_tokens_per_second_and_has_had_how_many(

@@ -122,11 +122,11 @@ def test_a_step_in_which_nobody_may_draft_does_not_draft(make, value):
     assert len(planning.recording.blocks) == 0
 
 
-def test_padded_requests_are_told_apart_in_the_order_of_the_batch(make):
+def test_requests_that_are_not_planned_are_told_apart_in_the_order_of_the_batch(make):
     planning = make()
     prefill(planning, 2)
-    prefill(planning, 5, padded=True, planned=False)
-    assert begin(planning, 5, 2).entries.padded.tolist() == [True, False]
+    prefill(planning, 5, planned=False)
+    assert begin(planning, 5, 2).entries.planned.tolist() == [False, True]
     assert begin(planning, 2, 5).entries.planned.tolist() == [True, False]
 
 

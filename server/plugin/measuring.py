@@ -1,0 +1,111 @@
+"""Steps of an exact shape, for `outrider tune`: what serves in a worker is replaced while they are timed.
+
+Requests set by their `gamma` how many tokens, or states of a block, they have in a step. Nothing is learned or counted
+of the drafts, but step times are recorded. Whoever else is served gets the same answers meanwhile, without speedup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
+from outrider.drafters.dummy import FixedDrafter
+from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.wrappers import Initialised
+from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.planners.baselines import VerifyAll
+
+from .decode.metrics import SpeculationMetrics
+from .decode.planning import Planning
+from .decode.requests import Entries
+from .diffusion.drafting import Drafting, Round
+from .diffusion.drafts import Draft as StateDraft
+from .diffusion.recording import Recording
+
+REPLACED = "outrider_replaced"
+"""Attribute of a worker that measures: what it serves with, by name."""
+
+
+def begin(worker: Any) -> None:
+    """Have a worker, of speculation or block diffusion, run steps of exact shapes until `end`."""
+    end(worker)
+    measures: dict[str, Any] = {}
+    if isinstance(served := getattr(worker, "drafting", None), Drafting):
+        measures = {
+            "drafting": PaddedDrafting(served.graphs, served.planner.cost, served.mask_id),
+            "recording": Recording(served.mask_id),
+        }
+    elif worker.drafter is not None:
+        worker.planning.interrupt()
+        vocabulary = worker.target_worker.model_config.vocab_size
+        measures = {
+            "drafter": TimedDrafter(worker.drafter, vocabulary),
+            "planning": FixedPlanning(worker.planning),
+        }
+    setattr(worker, REPLACED, {name: getattr(worker, name) for name in measures})
+    vars(worker).update(measures)
+
+
+def end(worker: Any) -> None:
+    """Serve as before `begin`."""
+    vars(worker).update(vars(worker).pop(REPLACED, {}))
+
+
+class TimedDrafter(FixedDrafter):
+    """Has the model of a drafter draft for all requests, without prompt lookup, and drafts other tokens instead."""
+
+    def __init__(self, served: Drafter, vocabulary: int):
+        super().__init__(served.gamma, vocabulary)
+        self.served = self.model = served
+        self.target_layers = served.target_layers
+        while isinstance(self.model, LookupFirst | Initialised):
+            self.model = self.model.model
+
+    def observe(self, features: Features) -> None:
+        self.served.observe(features)
+
+    def prefilled(self, chunks: Prefilled) -> None:
+        self.served.prefilled(chunks)
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        return replace(super().propose(batch), drafting=self.model.propose(batch).drafting)
+
+
+class FixedPlanning(Planning):
+    """Verifies every draft, also beyond an answer's end."""
+
+    def __init__(self, served: Planning):
+        super().__init__(
+            VerifyAll(), None,
+            requests=served.requests, metrics=StepTimesOnly(served.metrics), device="cpu" if served.on_host else "cuda",
+            buckets=served.buckets, block=served.block,
+        )  # fmt: skip
+
+    def _view(self, entries: Entries, contexts: np.ndarray) -> StepView:
+        return replace(super()._view(entries, contexts), limits=entries.limits)
+
+
+class StepTimesOnly(SpeculationMetrics):
+    """A server's metrics, which count no drafts meanwhile."""
+
+    def __init__(self, served: SpeculationMetrics):
+        vars(self).update(vars(served))
+
+    def observe_step(self, *_: Any) -> None:
+        self.steps.inc()
+
+
+class PaddedDrafting(Drafting):
+    """Each request drafts its newest state until it has 1 + gamma states in the forward; none is accepted."""
+
+    def choose(self, one: Round) -> list[StateDraft]:
+        drafts = []
+        for number, root in enumerate(one.roots):
+            if root >= 0:
+                rows = int((one.rows.tables == one.rows.tables[root]).sum())
+                missing = 1 + (one.asked[number].options.gamma or 0) - rows
+                drafts += [StateDraft(number, one.rows.tokens[root].numpy(), complete=False)] * missing
+        return drafts

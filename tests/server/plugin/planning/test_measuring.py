@@ -1,0 +1,86 @@
+"""Steps of an exact shape: what drafts and plans meanwhile, and what is left as it was."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from planned_steps import GAMMA, admit, begin, logged, prefill, run
+
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.wrappers import Initialised
+from outrider.server.plugin import measuring
+
+VOCABULARY = 97
+
+
+class Model(Drafter):
+    """Drafts the anchor for all."""
+
+    gamma = GAMMA
+    observed = asked = 0
+
+    def allocate(self, slots: int) -> None:
+        pass
+
+    def observe(self, features: Features) -> None:
+        self.observed += len(features.slots)
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        self.asked += 1
+        tokens = batch.anchors[:, None].repeat(1, GAMMA)
+        return Draft(tokens, torch.full_like(batch.anchors, 2), torch.ones(tokens.shape), drafting=len(tokens))
+
+
+def worker_of(planning, drafter):
+    return SimpleNamespace(
+        drafter=drafter, planning=planning, target_worker=SimpleNamespace(model_config=SimpleNamespace(vocab_size=97))
+    )
+
+
+def test_the_model_drafts_for_all_and_other_tokens_are_verified(make):
+    model = Model()
+    served = LookupFirst(NgramDrafter(GAMMA + 2), Initialised(model, 9), expected_run_length=1.0)
+    served.allocate(16)
+    worker = worker_of(make(), served)
+    measuring.begin(worker)
+    anchors, table = torch.tensor([5, 5, 8]), torch.zeros(3, 16, dtype=torch.int32)
+    draft = worker.drafter.propose(
+        DraftBatch(anchors, torch.tensor([4, 7, 7]), table, torch.arange(3), torch.zeros(3), torch.zeros(3, GAMMA + 2))
+    )
+    assert (model.asked, draft.drafting, draft.lens.tolist()) == (1, 3, [GAMMA + 2] * 3)
+    assert draft.probs is None  # a point mass, so that answers of others keep their distribution
+    assert len(draft.tokens.unique()) > GAMMA
+    assert draft.tokens.min() >= 0
+    assert draft.tokens.max() < VOCABULARY
+    places = torch.arange(3)
+    worker.drafter.observe(Features(None, anchors, places, places + 1))
+    assert model.observed == 3
+    assert served.lookup.history.tokens[1:4].tolist() == anchors.tolist()
+    measuring.end(worker)
+    assert worker.drafter is served
+
+
+def test_all_drafts_are_verified_beyond_the_answers_end_and_teach_nothing(make, value):
+    served = make()
+    worker = worker_of(served, Model())
+    prefill(served, 2)
+    run(served, 2)
+    measuring.begin(worker)
+    measuring.begin(worker)  # one that was given up, before its end was heard of
+    planning = worker.planning
+    prefill(planning, 2, 3, planned=False)
+    most = int(planning.requests.lengths[2])
+    assert admit(planning, begin(planning, 2, 3, contexts=most)).verify_lens.tolist() == [GAMMA] * 2
+    run(planning, 2, 3)
+    begin(planning, 2, 3)
+    assert len(planning.state()["steps"]["seconds"]) == 1
+    assert planning.state()["steps"]["tokens"] == [2 * (GAMMA + 1)]
+    measuring.end(worker)
+    measuring.end(worker)
+    assert worker.planning is served
+    assert value("outrider_verified_tokens_total") == GAMMA
+    assert served.state()["records"]["accepted"] == [0]
+    assert logged(served) == []  # the step before lasted until nobody knows when
