@@ -18,12 +18,12 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 OURS = "outrider"
 """The backend that runs our Triton kernels."""
 Capability = tuple[int, int]
-"""Of a GPU: (9, 0) is sm_90."""
+"""Compute capability of a GPU: (9, 0) is sm_90."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model and how it is served ask of attention.
+    """Requirements of a model, and of how it is served, on attention.
 
     latent: multi-head latent attention. capped: scores go through tanh. head: numbers of a head, 0: not known. float32:
     it is computed in 32 bits. narrow: keys and values are cached in 8 bits or fewer.

@@ -1,4 +1,4 @@
-"""What our SGLang plugin is told: it runs in spawned processes, so its settings travel in the environment."""
+"""Settings of the SGLang plugin, which travel in the environment because it runs in spawned processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PluginConfig:
     @classmethod
     def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> PluginConfig:
         """Read what the parent process wrote; without it (SGLang started on its own) the defaults hold."""
-        said = json.loads(environ.get(ENV, "{}"))
-        if said.get("diffusion"):
-            said["diffusion"] = DiffusionTarget(**said["diffusion"])
-        return cls(**said)
+        fields = json.loads(environ.get(ENV, "{}"))
+        if fields.get("diffusion"):
+            fields["diffusion"] = DiffusionTarget(**fields["diffusion"])
+        return cls(**fields)

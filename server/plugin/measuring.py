@@ -106,6 +106,6 @@ class PaddedDrafting(Drafting):
         for number, root in enumerate(one.roots):
             if root >= 0:
                 rows = int((one.rows.tables == one.rows.tables[root]).sum())
-                missing = 1 + (one.asked[number].options.gamma or 0) - rows
+                missing = 1 + (one.served[number].options.gamma or 0) - rows
                 drafts += [StateDraft(number, one.rows.tokens[root].numpy(), complete=False)] * missing
         return drafts

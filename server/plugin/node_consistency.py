@@ -25,7 +25,7 @@ FLAGS = {
     "chunked_prefill_size": "--chunked-prefill-size",
     "disable_radix_cache": "--disable-radix-cache",
 }
-"""Settings of SGLang's that decide about batches, and how they are said here."""
+"""Settings of SGLang's that decide about batches, and their flags here."""
 SGLANGS = (
     "attention_backend",
     "page_size",
@@ -35,7 +35,7 @@ SGLANGS = (
     "mem_fraction_static",
     "quantization",
 )
-"""Others, said to SGLang."""
+"""Others, which are flags of SGLang's."""
 
 
 def register() -> None:
@@ -52,15 +52,15 @@ def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:
     if server_args.nnodes > 1:
         world = get_parallel().world_group
         nodes: list[Any] = [None] * world.world_size
-        mine = server_args.node_rank, said(server_args, PluginConfig.from_env())
+        mine = server_args.node_rank, settings(server_args, PluginConfig.from_env())
         torch.distributed.all_gather_object(nodes, mine, world.cpu_group)
         if difference := first_difference(nodes):
             raise ValueError(difference)
     return returned
 
 
-def said(server_args: Any, config: PluginConfig) -> dict[str, Any]:
-    """What must be the same on every node, by what a user calls it."""
+def settings(server_args: Any, config: PluginConfig) -> dict[str, Any]:
+    """Settings that must be the same on every node, by their names for users."""
     found: dict[str, Any] = {f"{package}'s version": version(package) for package in PACKAGES}
     found |= {name: getattr(server_args, field) for field, name in FLAGS.items()}
     found |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
@@ -81,12 +81,12 @@ def most_in_graphs(graphs: Any) -> int:
 
 
 def digest(model: str) -> str:
-    """Of a model's folder; of one that the hub has, its name."""
+    """Digest of a model's folder; the name of a model of the hub."""
     return folder_digest(model) if Path(model).is_dir() else model
 
 
 def first_difference(nodes: list[tuple[int, dict[str, Any]]]) -> str | None:
-    """nodes: of each rank its node's number, and what is `said` there. A line about the first thing that is not as on
+    """nodes: of each rank its node's number, and its `settings`. A line about the first thing that is not as on
     node 0."""
     (_, first), *others = nodes
     for node, found in others:

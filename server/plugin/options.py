@@ -1,4 +1,4 @@
-"""What a request carries to the worker beside SGLang's own parameters: the only writer and the only reader of it."""
+"""Options of a request beside SGLang's own parameters; only this module writes and reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KEY = "outrider"
-"""Of SGLang's `custom_params`, which travel with a request into the scheduler's process."""
+"""Key in SGLang's `custom_params`, which travel with a request into the scheduler's process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

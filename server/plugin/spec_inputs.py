@@ -1,4 +1,4 @@
-"""What passes from one decode step to the next, and into the target's forward: SGLang's SpecInput types."""
+"""SGLang's SpecInput types: the state between decode steps, and the shape of a verification."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
 
 
 async def read(manager: Any) -> dict[str, Any]:
-    """What the worker recorded, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
+    """Records of the worker, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
     states = await manager.get_internal_state()  # in the order in which they were received
     state: dict[str, Any] = min(states, key=lambda state: state["outrider_engine"])["outrider"]
     return state

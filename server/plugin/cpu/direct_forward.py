@@ -53,7 +53,7 @@ class DirectForward:
 
 
 def direct_forward(worker: Any, captures_hidden: bool) -> DirectForward | None:
-    """Of SGLang's target worker, once a prefill has run; None where its own forward stays."""
+    """The direct forward of SGLang's target worker, once a prefill has run; None where SGLang's own stays."""
     runner = worker.model_runner
     model, backend = runner.model, runner.attn_backend
     watched = (getattr(runner, name, None) for name in ("device_timer", "canary_manager", "msprobe_debugger"))

@@ -15,7 +15,7 @@ from outrider.kernels.blocks import group_blocks, pack_blocks
 from outrider.kernels.int8 import multiply
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which four bits of AWQ's int32 hold outputs 0 to 7."""
+"""Places of outputs 0 to 7 among the groups of four bits of AWQ's int32."""
 IN_ORDER = tuple(range(8))
 
 
@@ -65,7 +65,7 @@ def _supported_types() -> list[torch.dtype]:
 
 
 class BlockKernel:
-    """What SGLang calls a kernel: prepares a layer's weight once it is loaded, and multiplies with it."""
+    """A kernel in SGLang's sense: prepares a layer's weight once it is loaded, and multiplies with it."""
 
     use_shuffle = False  # SGLang's GPTQ says here that a checkpoint has an order of its own
 

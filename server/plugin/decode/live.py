@@ -16,7 +16,7 @@ CURVE_POINTS = 96
 
 
 def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[str, Any]:
-    """What has been counted since the start, up to the last flush, and the curve of the last step planned.
+    """Counts since the start, up to the last flush, and the curve of the last step planned.
 
     tokens: that decode steps brought. sources: of each, drafts of which the target saw at least one token, and tokens
     accepted. calibration: of each source, by bin of confidence: drafted tokens observed, accepted, and expected.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """Where each logits row stands: B rows of R requests.
+    """The place of each logits row: B rows of R requests.
 
     request: [B] int64. step: [B] int64, how many drafted tokens precede the row's prediction.
     block: [R, 1 + gamma] int64, the anchor and the drafted tokens; after a prefill only the last prompt token.
@@ -97,7 +97,7 @@ class LogitRules:
 
 
 def has_rules(reqs: Sequence[Any], sampling_info: Any) -> bool:
-    """Whether `apply_rules` would change anything."""
+    """True if `apply_rules` would change anything."""
     return (
         sampling_info.acc_additive_penalties is not None  # some request of the batch has a penalty
         or sampling_info.logit_bias is not None

@@ -13,7 +13,7 @@ from ..spec_inputs import FlatVerify
 def write_logprobs(
     logits_output: Any, batch: Any, logits: torch.Tensor, request: torch.Tensor, tokens: torch.Tensor
 ) -> None:
-    """Of tokens [M] drawn from logits [M, V] (rules applied, temperature not) by the requests [M].
+    """Write logprobs of tokens [M] drawn from logits [M, V] (rules applied, temperature not) by requests [M].
 
     They are of the distribution the token was drawn from, before top-k, top-p and min-p, as in plain decoding.
     """

@@ -30,12 +30,12 @@ class SpeculationMetrics:
         buffered: list[BufferedCounter | BufferedHistogram] = []
 
         def counter(name: str, text: str) -> BufferedCounter:
-            buffered.append(made := BufferedCounter(Counter(name, text, registry=registry)))
-            return made
+            buffered.append(metric := BufferedCounter(Counter(name, text, registry=registry)))
+            return metric
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> BufferedHistogram:
-            buffered.append(made := BufferedHistogram(Histogram(name, text, buckets=buckets, registry=registry)))
-            return made
+            buffered.append(metric := BufferedHistogram(Histogram(name, text, buckets=buckets, registry=registry)))
+            return metric
 
         self.buffered, self.flushed = buffered, time.monotonic()
         self.steps = counter("outrider_decode_steps", "Decode steps of the engine.")
@@ -109,12 +109,12 @@ class SpeculationMetrics:
         self.flushed = time.monotonic()
 
     def observe_draft_and_planner(self, draft_seconds: float, planner_seconds: float) -> None:
-        """What drafting and planning took of a decode step."""
+        """Count the time that a decode step spent drafting and planning."""
         self.draft_seconds.inc(draft_seconds)
         self.planner_seconds.observe(planner_seconds)
 
     def observe_time(self, seconds: float, predicted: float | None) -> None:
-        """How long a decode step took, and what the cost model had said it would; None without a cost model."""
+        """Count a decode step's time and the time that the cost model predicted; None without a cost model."""
         self.step_seconds.observe(seconds)
         if predicted is not None:
             self.predicted_seconds.inc(predicted)

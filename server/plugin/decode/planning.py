@@ -1,9 +1,9 @@
 """The planner's place in a decode step: what it is asked, what it is shown, what is recorded of it.
 
-Outcomes of steps are read when the planner next looks back or metrics are wanted: several together, because a forward
-leaves nothing of this code in the caches, and once is as dear as thrice. On a GPU they are copied to the host behind
-the step's work, and read once they are there, which leaves out the last step: the planner never waits for the device,
-nor the device for the planner.
+Outcomes are read when the planner next looks back or metrics are wanted, in batches, because reading three costs about
+as much as reading one: a forward leaves nothing of this code in the caches. On a GPU they are copied to the host behind
+the step's work and read once they have arrived, all but the last step's: the planner never waits for the device, nor
+the device for the planner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.scheduler.upload import upload
 
 from . import live
 from .metrics import SpeculationMetrics
-from .readback import Arrival, DeviceTime, Readback
+from .readback import DeviceTime, PendingCopy, Readback
 from .recording import Recording
 from .requests import Entries, RequestTable
 from .step import Admission, Outcome, Step, StepTime
@@ -149,7 +149,7 @@ class Planning:
         )
 
     def _parameters(self, confidence: torch.Tensor) -> Parameters | None:
-        """Of the calibration, for confidence [R, gamma]."""
+        """Parameters of the calibration, for confidence [R, gamma]."""
         if self.calibration is None:
             return None
         return self.calibration.parameters(confidence.shape[1], confidence.device)
@@ -270,7 +270,7 @@ class Planning:
         return self.recording.to_lists() | {"buckets": None if self.buckets is None else list(self.buckets.sizes)}
 
     def live(self) -> dict[str, Any]:
-        """What has been counted since the start, and the planner's view of the step before; to look at."""
+        """Counts since the start, and the planner's view of the step before, for the page."""
         self._catch_up(0)
         self.metrics.flush()
         return live.snapshot(self.metrics, self.planner.curve())
@@ -281,7 +281,7 @@ class Planning:
         self.recording.clear()
 
 
-def _is_there(arrival: Arrival, *, wait: bool) -> bool:
+def _is_there(arrival: PendingCopy, *, wait: bool) -> bool:
     if wait:
         arrival.wait()
     return wait or arrival.done

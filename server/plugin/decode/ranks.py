@@ -27,24 +27,24 @@ class Ranks:
         self.device = device
 
     def broadcast(self, *parts: torch.Tensor) -> None:
-        """As the first rank: parts [...] int64. Nothing is sent where there is no other."""
+        """Send parts [...] int64 as the first rank; nothing is sent where there is no other."""
         if self.group.world_size > 1:
             self.group.broadcast(torch.cat([part.reshape(-1).long() for part in parts]))
 
     def receive(self, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """As any other rank: what `broadcast` was given, which had these shapes."""
+        """Receive what `broadcast` was given, which had these shapes, as any other rank."""
         sizes = [math.prod(shape) for shape in shapes]
         received = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
         self.group.broadcast(received)
         return tuple(part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True))
 
     def broadcast_bucket(self, bucket: int) -> None:
-        """As the first rank: how many tokens the step's forward has."""
+        """Send the number of tokens of the step's forward as the first rank."""
         if self.group.world_size > 1:
             self._between_hosts(torch.tensor(bucket))
 
     def receive_bucket(self) -> int:
-        """As any other rank: what `broadcast_bucket` was given."""
+        """Receive what `broadcast_bucket` was given, as any other rank."""
         return int(self._between_hosts(torch.tensor(0)))
 
     def _between_hosts(self, number: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a device computes, on its way to the host: nobody waits for it, neither the host nor the next step."""
+"""Asynchronous copies from a device to the host: neither the host nor the next step waits for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrival:
+class PendingCopy:
     """Copies on the host that are there once `done`.
 
     copies: pinned, of the tensors in their order. sources: kept until then, so that their memory is not given out.
@@ -34,7 +34,7 @@ class Readback:
     def __init__(self) -> None:
         self._stream: Any = None
 
-    def start(self, *tensors: torch.Tensor) -> Arrival:
+    def start(self, *tensors: torch.Tensor) -> PendingCopy:
         """Copy them as they will be when all that was launched so far is done."""
         device = tensors[0].device
         module = torch.get_device_module(device)
@@ -50,7 +50,7 @@ class Readback:
                 for tensor in tensors
             )
             copied.record()
-        return Arrival(copies, tensors, copied)
+        return PendingCopy(copies, tensors, copied)
 
 
 class DeviceTime:

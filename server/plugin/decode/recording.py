@@ -26,7 +26,7 @@ class Recording:
         self.steps.clear()
 
     def to_lists(self) -> dict[str, Any]:
-        """What can be sent to another process: one list per field."""
+        """The records as one list per field, for another process."""
         blocks = self.blocks.records()
         return {
             "steps": {field.name: [getattr(step, field.name) for step in self.steps] for field in fields(StepTime)},

@@ -1,4 +1,4 @@
-"""What the worker remembers of each running request, in arrays indexed by its row of SGLang's request pool."""
+"""The worker's state of running requests, in arrays indexed by their rows of SGLang's request pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .logit_rules import changes_logits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """What the table says of the requests in `rows` [R], in their order."""
+    """Entries of the requests in `rows` [R], in their order."""
 
     rows: np.ndarray
     limits: np.ndarray
@@ -109,12 +109,12 @@ class RequestTable:
         self.ends[rows.long()] = upload(ends, self.device)
 
     def kinds(self, rows: np.ndarray) -> tuple[bool, bool]:
-        """Of the requests in `rows` [R]: whether a seed alone decides for any, and whether all are greedy or so."""
+        """Two flags of the requests in `rows` [R]: a seed alone decides for some; all are greedy or seeded."""
         greedy, given = self.greedy[rows], self.given[rows]
         return bool((given & ~greedy).any()), bool((given | greedy).all())
 
     def entries(self, rows: np.ndarray) -> Entries:
-        """Of the requests in `rows` [R]; gathered once for steps in a row of the same."""
+        """Entries of the requests in `rows` [R], gathered once for consecutive steps of the same ones."""
         found = self._running
         if found is not None and np.array_equal(found.rows, rows):
             return found
@@ -135,7 +135,7 @@ class RequestTable:
         return self._running
 
     def view(self, entries: Entries, contexts: np.ndarray) -> StepView:
-        """What the planner may know of requests before they draft; contexts [R] cached tokens."""
+        """The planner's view of requests before they draft; contexts [R] cached tokens."""
         room = entries.lengths - contexts - 2  # behind the anchor, and with a token of the target's at the end
         limits = np.minimum(np.maximum(room, 0), entries.limits)
         return StepView(

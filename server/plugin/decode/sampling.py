@@ -21,13 +21,13 @@ from ..spec_inputs import FlatVerify
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether its numbers may decide what is computed next; reading them from a device would wait."""
+    """True if the host may read the tensor without waiting for a device."""
     return tensor.is_cpu
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampling:
-    """How the R requests of a batch are sampled.
+    """Sampling rules and seeds of the R requests of a batch.
 
     rules: of each; temperature 0: greedy. seeds: [R] int64, of its random numbers.
     seeded: [R] bool, not greedy, and its seed alone decides. decided: [R] bool, greedy or seeded.

@@ -1,5 +1,4 @@
-"""What is known of a decode step: when it has begun, when its drafts are there, when its tokens are decided, when it is
-over. Each record is made once, of the one before and of what has become known since."""
+"""Records of a decode step: begun, drafted, decided, over. Each is made once, of the one before and what is new."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import torch
 
 from outrider.scheduler.planners.base import Budget, StepView
 
-from .readback import Arrival, DeviceTime
+from .readback import DeviceTime, PendingCopy
 from .requests import Entries
 
 
@@ -37,7 +36,7 @@ class Step:
 
     @property
     def drafts(self) -> bool:
-        """Whether the model may draft for anybody."""
+        """True if the model may draft for any request."""
         return bool(np.count_nonzero(self.draft_mask))
 
     @property
@@ -47,7 +46,7 @@ class Step:
 
     @property
     def looks_up(self) -> bool:
-        """Whether prompt lookup may draft for anybody; the planner is not asked about all of its requests."""
+        """True if prompt lookup may draft for any request; the planner decides for a part of them alone."""
         return (self.budget.look_up or not self.entries.all_planned) and bool(np.count_nonzero(self.view.limits))
 
 
@@ -87,7 +86,7 @@ class Outcome:
 
     admission: Admission
     accept_lens: torch.Tensor
-    arrival: Arrival | None = None
+    arrival: PendingCopy | None = None
     seconds: float | None = None
 
     @property
@@ -96,7 +95,7 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Of the forward: verified over all requests, anchors included, or the step's bucket."""
+        """Tokens of the forward: verified over all requests, anchors included, or the step's bucket."""
         if self.step.bucket is not None:
             return self.step.bucket
         verify_lens = self.admission.verify_lens.numpy()

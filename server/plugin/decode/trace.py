@@ -36,7 +36,7 @@ class StepTrace:
 
     @classmethod
     def of_first_tokens(cls, traced: np.ndarray, device: Any) -> StepTrace:
-        """What a prefill brings is the target's."""
+        """The trace of a prefill, whose tokens are the target's."""
         shape = (len(traced), 1)
         return cls(
             traced,

@@ -29,7 +29,7 @@ Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tenso
 
 
 class VerifyTail:
-    """observe: shows what stays to whoever keeps state by slot; slot 0 is nobody's."""
+    """observe: shows committed tokens to whoever keeps state by slot; slot 0 belongs to no request."""
 
     def __init__(self, buckets: TokenBuckets, observe: Observe, device: Any):
         tokens = buckets.graphs[-1]
@@ -40,7 +40,7 @@ class VerifyTail:
         self._request, self._step = torch.zeros((2, tokens), dtype=torch.int64, device=device)
         self._gate = torch.zeros(1, dtype=torch.int64, device=device)
         self._opened = False
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def capture(self, runner: Any, output: Any, batch: Any, tokens: int) -> None:
         """SGLang calls it behind the forward that it captures, of `tokens` tokens."""
@@ -50,10 +50,10 @@ class VerifyTail:
         slots = batch.out_cache_loc * self._gate
         slots = commit(accept_lens, accepted, batch.seq_lens, request, step, slots)[2]
         self._observe(output.hidden_states, batch.input_ids, batch.positions, slots)
-        self._made[tokens] = accept_lens, accepted
+        self._results[tokens] = accept_lens, accepted
 
     def takes(self, batch: Any, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify) -> bool:
-        """Whether the step is accepted and committed here, if its verification runs as a graph. Then it is laid out for
+        """True if the step is accepted and committed here, if its verification runs as a graph. Then it is laid out for
         that; otherwise the next replay leaves nothing behind."""
         ruled = batch.return_logprob or has_rules(batch.reqs, batch.sampling_info)
         graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
@@ -83,7 +83,7 @@ class VerifyTail:
                 left.zero_()
             self._opened = False
 
-    def made(self, requests: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the last replay, of a bucket of `tokens`, has accepted: accept_lens [R] and tokens [R, gamma+1]."""
-        accept_lens, accepted = self._made[tokens]
+    def results(self, requests: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Results of the last replay, of a bucket of `tokens`: accept_lens [R] and tokens [R, gamma+1]."""
+        accept_lens, accepted = self._results[tokens]
         return accept_lens[:requests].clone(), accepted[:requests].clone()  # the next replay writes where they lie

@@ -44,7 +44,7 @@ from .verify_tail import VerifyTail
 
 
 class HostResult(GenerationBatchResult):
-    """Whose tensors are on the host already; to find that out takes SGLang a tenth of a millisecond."""
+    """A result already on the CPU; skips SGLang's check of its device."""
 
     def copy_to_cpu(self, return_logprob: bool, return_hidden_states: bool = True) -> None:
         self.copy_done.record()
@@ -77,7 +77,7 @@ class SpeculativeWorker(BaseSpecWorker):
             give_back_free_memory()
 
     def _set_up(self, runner: Any, slots: int) -> None:
-        """What is needed to draft, plan and draw, for so many KV slots."""
+        """Make what drafts, plans and draws, for so many KV slots."""
         from ..loading.drafter import load_drafter
 
         self.history = SlotTokens(slots, self.device)
@@ -121,7 +121,7 @@ class SpeculativeWorker(BaseSpecWorker):
         return self._decode(batch, on_publish, grammar_barrier)
 
     def outrider_state(self) -> dict[str, Any]:
-        """What was recorded since `forget_records`, for another process."""
+        """Records since `forget_records`, for another process."""
         return self.planning.state()
 
     def outrider_live(self) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class SpeculativeWorker(BaseSpecWorker):
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         logits_output = verified.logits_output
         if tail is not None and verified.can_run_cuda_graph:
-            accept_lens, tokens = tail.made(len(rows), len(flat.request))
+            accept_lens, tokens = tail.results(len(rows), len(flat.request))
             logits_output.hidden_states = None
             self.ranks.broadcast(tokens, accept_lens)
         else:
@@ -389,7 +389,7 @@ class SpeculativeWorker(BaseSpecWorker):
         return rows, np.array(committed, dtype=np.int64) + self.width
 
     def _sampling_of(self, batch: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
-        """How the running batch is sampled, and the classes of its drafts; made once for its requests, since others
+        """Sampling of the running batch and the classes of its drafts; made once for its requests, since others
         come with other tensors."""
         mark = batch.sampling_info.temperatures
         if self._sampling is None or self._sampling[0] is not mark:

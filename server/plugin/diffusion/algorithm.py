@@ -1,4 +1,4 @@
-"""Block diffusion as SGLang's dllm mode runs it: one forward a round, and what became of each request's open block."""
+"""Block diffusion in SGLang's dllm mode: one forward a round, and the next state of each request's open block."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .forward import BlockForward, BlockRows
 from .policy import Policy, Static, Threshold, noise_keys, predict, step, steps_of
 
 NAME = "OUTRIDER"
-"""Of the algorithm, in SGLang's registry."""
+"""Name of the algorithm in SGLang's registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round made of a request.
+    """Result of a round for a request.
 
     kept: tokens of the request before its open block, all of which have final keys and values now.
     complete: blocks behind them that have no mask any more, in order. open: the newest state of the block behind those;
@@ -39,7 +39,7 @@ class Outcome:
 
     @classmethod
     def of(cls, start: int, state: list[int], mask_id: int) -> Outcome:
-        """Of an open block at `start` that came to `state`."""
+        """The outcome of an open block at `start` whose new state is `state`."""
         return cls(start, open=state) if mask_id in state else cls(start, [state])
 
 
@@ -77,7 +77,7 @@ class BlockDiffusion(DllmAlgorithm):
         return self._forward
 
     def outrider_live(self) -> dict[str, Any]:
-        """What the page draws."""
+        """Counts for the page."""
         return live.snapshot(self.metrics, None)
 
     def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
@@ -148,7 +148,7 @@ class BlockDiffusion(DllmAlgorithm):
 
 
 def seed_of(req: Any) -> int:
-    """Of a request's random numbers: the one that came with it, or its own, which stays when it is computed again."""
+    """Seed of a request's random numbers: the one that came with it, or its own, which stays after a retraction."""
     given = req.sampling_params.sampling_seed
     if given is not None:
         return int(given)

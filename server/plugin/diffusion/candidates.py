@@ -1,4 +1,4 @@
-"""What a forward's distributions say of the steps to come: the tokens that drafts are made of."""
+"""Candidate tokens of drafts, from a forward's distributions."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def _behind(
     """The most probable tokens, of which the best and its probability are known. As few are wanted, to look for one
     after the other is faster than to sort, and the distribution need not be made again."""
     tokens, found = best[:, None], [best[:, None]]
-    said = [logits.gather(1, tokens)]
+    scores = [logits.gather(1, tokens)]
     for _ in range(count - 1):
         logits.scatter_(1, tokens, -torch.inf)
         tokens = argmax(logits)[:, None]
         found.append(tokens)
-        said.append(logits.gather(1, tokens))
-    likely = torch.cat(said, 1).float()
+        scores.append(logits.gather(1, tokens))
+    likely = torch.cat(scores, 1).float()
     return torch.cat(found, 1), chances[:, None] * (likely - likely[:, :1]).exp()

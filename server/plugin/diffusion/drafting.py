@@ -1,4 +1,4 @@
-"""What is drafted in a round of Spiffy: made of what the last forward said, chosen by the planner, and learnt from."""
+"""Drafts of a round of Spiffy: made of the last forward's distributions, chosen by the planner, and learned from."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from outrider.scheduler.draft_graphs.planning import Acceptance, RoundCost, Roun
 from ..options import RequestOptions
 from .algorithm import Step
 from .candidates import likely_tokens
-from .drafts import Draft, Found
+from .drafts import BlockOutcome, Draft
 from .forward import BlockRows
 from .policy import noise_keys, steps_of
-from .proposals import Known, Proposals, propose
+from .proposals import Prediction, Proposals, propose
 from .recording import RANKS
 
 _names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks of drafting, read once, and since when it is served.
+class ServedRequest:
+    """A request's options of drafting, read once, and the time since which it is served.
 
     name: a number that no other request has. began: on the host's clock.
     """
@@ -39,13 +39,13 @@ class Asked:
     began: float
 
     @classmethod
-    def of(cls, req: Any, planner: str) -> Asked:
+    def of(cls, req: Any, planner: str) -> ServedRequest:
         """planner: the server's; verify-all plans nothing, and every draft stands in the forward."""
-        if not hasattr(req, "outrider_asked"):
+        if not hasattr(req, "outrider_request"):
             options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
             options = replace(options, planned=options.planned and planner != "verify-all")
-            req.outrider_asked = cls(next(_names), options, time.perf_counter())
-        asked: Asked = req.outrider_asked
+            req.outrider_request = cls(next(_names), options, time.perf_counter())
+        asked: ServedRequest = req.outrider_request
         return asked
 
     @property
@@ -66,14 +66,14 @@ class Round:
     rows: BlockRows
     roots: list[int]
     reqs: Sequence[Any]
-    asked: list[Asked]
+    served: list[ServedRequest]
     rules: Rules
     seeds: torch.Tensor
     context: float
     longest: int
 
     def goes_on(self, number: int, start: int) -> bool:
-        """Whether a block follows the open one of a request, which starts there."""
+        """True if a block follows the open one of a request, which starts at `start`."""
         block, req = self.rows.tokens.shape[1], self.reqs[number]
         end = start + block
         wanted = len(req.origin_input_ids) + req.sampling_params.max_new_tokens
@@ -82,7 +82,7 @@ class Round:
     def view(self, mask_id: int) -> RoundView:
         """For the planner, of the requests with an open block."""
         going = [number for number, root in enumerate(self.roots) if root >= 0]
-        asked = [self.asked[number] for number in going]
+        asked = [self.served[number] for number in going]
         levels = np.array([own.options.min_tokens_per_second or 0.0 for own in asked])
         progress = np.full(len(going), np.inf)
         if levels.any():
@@ -98,7 +98,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """What may be drafted for requests of one class, and of how many drafts each has, [n]."""
+    """Drafts proposed for requests of one class, and how many of them each has, [n]."""
 
     sampled: bool
     proposals: Proposals
@@ -124,7 +124,7 @@ class HostTime:
 
 
 class Drafting:
-    """Asked once per round for drafts, and told behind the forward what became of them.
+    """Makes the drafts of a round, and learns from their acceptance after the forward.
 
     graphs: by whether a request is sampled. cost: what rounds take.
     """
@@ -143,11 +143,11 @@ class Drafting:
     def choose(self, one: Round) -> list[Draft]:
         """The drafts of a round."""
         view = one.view(self.mask_id)
-        served = any(root >= 0 and own.planned for root, own in zip(one.roots, one.asked, strict=True))
+        served = any(root >= 0 and own.planned for root, own in zip(one.roots, one.served, strict=True))
         looks = served and self.planner.looks(view)
         able = [
             number
-            for number, (root, own) in enumerate(zip(one.roots, one.asked, strict=True))
+            for number, (root, own) in enumerate(zip(one.roots, one.served, strict=True))
             if root >= 0 and own.options.enabled and (looks or not own.options.planned)
         ]
         self._proposed = self._propose(able, one)
@@ -163,23 +163,23 @@ class Drafting:
         ]
 
     def _propose(self, able: list[int], one: Round) -> list[Proposed]:
-        """Of the requests that are `able`, by whether they are sampled; nothing where nothing is known of any. What
+        """Propose drafts of the requests that are `able`, by whether they are sampled, where anything is known. What
         nobody has to decide of is drafted."""
         starts, states = one.rows.starts.tolist(), one.rows.tokens.numpy()
         sampled, made = (one.rules.temperatures > 0).tolist(), []
         for drawn, graph in self.graphs.items():
             numbers, limits = [], []
             for number in able:
-                known, root = getattr(one.reqs[number], "outrider_known", None), one.roots[number]
-                limit = one.asked[number].options.draft_limit(len(graph))
+                known, root = getattr(one.reqs[number], "outrider_prediction", None), one.roots[number]
+                limit = one.served[number].options.draft_limit(len(graph))
                 if limit and sampled[number] == drawn and known and known.holds(starts[root], states[root]):
                     numbers.append(number)
                     limits.append(limit)
             if numbers:
-                known = [one.reqs[number].outrider_known for number in numbers]
+                known = [one.reqs[number].outrider_prediction for number in numbers]
                 goes_on = [one.goes_on(number, own.start) for number, own in zip(numbers, known, strict=True)]
                 own = propose(graph, self.acceptance[drawn], numbers, known, goes_on, limits, self.mask_id)
-                planned = [one.asked[number].planned for number in numbers]
+                planned = [one.served[number].planned for number in numbers]
                 counts = [0 if own_planned else n for own_planned, n in zip(planned, own.counts, strict=True)]
                 made.append(Proposed(drawn, own, counts))
         return made
@@ -191,7 +191,7 @@ class Drafting:
         for made in self._proposed:
             own, costs = made.proposals, made.proposals.rows()
             for place, (number, n) in enumerate(zip(own.requests, own.counts, strict=True)):
-                if one.asked[number].planned:
+                if one.served[number].planned:
                     free[number] = made.drafted, place, own.chances[place, :n], costs[place, :n]
         going = [number for number, root in enumerate(one.roots) if root >= 0]
         chosen = self.planner.admit(
@@ -219,7 +219,7 @@ class Drafting:
         masked: torch.Tensor,
         logits: torch.Tensor,
         step: Step,
-        blocks: list[Found | None],
+        blocks: list[BlockOutcome | None],
     ) -> None:
         """Keep, with each request, what the forward said of what is still masked, where the next round may draft.
 
@@ -228,7 +228,7 @@ class Drafting:
         rests = self.planner.rests
         going = [
             number
-            for number, (block, own) in enumerate(zip(blocks, one.asked, strict=True))
+            for number, (block, own) in enumerate(zip(blocks, one.served, strict=True))
             if block is not None
             and own.options.enabled
             and not (own.options.planned and rests)
@@ -245,7 +245,7 @@ class Drafting:
         rules, steps = one.rules.of(owner), steps_of(newest, self.mask_id)[which]
         keys = noise_keys(one.seeds[owner], rows.starts[at[which]] + where, steps, rules.temperatures)
         count = max(graph.vocabulary_ranks for graph in self.graphs.values())
-        if any(one.asked[number].options.replayed for number in going):
+        if any(one.served[number].options.replayed for number in going):
             count = max(count, RANKS)
         said = place[which, where]
         drawn = step.tokens[said], step.confidence[said]
@@ -255,10 +255,10 @@ class Drafting:
         tokens[which, where], probabilities[which, where] = best, chances
         starts = rows.starts[at].tolist()
         for number, start, state, t, p in zip(going, starts, newest, tokens, probabilities, strict=True):
-            one.reqs[number].outrider_known = Known(start, state.numpy(), t.numpy(), p.numpy())
+            one.reqs[number].outrider_prediction = Prediction(start, state.numpy(), t.numpy(), p.numpy())
 
-    def learn(self, one: Round, stepped: np.ndarray, blocks: list[Found | None]) -> None:
-        """How often drafts are accepted, and what a step reveals.
+    def learn(self, one: Round, stepped: np.ndarray, blocks: list[BlockOutcome | None]) -> None:
+        """Learn how often drafts are accepted, and how many tokens a step reveals.
 
         stepped: [N, B] all rows, one step on.
         """

@@ -31,8 +31,8 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a round made of an open block.
+class BlockOutcome:
+    """Result of a round for an open block.
 
     state: the block after its last step. accepted: drafts on the way there, by their place among the request's.
     row: of the forward that has the distribution before the newest state. opened: the next block after its first step;
@@ -88,8 +88,8 @@ def with_drafts(rows: BlockRows, roots: list[int], drafts: list[Draft], slots: t
 
 def found(
     rows: BlockRows, stepped: np.ndarray, roots: list[int], drafts: list[Draft], first: int, mask_id: int
-) -> list[Found | None]:
-    """Of each request, what its open block came to; None of one without, whose root is -1.
+) -> list[BlockOutcome | None]:
+    """Results of each request's open block; None without one, whose root is -1.
 
     rows: with drafts. stepped: [N, B] int64, all of them one step on. first: the row of the first draft.
     """
@@ -103,12 +103,14 @@ def found(
     ]
 
 
-def _found(rows: BlockRows, stepped: np.ndarray, root: int, drafts: list[tuple[Draft, int]], mask_id: int) -> Found:
+def _found(
+    rows: BlockRows, stepped: np.ndarray, root: int, drafts: list[tuple[Draft, int]], mask_id: int
+) -> BlockOutcome:
     states, places = [draft.state for draft, _ in drafts], [row for _, row in drafts]
     path = follow(stepped[root], states, list(stepped[places]), mask_id)
     if not path:
-        return Found(stepped[root], path, root)
+        return BlockOutcome(stepped[root], path, root)
     draft, row = drafts[path[-1]]
     if draft.complete:
-        return Found(draft.state, path, row + 1, stepped[row + 1], rows.slots[row])
-    return Found(stepped[row], path, row)
+        return BlockOutcome(draft.state, path, row + 1, stepped[row + 1], rows.slots[row])
+    return BlockOutcome(stepped[row], path, row)

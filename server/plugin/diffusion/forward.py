@@ -22,7 +22,7 @@ from .target import DiffusionTarget
 PADDING_SLOT = 0
 """SGLang's pools have it for keys and values that nobody reads."""
 CHANGES = ("do_tensor_parallel_all_gather", "logit_scale", "final_logit_softcapping")
-"""What a processor of SGLang's may do to logits."""
+"""Attributes by which a processor of SGLang's changes logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,8 +30,8 @@ class DiffusionMetrics:
         self._gathered: list[BufferedCounter | BufferedHistogram] = []
 
         def buffered(counter: Counter) -> BufferedCounter:
-            self._gathered.append(made := BufferedCounter(counter))
-            return made
+            self._gathered.append(metric := BufferedCounter(counter))
+            return metric
 
         def counter(name: str, text: str) -> BufferedCounter:
             return buffered(Counter(name, text, registry=registry))

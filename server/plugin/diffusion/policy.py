@@ -1,4 +1,4 @@
-"""Which masked tokens of a block a denoising step reveals: pure functions of states and of what the model says of them.
+"""Unmasking policies: pure functions from a block's state and the model's distributions to the next state.
 
 A state is a block's tokens, some of them masked. A step draws a token for each masked position from the model's
 distribution there, and reveals the most confident of them: `Static`, a fixed number (LLaDA's and SDAR's low-confidence
@@ -43,7 +43,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """All whose confidence is above `confidence`; where there is none, the most confident."""
+    """Reveals all tokens whose confidence is above `confidence`; where there is none, the most confident."""
 
     confidence: float = 0.95
 

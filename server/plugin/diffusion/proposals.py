@@ -1,4 +1,4 @@
-"""What may be drafted in a round: the draft graph filled, scored and put in order for all requests at once."""
+"""Proposals of a round: the draft graph filled, scored and put in order for all requests at once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .drafts import Draft
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the forward before said of a request's open block.
+class Prediction:
+    """Predictions of the forward before for a request's open block.
 
     start, state: where the block is, and its newest state, [B] int64. tokens, probabilities: [B, J] of each position,
     the likeliest first; of revealed ones of no meaning.
@@ -29,7 +29,7 @@ class Known:
     probabilities: np.ndarray
 
     def holds(self, start: int, state: np.ndarray) -> bool:
-        """Whether a request's open block is this one still."""
+        """True if a request's open block is still this one."""
         return self.start == start and np.array_equal(self.state, state)
 
 
@@ -80,7 +80,7 @@ def propose(
     graph: DraftGraph,
     acceptance: Acceptance,
     requests: list[int],
-    known: Sequence[Known],
+    known: Sequence[Prediction],
     goes_on: Sequence[bool],
     limits: Sequence[int],
     mask_id: int,

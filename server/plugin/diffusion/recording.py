@@ -1,4 +1,4 @@
-"""What `outrider tune` reads of a server's rounds: how long they took, and which states base decoding came through."""
+"""Records of rounds for `outrider tune`: their times, and the states that base decoding came through."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Recording:
 
     def observe(self, req: Any, sampled: bool, before: np.ndarray, after: np.ndarray) -> None:
         """A step of a replayed request's open block, [B] int64 before and after it. What the forward said, where the
-        block is still open, is `outrider_known` of the request."""
+        block is still open, is `outrider_prediction` of the request."""
         path = getattr(req, "outrider_path", [])
         if path and not np.array_equal(path[-1].state, before):  # another block, or one that was begun again
             path = []
         if (after == self._mask_id).any():
-            req.outrider_path = [*path, req.outrider_known]
+            req.outrider_path = [*path, req.outrider_prediction]
         elif path:
             states = np.stack([*(known.state for known in path), after])
             tokens = np.stack([known.tokens for known in path])

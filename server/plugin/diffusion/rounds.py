@@ -144,13 +144,13 @@ def _give_up(scheduler: Any, req: Any) -> None:
 
 
 def _abort(original: Callable[..., None], scheduler: Any, asked: Any) -> None:
-    """As SGLang's, which tells the client of a running request no reason, and forgets what it has computed."""
+    """Abort as SGLang does, which gives the client of a running request no reason, and leaks its pages."""
     from sglang.srt.managers.scheduler import _make_abort_req
 
     for req in scheduler.dllm_manager.pop_aborted_reqs(asked.abort_all, asked.rid):
         scheduler._release_aborted_request(req)
-        told = _make_abort_req(req, finished_reason=asked.finished_reason)
-        scheduler.ipc_channels.send_to_tokenizer.send_output(told, req)
+        notice = _make_abort_req(req, finished_reason=asked.finished_reason)
+        scheduler.ipc_channels.send_to_tokenizer.send_output(notice, req)
         if req.kv.holds_kv:
             release_kv_cache(req, scheduler.tree_cache)
     original(scheduler, asked)
@@ -165,7 +165,7 @@ def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:
 
 def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
     outcomes: list[Outcome] = result.dllm_algo_state
-    allocator, told, generated = scheduler.token_to_kv_pool_allocator, [], 0
+    allocator, answered, generated = scheduler.token_to_kv_pool_allocator, [], 0
     allocator.free_group_begin()
     for req, outcome in zip(batch.reqs, outcomes, strict=True):
         kept = outcome.kept
@@ -179,14 +179,14 @@ def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
         _keep(scheduler, req, kept)
         req.dllm_algo_state = array("q", outcome.open) if outcome.open else None
         if outcome.complete:
-            told.append(req)
+            answered.append(req)
             if req.finished():
                 _end(scheduler, req)
-    ended = any(req.finished() for req in told)
+    ended = any(req.finished() for req in answered)
     if ended:
         scheduler.tp_worker.dllm_algorithm.flush()
-    if told:
-        scheduler.output_streamer.stream_output(told, batch.return_logprob)
+    if answered:
+        scheduler.output_streamer.stream_output(answered, batch.return_logprob)
     allocator.free_group_end()
     _report(scheduler, batch, generated, ended)
 

@@ -19,8 +19,8 @@ from ..config import PluginConfig
 from ..loading.draft_graphs import load_graphs
 from ..loading.planner import load_round_cost
 from .algorithm import BlockDiffusion, Outcome
-from .drafting import Asked, Drafting, Round
-from .drafts import Draft, Found, found, with_drafts
+from .drafting import Drafting, Round, ServedRequest
+from .drafts import BlockOutcome, Draft, found, with_drafts
 from .forward import BlockRows
 from .metrics import DiffusionMetrics
 from .recording import Recording
@@ -50,7 +50,7 @@ class Spiffy(BlockDiffusion):
         self.recording = Recording(self.mask_id)
 
     def outrider_state(self) -> dict[str, Any]:
-        """What was recorded since `forget_records`, for another process."""
+        """Records since `forget_records`, for another process."""
         return self.recording.to_json()
 
     def outrider_live(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Spiffy(BlockDiffusion):
         }
 
     def flush(self) -> None:
-        """Bring what Prometheus is told up to date."""
+        """Bring all counters up to date."""
         self.states.flush()
         self.metrics.flush()
 
@@ -116,7 +116,7 @@ class Spiffy(BlockDiffusion):
             rows=rows,
             roots=[row if is_open else -1 for row, is_open in zip(last, rows.open[last].tolist(), strict=True)],
             reqs=reqs,
-            asked=[Asked.of(req, self.config.planner) for req in reqs],
+            served=[ServedRequest.of(req, self.config.planner) for req in reqs],
             rules=rules,
             seeds=seeds,
             context=float(sum(forward_batch.extend_prefix_lens_cpu)),
@@ -136,7 +136,7 @@ class Spiffy(BlockDiffusion):
     # -- behind the forward ---------------------------------------------------------------------------------------
 
     def _give_back(
-        self, rows: BlockRows, roots: list[int], slots: torch.Tensor, blocks: list[Found | None], batch: Any
+        self, rows: BlockRows, roots: list[int], slots: torch.Tensor, blocks: list[BlockOutcome | None], batch: Any
     ) -> None:
         """Free the drafts' pages; those of accepted final blocks take the places of the open blocks', which go."""
         if not len(slots):
@@ -154,15 +154,17 @@ class Spiffy(BlockDiffusion):
         pages = torch.tensor(sorted(left))[:, None] + torch.arange(self.block_size)
         batch.token_to_kv_pool_allocator.free(pages.flatten())
 
-    def _record(self, one: Round, blocks: list[Found | None]) -> None:
+    def _record(self, one: Round, blocks: list[BlockOutcome | None]) -> None:
         """Count the states of requests that are replayed."""
         for number, (root, block) in enumerate(zip(one.roots, blocks, strict=True)):
-            if block is not None and one.asked[number].options.replayed:
+            if block is not None and one.served[number].options.replayed:
                 before, sampled = one.rows.tokens[root].numpy(), bool(one.rules.temperatures[number] > 0)
                 self.recording.observe(one.reqs[number], sampled, before, block.state)
 
-    def _count(self, one: Round, drafts: list[Draft], blocks: list[Found | None], outcomes: list[Outcome]) -> None:
-        """Tell Prometheus."""
+    def _count(
+        self, one: Round, drafts: list[Draft], blocks: list[BlockOutcome | None], outcomes: list[Outcome]
+    ) -> None:
+        """Count a round in the metrics."""
         states = [0] * len(blocks)
         for draft in drafts:
             states[draft.request] += 1
@@ -171,7 +173,7 @@ class Spiffy(BlockDiffusion):
             drafted=len(drafts),
             planned=[
                 own
-                for own, asked, block in zip(states, one.asked, blocks, strict=True)
+                for own, asked, block in zip(states, one.served, blocks, strict=True)
                 if block is not None and asked.planned
             ],
             accepted=[len(block.accepted) for block in blocks if block is not None],
@@ -194,7 +196,7 @@ class Spiffy(BlockDiffusion):
         self.metrics.planner_seconds.observe(deciding)
         self.recording.rounds.append((requests, rows, seconds))
 
-    def _outcome(self, start: int, block: Found) -> Outcome:
+    def _outcome(self, start: int, block: BlockOutcome) -> Outcome:
         if block.opened is None:
             return Outcome.of(start, block.state.tolist(), self.mask_id)
         opened = Outcome.of(start, block.opened.tolist(), self.mask_id)

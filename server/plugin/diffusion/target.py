@@ -1,4 +1,4 @@
-"""Which models decode by block diffusion, and how: read from their config.json.
+"""Block-diffusion models and their parameters, read from config.json.
 
 A block-diffusion model fills blocks of tokens from left to right. The tokens of the open block are masked at first, see
 each other and all blocks before, and are revealed in several denoising steps.
@@ -29,7 +29,7 @@ class DiffusionConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionTarget:
-    """What a block-diffusion model is; see the module."""
+    """Parameters of a block-diffusion model; see the module."""
 
     block_size: int
     mask_token_id: int
@@ -39,7 +39,7 @@ class DiffusionTarget:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the config.json of an architecture leaves out; 0: it says so.
+    """Parameters that the config.json of an architecture leaves out; 0: it has them.
 
     layers: SGLang's class that has its layers; "" where SGLang knows the architecture.
     """
@@ -68,7 +68,7 @@ CONVERTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def recognise(config: Mapping[str, Any], block_size: int | None = None) -> DiffusionTarget | None:
-    """What a config.json describes; None where it is no block-diffusion model.
+    """The model that a config.json describes; None where it is no block-diffusion model.
 
     block_size: in place of the config's. Raises DiffusionConfigError where it contradicts itself.
     """

@@ -58,8 +58,8 @@ class GrammarCache:
         if found is None:
             return None
         self._kept.move_to_end(key)
-        fate = getattr(followed(found[0]), "fate", None)
-        return InvalidGrammarObject(TOO_SLOW) if fate is not None and fate.refused else found[0]
+        shared = getattr(followed(found[0]), "shared", None)
+        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else found[0]
 
     def __setitem__(self, key: tuple[str, str], grammar: BaseGrammarObject) -> None:
         self._drop(key)
@@ -93,7 +93,7 @@ def followed(grammar: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Fate:
+class SharedState:
     """State that copies of a grammar share. refused: following one of them took too long."""
 
     refused: bool = False
@@ -107,7 +107,7 @@ class BoundedGrammar(XGrammarGrammar):
 
     def __init__(self, *args: Any, budget: Budget, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.budget, self.fate = budget, Fate()
+        self.budget, self.shared = budget, SharedState()
         self._not_accepted = 0  # tokens since it is no longer followed
 
     def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
@@ -135,7 +135,7 @@ class BoundedGrammar(XGrammarGrammar):
         copied = bounded(
             self.ctx, self.vocab_size, self.override_stop_tokens, self.key_string, stats, self.budget.unlimited
         )
-        copied.fate = self.fate
+        copied.shared = self.shared
         return copied
 
 
@@ -199,6 +199,6 @@ def end_if_too_slow(req: Any) -> bool:
     grammar = followed(req.grammar)
     if not isinstance(grammar, BoundedGrammar) or not grammar.budget.exceeded:
         return False
-    grammar.fate.refused = True
+    grammar.shared.refused = True
     req.to_finish = FINISH_ABORT(TOO_SLOW, 400, "BadRequestError")
     return True

@@ -78,7 +78,7 @@ class GrammarFolder:
         self.file(name).unlink(missing_ok=True)
 
     def file(self, name: str) -> Path:
-        """Where the compiled grammar of this name is kept."""
+        """Path of the compiled grammar of this name."""
         return self.path / f"{name}.json"
 
     @property

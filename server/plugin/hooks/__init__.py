@@ -1,1 +1,1 @@
-"""Where our code is tied into SGLang."""
+"""Hooks that tie our code into SGLang."""

@@ -1,4 +1,4 @@
-"""How SGLang sees our speculation: an algorithm named OUTRIDER on its second-generation worker schema."""
+"""Our speculation as SGLang sees it: an algorithm named OUTRIDER on its second-generation worker schema."""
 
 from __future__ import annotations
 

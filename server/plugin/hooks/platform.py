@@ -61,7 +61,7 @@ class OutriderCpuPlatform(CpuSRTPlatform):
                 extend_num_tokens: int,
                 num_new_pages: int | None = None,
             ) -> torch.Tensor | None:
-                """As SGLang's, whose arithmetic is a Triton kernel; whole pages behind whole pages need none."""
+                """Allocate as SGLang does with a Triton kernel; whole pages behind whole pages need no arithmetic."""
                 page = self.page_size
                 if not any(n % page for lens in (prefix_lens_cpu, seq_lens_cpu) for n in lens.tolist()):
                     return self.alloc(extend_num_tokens)

@@ -97,9 +97,9 @@ def end_before_the_cache(original: Callable[..., tuple[Any, ...]], worker: Any) 
     """Lower the longest request that SGLang's worker reports to its scheduler, so that a step's slots remain."""
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
-    told = list(original(worker))
-    told[LONGEST] = min(told[LONGEST], told[CACHE] - get_alloc_reserve_per_decode())
-    return tuple(told)
+    info = list(original(worker))
+    info[LONGEST] = min(info[LONGEST], info[CACHE] - get_alloc_reserve_per_decode())
+    return tuple(info)
 
 
 CACHE, LONGEST = 0, 4

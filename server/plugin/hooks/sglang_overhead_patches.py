@@ -1,6 +1,6 @@
-"""What SGLang does around every decode step, without the parts that change nothing here.
+"""SGLang's work around every decode step without the parts that change nothing here.
 
-Each costs about a tenth of a millisecond, where a step of a small model on a CPU takes ten.
+Each costs about one percent of a small model's step on a CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the time of an engine step goes, for `outrider bench micro steps --breakdown`.
+"""Breakdown of the time of an engine step, for `outrider bench micro steps --breakdown`.
 
 Installed only where the environment variable `OUTRIDER_STEP_LOG` names a file. Every moment of the scheduler's thread
 belongs to one part: a function that is timed passes on to its caller what is not its own. One line of JSON per step.

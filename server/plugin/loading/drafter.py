@@ -38,7 +38,7 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
 
 
 def loaded_target(runner: Any, whole: tuple[Rows, Rows] | None) -> Target:
-    """What drafters may know of the model in SGLang's model runner. whole: see `whole_weights`."""
+    """The drafters' view of the model in SGLang's model runner. whole: see `whole_weights`."""
     model, config = runner.model, runner.model_config.hf_text_config
     return Target(
         config=config,

@@ -51,7 +51,7 @@ def _can_keep_blocks(device: torch.device) -> bool:
 
 
 class BlocksConfig(QuantizationConfig):
-    """To SGLang a quantisation: gives each layer the method that takes its weight from the file."""
+    """A quantisation to SGLang: gives each layer the method that takes its weight from the file."""
 
     def __init__(self, weights: GgufWeights) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class BlocksConfig(QuantizationConfig):
         return method
 
     def not_taken(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What no layer takes from the file itself: norms, biases, an embedding that is not in blocks."""
+        """Weights that no layer takes from the file itself: norms, biases, an embedding that is not in blocks."""
         return ((name, self.weights.expanded(name)) for name in self.weights.stored if name not in self.taken)
 
     def get_name(self) -> str:

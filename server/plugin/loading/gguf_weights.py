@@ -1,7 +1,7 @@
 """The weights of a folder that was prepared from a GGUF file, by the names that SGLang and transformers give them.
 
 The folder holds a link to the file and an index of its tensors, so that nothing is read twice or stored twice: a weight
-is mapped from the file when it is asked for. `engine/gguf_model.py` makes such folders.
+is mapped from the file when it is asked for. `server/model/gguf_model.py` makes such folders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor lies.
+    """Place and type of a tensor in the file.
 
     kind: gguf's name of its type. shape: as torch has it, rows first. offset, size: bytes in the file.
     rotary_heads: where above 0, the rows of each of so many heads lie in pairs, as llama.cpp rotates them; here and
@@ -108,7 +108,7 @@ class GgufWeights:
         return BlockRows(self.raw(name), self.stored[name].kind, self.stored[name].shape[1])
 
     def everything(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All tensors by name, expanded one after the other."""
+        """Every tensor by name, expanded one after the other."""
         return ((name, self.expanded(name)) for name in self.stored)
 
     def bytes_loaded(self, float_size: int | None, in_blocks: bool) -> int:

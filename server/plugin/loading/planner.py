@@ -29,7 +29,7 @@ def load_plan(config: PluginConfig) -> tuple[Planner, CalibrationTable | None]:
 
 
 def load_round_cost(config: PluginConfig) -> RoundCost:
-    """What rounds of block diffusion cost; without a profile that is learnt from those that are served."""
+    """Costs of rounds of block diffusion; without a profile they are learned from those that are served."""
     assert config.diffusion is not None
     if not (Path(config.profile) / store.PROFILE).is_file():
         return RoundCost()

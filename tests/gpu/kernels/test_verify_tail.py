@@ -97,7 +97,7 @@ def test_a_graph_accepts_and_commits_other_texts_and_none_while_its_tail_is_clos
             graph.take(texts)
             seen.zero_()
             graph.replay()
-            found = (*tail.made(graph.requests, tokens), seen.clone())
+            found = (*tail.results(graph.requests, tokens), seen.clone())
             expected = graph.expected(texts)
             seen[0] = found[2][0] = expected[2][0] = 0  # nobody's
             assert differing(found, expected) == 0, tokens

@@ -230,7 +230,7 @@ def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out:
     flat = batch.flat
     wanted = out.next_token_logits.argmax(-1)
     accept_lens, tokens = accept(Verification(batch.drafts, verify_lens, flat.qo_indptr, wanted=wanted))
-    made = runner.tail.made(len(verify_lens), len(flat.request))
+    made = runner.tail.results(len(verify_lens), len(flat.request))
     assert torch.equal(made[0], accept_lens)
     assert torch.equal(made[1], tokens)
     slots = torch_commit(accept_lens, tokens, batch.seq_lens, flat.request, flat.step, flat.slots)[2]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from planned_steps import GAMMA, admit, begin, on_every_device, prefill, run
 
-from outrider.server.plugin.decode.readback import Arrival, Readback
+from outrider.server.plugin.decode.readback import PendingCopy, Readback
 
 
 def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value):
@@ -79,7 +79,7 @@ class Late(Readback):
 
         event.query, event.synchronize = lambda: event.done, arrive
         self.under_way.append(arrive)
-        return Arrival(copies, tensors, event)
+        return PendingCopy(copies, tensors, event)
 
     def arrive(self):
         self.under_way.popleft()()
