@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .base import Draft, DraftBatch, Drafter, Features
-from .target import Target
+from .base import Draft, DraftBatch, Drafter, Features, Target
 
 
 class FixedDrafter(Drafter):

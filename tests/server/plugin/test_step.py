@@ -42,7 +42,7 @@ def test_what_is_known_of_a_step_does_not_change():
     finished = outcome([1])
     assert finished.step is finished.admission.step
     with pytest.raises(FrozenInstanceError):
-        finished.accept_lens = torch.zeros(1)
+        finished.admission.verify_lens = torch.zeros(1)
     with pytest.raises(FrozenInstanceError):
         finished.step.planner_seconds = 1.0
 
