@@ -46,7 +46,6 @@ def propose(
     sure: float = 0.5,
     length: int = GAMMA,
     *,
-    look_up: bool = True,
     expected_run_length: float = 2.0,
     draft_mask: list[bool] | None = None,
 ) -> tuple[Draft, Model]:
@@ -64,7 +63,6 @@ def propose(
             page_table=table.to(torch.int32),
             rows=torch.arange(len(texts)),
             temperatures=torch.tensor(temperatures),
-            look_up=look_up,
             keys=torch.zeros(len(texts), length, dtype=torch.int64),
             draft_mask=None if draft_mask is None else torch.tensor(draft_mask),
         )
@@ -79,13 +77,6 @@ def test_the_model_is_asked_only_where_the_text_does_not_repeat_itself():
     assert draft.lens.tolist() == [GAMMA] * 3
     assert draft.probs is None
     assert propose([LOOPING, LOOPING], [0.0, 1.0])[1].asked == []
-
-
-def test_to_be_measured_the_model_drafts_for_all():
-    draft, model = propose([LOOPING, FRESH], [0.0, 0.0], look_up=False)
-    assert model.asked == [2]
-    assert draft.tokens.tolist() == [[7] * GAMMA] * 2
-    assert draft.looked_up is None
 
 
 def test_an_unsure_lookup_gives_way_to_a_surer_model():
@@ -146,7 +137,7 @@ def test_a_lookup_may_be_longer_than_the_models_drafts():
     assert draft.lens.tolist() == [LONG, GAMMA]
     assert draft.confidence[1].tolist() == [0.5] * GAMMA + [0.0] * (LONG - GAMMA)
     assert bool((draft.confidence[0] > 0.5).all())
-    for alone, _ in (propose([FRESH], [0.0], length=LONG), propose([FRESH], [1.0], length=LONG, look_up=False)):
+    for alone, _ in (propose([FRESH], [0.0], length=LONG), propose([FRESH], [1.0], length=LONG)):
         assert alone.tokens.shape == alone.confidence.shape == (1, LONG)
         assert alone.lens.tolist() == [GAMMA]
         assert alone.confidence[0, GAMMA:].tolist() == [0.0] * (LONG - GAMMA)
