@@ -104,10 +104,11 @@ performance: $(PROJECT) ## Write docs/performance.md and README's numbers from p
 	@$(BIN)/outrider bench report
 
 .PHONY: lint
-lint: $(PROJECT) $(DEV) ## Check style and types (ruff, mypy)
+lint: $(PROJECT) $(DEV) ## Check style, types and the budget of lines and words (ruff, mypy, .ci/budget.py)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python .ci/budget.py
 
 .PHONY: format
 format: $(PROJECT) $(DEV) ## Format the code, write the table of flags in server/README anew
