@@ -231,20 +231,19 @@ def test_all_that_is_learnt_of_acceptance_may_be_used_at_once(monkeypatch):
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def a_tenth_kept(tokens, verify_lens, qo_indptr, *, uniforms=None, **keywords):
+def a_tenth_kept(batch):
     """Keeps a tenth of the wrong drafts."""
-    if uniforms is None:
-        return acceptance.accept(tokens, verify_lens, qo_indptr, **keywords)
-    uniforms = ((uniforms - 0.1) / 0.9).clamp(min=0)
-    return acceptance.accept(tokens, verify_lens, qo_indptr, uniforms=uniforms, **keywords)
+    if batch.uniforms is None:
+        return acceptance.accept(batch)
+    return acceptance.accept(batch._replace(uniforms=((batch.uniforms - 0.1) / 0.9).clamp(min=0)))
 
 
-def replaced_from_p(tokens, verify_lens, qo_indptr, *, probs=None, **keywords):
+def replaced_from_p(batch):
     """Draws the replacement from p instead of the residual."""
-    lens, out = acceptance.accept(tokens, verify_lens, qo_indptr, probs=probs, **keywords)
-    if probs is None:
+    lens, out = acceptance.accept(batch)
+    if batch.probs is None:
         return lens, out
-    final = acceptance.gumbel_argmax(probs[qo_indptr[:-1].long() + lens - 1], keywords["final_keys"])
+    final = acceptance.gumbel_argmax(batch.probs[batch.qo_indptr[:-1].long() + lens - 1], batch.final_keys)
     return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
 
 
