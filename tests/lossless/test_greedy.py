@@ -40,16 +40,16 @@ def test_planned(planned_server, prompts, plain):
     assert drafted == plain
 
 
-def test_the_default_drafter_planned(shipped_server, prompts, request):
+def test_the_default_drafter_planned(shipped_server, prompts):
     """The embedded model, whose steps are long enough for drafts to pay on every machine."""
     names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]
-    chosen = prompts[: 24 if request.config.getoption("--exhaustive") else 8]
+    chosen = prompts[:24]
     alone = [tokens(a) for a in complete_all(shipped_server, chosen, 8, speculate=False, **PLAIN)]
     before = MetricsPage(shipped_server.url)
     drafted = [tokens(a) for a in complete_all(shipped_server, chosen, 8, speculate=True, **PLAIN)]
     after = MetricsPage(shipped_server.url)
     accepted, wasted, undrafted = (after.value(name) - before.value(name) for name in names)
-    assert accepted > 8 * len(chosen)
+    assert accepted > 200
     assert undrafted > 0  # the planner took every kind of step
     assert wasted < 4 * accepted
     assert drafted == alone
