@@ -32,7 +32,7 @@ def folder_of(path: Path, folders: set[str]) -> str:
 
 
 def count(budgets: dict[str, dict[str, int]]) -> list[tuple[str, int, int]]:
-    """What is counted, how much there is, and how much there may be; no budget is one of 0."""
+    """Name, amount and budget of everything counted; a missing budget is 0."""
     lines, words = Counter[str](), Counter[str]()
     folders = set(budgets["lines"])
     for path in tracked():

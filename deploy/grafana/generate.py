@@ -21,7 +21,7 @@ from panels import Panel, mean, quantiles, rate, ratio, share
 FOLDER = Path(__file__).parent / "dashboards"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH, HEIGHT = 8, 8
-"""Of a panel, of 24 columns."""
+"""Size of a panel; a row has 24 columns."""
 
 OVERVIEW: dict[str, list[Panel]] = {
     "Traffic": [

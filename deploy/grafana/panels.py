@@ -1,4 +1,4 @@
-"""What the dashboards of `generate.py` are described with: panels, and the usual queries."""
+"""Panels and common queries for the dashboards of `generate.py`."""
 
 from __future__ import annotations
 

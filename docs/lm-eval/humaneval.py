@@ -1,4 +1,4 @@
-"""Whether an answer's function passes its tests: pass@1 of HumanEval, for lm-eval (`humaneval.yaml`).
+"""Test of whether an answer's function passes its tests: pass@1 of HumanEval, for lm-eval (`humaneval.yaml`).
 
 The program runs in a process of its own, in an empty folder, with little memory, a few seconds, and no file that it may
 write to. It can still read what its user can: run lm-eval where that does no harm.

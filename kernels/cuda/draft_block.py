@@ -17,7 +17,7 @@ from .rules import heat, kept, statistics, weight
 COLUMNS = 64
 """Columns of one program of `bias_kernel`: 2376 programs for 152 k, eighteen for each of an H100's multiprocessors."""
 DEPTH = 64
-"""Of r, in one product."""
+"""Elements of r in one product."""
 
 
 @triton.jit(do_not_specialize=["requests", "width"])

@@ -18,7 +18,7 @@ from .noise import BLOCK, CHUNK, chunks
 PIVOTS = 8
 """Cuts tried in one pass over a row: three bits of 30."""
 WARPS = 16
-"""Of one row's search: two numbers of a block to a thread, whose sixteen counts and sums then stay in registers."""
+"""Warps that search one row: two numbers of a block to a thread, whose sixteen counts and sums then stay in registers."""
 ONE = tl.constexpr(0x3F800000)  # the bits of 1.0, the largest w
 
 
@@ -250,7 +250,7 @@ def statistics(
     request: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
 ) -> Rows:
-    """Of logits [T, V], each row's request by `request` [T] int64 (None: row r is request r).
+    """Statistics of the rows of logits [T, V], each row's request by `request` [T] int64 (None: row r is request r).
 
     total: rows from this one on ([1], on the device) are padding, of which nothing is written; None: there is none.
     """

@@ -66,7 +66,7 @@ def confidence(log_odds: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What is served of a recording: the calibrated confidences, and who drafts.
+    """The part of a recording that a drafter serves: calibrated confidences, and who drafts.
 
     threshold: accepted tokens expected of a lookup from which it is taken without the model's draft.
     run: accepted tokens expected of the model's draft over its chance of the first.

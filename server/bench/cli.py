@@ -19,7 +19,7 @@ COMMANDS = {
     "micro": ("outrider.server.bench.micro.cli", "time of a part: drafts, kernels, plan, steps"),
     "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
 }
-# name of before: what answers its question now
+# former name: the command that answers its question now
 MOVED = {
     "speed": "outrider bench load --prompts FILE… --arms off planned --concurrency 1",
     "accept": 'outrider bench load --prompts FILE… --arms "verify all"',

@@ -1,4 +1,4 @@
-"""What the benchmarks share: numbers from flags, requests in flight, arms that take turns, ratios, output files."""
+"""Parts that benchmarks share: numbers from flags, requests in flight, arms that take turns, ratios, output files."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class ServerProcesses:
     """Processes of one server, by name."""
 
     processes: Mapping[str, psutil.Process]
@@ -52,7 +52,7 @@ class Watched:
         return found
 
 
-def of_server(url: str) -> Watched | None:
+def of_server(url: str) -> ServerProcesses | None:
     """The process that listens at `url`, with its children; None where it is elsewhere, or not ours to see."""
     parts = urlsplit(url)
     if not _is_here(parts.hostname or ""):
@@ -72,7 +72,7 @@ def of_server(url: str) -> Watched | None:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             name = _name(process, root)
             named[name if name not in named else f"{name} {process.pid}"] = process
-    return Watched(named, time.monotonic())
+    return ServerProcesses(named, time.monotonic())
 
 
 def _is_here(host: str) -> bool:

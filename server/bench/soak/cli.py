@@ -38,7 +38,7 @@ from ...errors import UserError
 from ...prompt_files import read_mixed_questions
 from .. import harness, record, remote, server_processes
 from ..remote import Remote
-from ..server_processes import Sample, Watched
+from ..server_processes import Sample, ServerProcesses
 from . import report, traffic
 from .attacks import Attacked
 from .report import Soak
@@ -146,7 +146,7 @@ async def _soak(args: argparse.Namespace) -> Soak:
     )
 
 
-async def _watch(watched: Watched | None, samples: list[Sample], counts: Counts) -> None:
+async def _watch(watched: ServerProcesses | None, samples: list[Sample], counts: Counts) -> None:
     said = began = time.monotonic()
     while True:
         if watched is not None:
