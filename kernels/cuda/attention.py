@@ -195,7 +195,7 @@ def splits_for(requests: int, tiles: int, kv_heads: int, context: int, dtype: to
 
 
 def warps_for(rows: int, dim: int) -> int:
-    """Warps per program: as many as keep a tile's sums in registers (`python -m outrider.kernels.cuda.compile` tells)."""
+    """Warps per program: enough to keep its sums in registers (`python -m outrider.kernels.cuda.compile` tells)."""
     return 8 if rows * dim >= MOST_ROWS * 128 else 4
 
 

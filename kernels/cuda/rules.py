@@ -18,7 +18,7 @@ from .noise import BLOCK, CHUNK, chunks
 PIVOTS = 8
 """Cuts tried in one pass over a row: three bits of 30."""
 WARPS = 16
-"""Warps that search one row: two numbers of a block to a thread, whose sixteen counts and sums then stay in registers."""
+"""Warps that search one row: two numbers of a block to a thread, whose counts and sums stay in registers."""
 ONE = tl.constexpr(0x3F800000)  # the bits of 1.0, the largest w
 
 

@@ -53,8 +53,8 @@ class Curve:
 
 
 def convex(seconds: np.ndarray) -> np.ndarray:
-    """[n] the largest convex curve that is nowhere above `seconds` [n]: the cost of each further token, an expensive one
-    averaged with the cheap ones behind it."""
+    """[n] the largest convex curve that is nowhere above `seconds` [n]: the cost of each further token, an
+    expensive one averaged with the cheap ones behind it."""
     corners: list[int] = []
     for point in range(len(seconds)):
         while len(corners) > 1:
