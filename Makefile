@@ -11,7 +11,7 @@ $(error OUTRIDER_DEVICE is cpu or cuda, not '$(OUTRIDER_DEVICE)')
 endif
 # Further flags for `make serve` and `make test`: make serve ARGS="--port 8000".
 ARGS ?=
-# Processes that run tests. Tests that share servers, or a file, are run by one of them.
+# Processes that run tests: one those that need servers, the others the rest, by files.
 WORKERS ?= 2
 PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 

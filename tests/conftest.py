@@ -81,28 +81,20 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test whose fixtures start a server has the marker `server`; one that starts an engine itself must say so.
 
-    A worker of `make test` runs whole groups of tests: those that share servers, or a file. The groups that take long
-    come first, so that no worker is left with one at the end.
+    A worker of `make test` runs whole groups of tests: files, and all that need servers. These come first, and to one
+    worker: servers last until the end, and those of two workers do not fit into 23 GB.
     """
-    groups = {item: group_of(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-        if server_fixtures(item):
+    serving = {item for item in items if server_fixtures(item) or item.get_closest_marker("server")}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("servers" if item in serving else item.nodeid.partition("::")[0]))
+        if item in serving:
             item.add_marker("server")
-    serving = {group for item, group in groups.items() if item.get_closest_marker("server")}
-    items.sort(key=lambda item: (groups[item] not in serving, groups[item].endswith(".py")))
+    items.sort(key=lambda item: item not in serving)
 
 
 def server_fixtures(item: pytest.Item) -> list[str]:
     """Names of the fixtures of this test that start a server."""
     return [name for name in getattr(item, "fixturenames", ()) if name in STARTING or name.endswith("_server")]
-
-
-def group_of(item: pytest.Item) -> str:
-    """The outermost folder whose conftest.py starts a server for this test; its file where none does."""
-    definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
-    homes = [definitions[name][-1].baseid for name in server_fixtures(item)]
-    return min(homes, key=len, default=item.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")
