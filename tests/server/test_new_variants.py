@@ -123,7 +123,7 @@ def test_settings_take_it(folder: Path) -> None:
     assert json.loads(run(folder, SETTINGS)) == [
         "sevens",
         "halves",
-        "--drafter is one of auto, dspark, dflash, deer, specdiff, ngram, sevens, off, fixed, not 'eagle'",
+        "--drafter is one of auto, dspark, dflash, deer, specdiff, ngram, sevens, off, not 'eagle'",
         "--planner is one of asynchronous, synchronous, threshold, verify-all, halves, not 'best'",
     ]
 
