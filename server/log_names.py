@@ -3,4 +3,4 @@
 REQUESTS = "outrider.requests"
 """A line per request, if one is wanted."""
 SERVER = "outrider.server"
-"""How the server is doing."""
+"""State of the server: start, readiness, warnings."""

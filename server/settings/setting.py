@@ -14,7 +14,7 @@ from ..errors import UserError
 
 FLAG = "flag"
 METAVARS: dict[type, str] = {int: "N", float: "S", Path: "FILE"}
-"""Of flags that name none: a number, seconds, a file."""
+"""Metavars of flags that name none: a number, seconds, a file."""
 TABLE_BEGINS, TABLE_ENDS = "<!-- flags: written by `make format` -->", "<!-- /flags -->"
 
 

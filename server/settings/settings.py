@@ -133,7 +133,7 @@ class Settings(Declared):
 
     @property
     def looks_up(self) -> bool:
-        """Whether prompt lookup stands beside the drafter."""
+        """True where prompt lookup stands beside the drafter."""
         return self.lookup and self.drafter in CHECKPOINT_DRAFTERS
 
     @property
@@ -145,7 +145,7 @@ class Settings(Declared):
 
     @property
     def profiled(self) -> bool:
-        """Whether the engine plans by a measured profile."""
+        """True where the engine plans by a measured profile."""
         return self.diffusion is not None or (self.drafter != "off" and self.planner in PROFILED_PLANNERS)
 
     @property

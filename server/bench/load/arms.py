@@ -188,7 +188,7 @@ class Load:
 
 
 def _counted(before: Any, after: Any) -> dict[str, Any]:
-    """What came between two readings of the counters, with tau."""
+    """Difference between two readings of the counters, with tau."""
     if isinstance(after, Acceptance):
         found = after - before
         return {"cycles": found.cycles, "tokens": found.tokens, **found.counts()}

@@ -40,7 +40,7 @@ from . import timing
 from .kernel_step import OURS, Model, Shape, blocks_of
 
 PARTS = ("products", "attention", "norms, rope", "sampling")
-"""As the kernels' stopwatch names them."""
+"""Names that the kernels' stopwatch uses."""
 Drafter = BlockDrafter | DiffusionDrafter
 
 

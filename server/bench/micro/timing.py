@@ -1,4 +1,4 @@
-"""What the benchmarks of parts share: threads and their clock, arms that take turns, shares with quartiles."""
+"""Parts that the micro benchmarks share: threads and their clock, arms that take turns, shares with quartiles."""
 
 from __future__ import annotations
 

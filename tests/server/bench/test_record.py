@@ -1,4 +1,4 @@
-"""What `--json` writes: the results with machine, weights, command, date and versions."""
+"""Record that `--json` writes: the results with machine, weights, command, date and versions."""
 
 from __future__ import annotations
 

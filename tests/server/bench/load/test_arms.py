@@ -1,4 +1,4 @@
-"""What `outrider bench load` sums up and shows of arms that take turns."""
+"""Summary and table of `outrider bench load` for arms that take turns."""
 
 from __future__ import annotations
 
