@@ -81,12 +81,14 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test whose fixtures start a server has the marker `server`; one that starts an engine itself must say so.
 
-    A worker of `make test` runs whole groups of tests: files, and all that need servers. These come first, and to one
-    worker: servers last until the end, and those of two workers do not fit into 23 GB.
+    A worker of `make test` runs whole groups of tests: those of tests/lossless that need servers, all others that do,
+    and files. The two come first, so that none of their servers starts twice.
     """
     serving = {item for item in items if server_fixtures(item) or item.get_closest_marker("server")}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("servers" if item in serving else item.nodeid.partition("::")[0]))
+        lossless = item.nodeid.startswith("tests/lossless/")
+        group = "lossless" if lossless else "servers"
+        item.add_marker(pytest.mark.xdist_group(group if item in serving else item.nodeid.partition("::")[0]))
         if item in serving:
             item.add_marker("server")
     items.sort(key=lambda item: item not in serving)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 import tomllib
@@ -83,3 +84,11 @@ def test_what_is_locked_is_allowed() -> None:
     for requirement in [*DEPENDENCIES, *(line for extra in EXTRAS.values() for line in extra)]:
         version = locked[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement}, locked is {version}"
+
+
+def test_xdist_knows_the_groups_of_tests(request: pytest.FixtureRequest) -> None:
+    """It finds them behind the names of tests. Without them each worker would start all servers."""
+    config = request.config
+    if "PYTEST_XDIST_WORKER" not in os.environ or not config.getoption("loadgroup", False):
+        pytest.skip("one process runs all tests")
+    assert request.node.nodeid.endswith(f"@{request.path.relative_to(config.rootpath)}")

@@ -1,4 +1,5 @@
-"""A server on which answers can be compared to the last bit: float32, no shared prefixes, a small cache."""
+"""Servers on which answers can be compared to the last bit: float32, no shared prefixes, a small cache. They stop
+behind the last test of this folder: memory does not hold them beside all others."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
 leave and come back. Not where `ignore_eos` is asked for: without shared prefixes SGLang then waits for room for all."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """The small target; its model drafts where lookup finds nothing, and every draft is verified.
 
@@ -41,7 +42,7 @@ def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTa
     yield from _serve(tmp_path_factory.mktemp("exact") / "log", *EXACT, *flags)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """The same, planned, by costs at which every decision of the planner occurs; requests share prefixes."""
     folder = tmp_path_factory.mktemp("planned")
@@ -58,7 +59,7 @@ def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: Small
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """Four denoising steps of which a later one sometimes reveals what stands further left; how much is verified
     follows from the confidences. For the first tokens of an answer the model does not draft."""
@@ -81,30 +82,30 @@ INITIAL = 2
 """`--initial-tokens` of the denoising server."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shipped_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded model, its weights in blocks, and the default drafter, whose draft vocabulary is truncated."""
     folder = tmp_path_factory.mktemp("shipped")
     yield from _serve(folder / "log", *EXACT, "--profile", str(jagged_profile(folder)))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def dspark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded model; its drafter drafts everything, and every draft is verified."""
     yield from _serve(tmp_path_factory.mktemp("dspark") / "log", *EXACT, "--drafter", "dspark", "--no-lookup")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def dflash_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _serve(tmp_path_factory.mktemp("dflash") / "log", *EXACT, "--drafter", "dflash", "--no-lookup")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def deer_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _serve(tmp_path_factory.mktemp("deer") / "log", *EXACT, "--drafter", "deer", "--no-lookup")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def specdiff_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _serve(tmp_path_factory.mktemp("specdiff") / "log", *EXACT, "--drafter", "specdiff", "--no-lookup")
 

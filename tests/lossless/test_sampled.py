@@ -54,14 +54,14 @@ def repeating(small_target: SmallTarget, prompts: list[str]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def exact(small_target: SmallTarget) -> Callable[..., dict[Answer, float]]:
-    """Exact distributions, each computed once."""
-    known: dict[Any, dict[Answer, float]] = {}
+    """Exact distributions, each computed once. The rules are kept: another object would get the id of lost ones."""
+    known: dict[Any, tuple[Rules, dict[Answer, float]]] = {}
 
     def find(prompt: list[int], length: int = LENGTH, rules: Rules = RULES) -> dict[Answer, float]:
         key = *prompt, length, id(rules)
         if key not in known:
-            known[key] = answer_probs(small_target.logits, prompt, length, rules)
-        return known[key]
+            known[key] = rules, answer_probs(small_target.logits, prompt, length, rules)
+        return known[key][1]
 
     return find
 

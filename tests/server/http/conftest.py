@@ -8,7 +8,7 @@ import pytest
 from running import Server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded model, with a parser of tool calls that a grammar has it write, and its own sampling."""
     log = tmp_path_factory.mktemp("tools") / "log"
