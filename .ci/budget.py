@@ -56,7 +56,9 @@ def main() -> int:
     for name, number, budget in counts:
         if number > budget or "--table" in sys.argv:
             print(f"{name}: {number} of {budget}")
-    return int(any(number > budget for _, number, budget in counts))
+    if over := any(number > budget for _, number, budget in counts):
+        print("take something out, or raise the budget in .ci/budget.toml and say why in the commit's message")
+    return int(over)
 
 
 if __name__ == "__main__":

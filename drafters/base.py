@@ -2,7 +2,7 @@
 
 One decode step calls `propose` once, and `observe` once for whatever the target has just processed
 (prefill chunks included, of which `prefilled` then tells whose they are), so a drafter never sees the scheduler.
-A multi-step diffusion drafter runs its steps inside `propose`; a drafter without state leaves `observe` empty.
+A multi-step diffusion drafter runs its steps inside `propose`.
 
 Draft state is indexed by the target's KV slots: a prefix handed on by the radix cache brings its draft state along,
 and a freed slot frees both.
@@ -83,7 +83,7 @@ class DraftBatch:
     rows: [R] int64, each request's row of `page_table`.
     temperatures: [R] float32; 0 means greedy.
     draft_mask: [R] bool, requests for which a model may draft, decided by the past alone; others get a draft of
-        length 0, or what is found without a model. None: all.
+        length 0, or what is found without a model. None: all. It saves time: drafts beyond it do no harm.
     depth: tokens that a model drafts for each at most, decided by the past alone; None: all that it can. Of drafters
         without `shortens` it is not read.
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
@@ -139,6 +139,7 @@ class Draft:
     lens: [R] int64 in 0..gamma, how many tokens were proposed.
     confidence: [R, gamma] float32, c_k = P(token k is accepted | tokens before it were), which may depend on
         x_0 .. x_{k-1} but never on x_k or later (DSpark, section 3.2.1), unless a later token's q is a point mass.
+        Calibration learns what it is worth; a constant will do where nothing is known.
     probs: [R, G, V'] float32, q, with `lens` <= G <= gamma: exactly the distribution of each token given all that q and
         c of the tokens up to it, and the tokens before it, depend on. That is what it was drawn from where no token to
         its left was drawn later, with knowledge of it, and always a point mass on the token itself; a drafter that
@@ -148,7 +149,7 @@ class Draft:
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.
-    drafting: requests for which a model drafted, whether its draft was taken or not.
+    drafting: requests for which a model drafted, whether its draft was taken or not; costs of drafts are learnt by it.
     """
 
     tokens: torch.Tensor
@@ -183,26 +184,28 @@ class Draft:
 
 
 class Drafter(ABC):
-    """Proposes blocks of up to `gamma` tokens."""
+    """Proposes blocks of up to `gamma` tokens. Only `propose` is required.
+
+    `slot_tokens.SlotTokens` reads the text back; `ngram.py` is a whole drafter. tests/drafters/test_contract.py holds
+    every drafter of the registry to this contract.
+    """
 
     gamma: int
     looks_up: bool = False
-    """True if it also drafts without a model, by `look_up`."""
+    """True if it drafts without a model, by `look_up`; which drafts those are, `Draft.looked_up` says."""
     shortens: bool = False
     """True if its model drafts fewer tokens, in less time, where `DraftBatch.depth` says so."""
     target_layers: tuple[int, ...] = ()
     """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
 
-    @abstractmethod
-    def allocate(self, slots: int) -> None:
+    def allocate(self, slots: int) -> None:  # noqa: B027 - a drafter may have no state
         """Make room for the draft state of `slots` KV slots (called once, before the first `observe`)."""
 
     def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:  # noqa: B027 - most have nothing to
         """Capture CUDA graphs of `propose` for these numbers of requests, ascending, where its work is the same
         whatever the drafts; called once, on a GPU, after `allocate`. page_table: that of every `DraftBatch`."""
 
-    @abstractmethod
-    def observe(self, features: Features) -> None:
+    def observe(self, features: Features) -> None:  # noqa: B027 - a drafter may have no state
         """Take in tokens that are now committed, or prefilled: their state goes to `features.slots`."""
 
     def prefilled(self, chunks: Prefilled) -> None:  # noqa: B027 - most need no more than `observe`

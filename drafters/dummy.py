@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .base import Draft, DraftBatch, Drafter, Features, Target
+from .base import Draft, DraftBatch, Drafter, Target
 
 
 class FixedDrafter(Drafter):
@@ -16,12 +16,6 @@ class FixedDrafter(Drafter):
     @classmethod
     def load(cls, target: Target, gamma: int) -> FixedDrafter:
         return cls(gamma, target.config.vocab_size)
-
-    def allocate(self, slots: int) -> None:
-        pass
-
-    def observe(self, features: Features) -> None:
-        pass
 
     def propose(self, batch: DraftBatch) -> Draft:
         positions = batch.seq_lens[:, None] + torch.arange(self.gamma, device=batch.anchors.device)

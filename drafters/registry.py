@@ -1,7 +1,7 @@
 """Every drafter by name: the one list that settings, flags, messages and the plugin read.
 
-To add a drafter, write its module and its entry here. Entries name their module instead of importing it, because
-command lines want the names only, and torch takes seconds to import.
+To add a drafter, write its module and its entry here, then run `make format`. Entries name their module instead of
+importing it, because command lines want the names only, and torch takes seconds to import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Entry:
     make: "module:callable", what makes it.
     takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (its),
         checkpoint (a folder), denoising_steps and denoising_order.
-    help: one line.
+    help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
@@ -65,23 +65,23 @@ DENOISING_ORDERS = ("left", "even", "certain")
 """Names of `diffusion.denoise.SCHEDULES`."""
 
 DRAFTERS = {
-    "dspark": Entry(*BLOCK, "a block in one pass, drawn token by token", needs_hidden_states=True),
-    "dflash": Entry(*BLOCK, "a block in one pass, each token drawn by itself", needs_hidden_states=True),
+    "dspark": Entry(*BLOCK, "a block in one pass, token by token; trained for the target", needs_hidden_states=True),
+    "dflash": Entry(*BLOCK, "the same, each token by itself", needs_hidden_states=True),
     "deer": Entry(
         *DIFFUSION,
-        "a block in one denoising step, from the tokens alone",
+        "a block in one denoising step; reads tokens alone, where SGLang shows no hidden states",
         kind="diffusion",
         expected_run_length=1.4,
         denoising_steps=1,
     ),
     "specdiff": Entry(
         *DIFFUSION,
-        "a block in several denoising steps, from the tokens alone",
+        "the same, in several steps",
         kind="diffusion",
         expected_run_length=1.6,
         denoising_steps=2,
     ),
-    "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "what followed the last words before"),
+    "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "prompt lookup, without a model"),
     MEASURING: Entry("outrider.drafters.dummy:FixedDrafter.load", ("target", "gamma"), "tokens of no meaning"),
 }
 
@@ -99,7 +99,10 @@ def find(name: str) -> Entry:
 
 
 def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype) -> Memory:
-    """Memory that the drafter of that name will take for a target in `dtype`, known before it is made; see `make`."""
+    """Memory that the drafter of that name will take for a target in `dtype`, known before it is made; see `make`.
+
+    A drafter without a checkpoint counts as one that has a `SlotTokens`.
+    """
     entry = find(name)
     looks_up = lookup_gamma > 0 or not entry.needs_checkpoint
     tokens = TOKEN_BYTES * (2 if looks_up else 1)

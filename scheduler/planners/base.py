@@ -5,33 +5,30 @@ before it was drawn: c_{r,1..k}, other requests, and a budget from two or more s
 sees nothing of the current draft, and `Planner.admit` must leave min(verify_lens[r], k) unchanged whatever
 confidence[r, k:] turns out to be.
 
-Why who drafts may be decided as well. Let F be all that is known when `budget` is called: the texts so far, and the
-confidences of steps before. The set of requests that draft, the source of each draft (the model or prompt lookup) and
-the least survival that is admitted are functions of F. A step's random numbers are its own, so given F every x_{r,k} is
-still drawn from its q_{r,k}, and is admitted or not by F, c_{r,1..k} and other requests' draws, which given F are
-independent of it. With what is given, rejection sampling brings the target's distribution for r whether r has no draft,
-a looked-up one (q is a point mass, a function of the text so far) or a model's: choosing between them by F is choosing
-between procedures that are each exact. A choice that looked at this step's draws (to draft again, to prefer the source
-that happens to be confident of what it drew, to leave out a request for what another drew with equal random numbers)
-would not be.
+Who drafts is also decided from the past. Let F be all that is known when `budget` is called: the texts so far, and the
+confidences of earlier steps. The requests that draft, the source of each draft (the model or prompt lookup) and the
+least survival that is admitted are functions of F. The random numbers of a step are new, so given F every x_{r,k} is
+still drawn from its q_{r,k}, and its admission depends on F, c_{r,1..k} and other requests' draws, which given F are
+independent of it. Rejection sampling gives the target's distribution whether r has no draft, a lookup (q is a point
+mass, a function of the text so far) or a model's draft, so choosing between them by F is choosing between exact
+procedures. A choice that looked at this step's draws would not be exact: drafting again, preferring the source that is
+confident of what it drew, or leaving out a request for what another drew with the same random numbers.
 
-How many tokens a model drafts is such a choice as well. A block of fewer tokens may have another q at each of its
-positions; it is the q that its tokens are drawn from and tested by. So given F, which fixes the depth d, x_{r,1..d} are
-drafts like any others. Only to draw both blocks and take one for what was drawn would not be.
+The depth is such a choice too. A shorter block may have another q at each position, but its tokens are drawn from that
+q and tested by it. Given F, which fixes the depth d, x_{r,1..d} are drafts like any others. Drawing both blocks and
+taking one for what was drawn would not be exact.
 
-To rest is such a choice too: whether anything is looked up or planned at all in a step, and when a probe ends the rest.
-It is a function of F as long as it counts steps, adds up the times of steps that are over and looks at survivals of
-steps before, of this request or of others; a rest that ended because of what this step's lookup or draft found would
-be none. Lookups are found by a search of the text so far, but in a rest nobody searches, so nothing of what would have
-been found enters. A correction of survivals by what became of earlier drafts is known before as well, and bounds that
-follow from it are compared with c_{r,1..k} alone.
+A rest is such a choice too: whether a step looks up or plans anything, and when a probe ends the rest. It is a function
+of F as long as it counts steps, adds the times of finished steps and reads survivals of earlier steps. A rest that
+ended because of what this step's lookup or draft found would not be; in a rest nothing is searched. A correction of
+survivals by earlier outcomes is known before as well, and its bounds are compared with c_{r,1..k} alone.
 
-Other requests may be looked at because their draws say nothing of x_{r,k}: a request without a seed has random numbers
-that nobody shares. Requests with equal seeds share theirs, so r's admission may well depend on what equals its own
-draw, or one still to come. That does no harm: what a seeded request says at a position is y, a function of its seed,
-the position and the text before it (`kernels/noise.py`). A draft is kept if it equals y, and y comes out if it does not
-or was never admitted. Admission decides how many of these y a step finds, and no budget changes one of them. Nor do
-they tell of a request without a seed, whose numbers are independent of every seed's.
+The admission of x_{r,k} may depend on other requests, because their draws are independent of it: a request without a
+seed shares its random numbers with nobody. Requests with equal seeds share theirs, so r's admission may depend on what
+equals its own draw, or a later one. That does no harm: a seeded request says y at a position, a function of its seed,
+the position and the text before it (`kernels/noise.py`). A draft is kept if it equals y; if not, or if it was not
+admitted, y comes out. Admission decides how many of these y a step finds, and changes none of them. Nor do they say
+anything of a request without a seed, whose numbers are independent of every seed's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every planner by name: the one list that settings, flags, messages and the plugin read.
 
-To add a planner, write its module and its entry here. Entries name their module instead of importing it, because
-command lines want the names only, and torch takes seconds to import.
+To add a planner, write its module and its entry here, then run `make format`. Entries name their module instead of
+importing it, because command lines want the names only, and torch takes seconds to import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Entry:
     make: "module:callable", what makes it.
     takes: the keyword arguments of that, out of gamma (draft tokens per step), cost (`StepCost`, from a measured
         profile) and threshold (a survival in 0..1).
-    help: one line.
+    help: a few words for `outrider serve --help` and server/README.md.
     """
 
     make: str
@@ -37,8 +37,10 @@ class Entry:
 HERE = "outrider.scheduler.planners"
 
 PLANNERS = {
-    "asynchronous": Entry(f"{HERE}.asynchronous:Asynchronous", ("cost", "gamma"), "the most tokens per second"),
-    "synchronous": Entry(f"{HERE}.synchronous:Synchronous", ("cost",), "tokens while each raises throughput"),
+    "asynchronous": Entry(
+        f"{HERE}.asynchronous:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"
+    ),
+    "synchronous": Entry(f"{HERE}.synchronous:Synchronous", ("cost",), "tokens that raise throughput, as measured"),
     "threshold": Entry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
     "verify-all": Entry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
 }

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from ..processes.engine import Engine
 from ..processes.engine_processes import EngineProcesses
@@ -100,7 +101,8 @@ def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -
         "planner": settings.planner,
         "engines": str(settings.resolved_engines),
     }
-    return RequestMiddleware(app, HttpMetrics(about), log=settings.log_requests != "none")
+    paths = {route.path for route in app.routes if isinstance(route, Route)} - openai.ELSEWHERE.keys()
+    return RequestMiddleware(app, HttpMetrics(about, paths), log=settings.log_requests != "none")
 
 
 def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: AllowedHosts) -> FastAPI:

@@ -7,7 +7,7 @@ in the environment by SGLang before anything here is imported, and is new with e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -26,31 +26,21 @@ if TYPE_CHECKING:
     from .keys.admission import Admission
 
 ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-# Anything else is counted as "other": clients choose paths, and must not choose how many series there are.
-PATHS = ANSWERING_PATHS | {
-    "/v1/models",
-    "/health",
-    "/ready",
-    "/metrics",
-    "/",
-    "/outrider/live",
-    "/outrider/tune",
-    "/docs",
-    "/openapi.json",
-}
 MOST_KEYS = 100
 OTHER = "other"
-"""Label of all keys beyond: a file may hold thousands, and each is four series."""
+"""Label of paths without a route, and of keys beyond MOST_KEYS: a file may hold thousands, and each is four series."""
 OUTCOMES = ("completed", "cancelled", "refused", "overloaded", "failed")
 
 
 class HttpMetrics:
     """Answered requests, those under way, and what it is that answers them.
 
-    about: labels of `outrider_info`.
+    about: labels of `outrider_info`. paths: those counted by name; others are "other", because clients choose paths and
+        must not choose how many series there are.
     """
 
-    def __init__(self, about: Mapping[str, str]) -> None:
+    def __init__(self, about: Mapping[str, str], paths: Collection[str]) -> None:
+        self._paths = paths
         info = Gauge("outrider_info", "1, with what is served and how.", list(about), multiprocess_mode="max")
         info.labels(*about.values()).set(1)
         started = Gauge("outrider_start_time_seconds", "When the server was started.", multiprocess_mode="max")
@@ -73,7 +63,7 @@ class HttpMetrics:
         self._seconds = {outcome: seconds.labels(outcome) for outcome in OUTCOMES}
 
     def finished(self, path: str, status: int) -> None:
-        self._requests.labels(path if path in PATHS else "other", str(status)).inc()
+        self._requests.labels(path if path in self._paths else OTHER, str(status)).inc()
 
     def ended(self, outcome: str, seconds: float) -> None:
         self._seconds[outcome].observe(seconds)

@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
 from ..tune.request import TuneRequest
+from .keys.auth import OPEN_PATHS
 from .requests import bounds
 from .requests.bounds import MAX_TOP_LOGPROBS, RANGES, ROLES
 from .requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
@@ -21,8 +22,6 @@ from .requests.sampling_defaults import SamplingDefaults
 from .requests.validation import Limits
 
 REF = "#/components/schemas/{model}"
-PATHS = frozenset({"/openapi.json", "/docs"})
-"""Routes of the description. They need no key: a browser could not send one, and they reveal only this version."""
 NOT_SERVED = (
     *(f"ChatCompletionMessageContent{kind}" for kind in ("Image", "Video", "Audio", "ToolReference", "Thinking")),
     *("LegacyStructuralTag", "StructuralTag"),
@@ -70,7 +69,7 @@ def responses(
 
 
 def install(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key: bool) -> None:
-    """Add the route, which needs no key (see `PATHS`); has_key: the others do."""
+    """Add the route; has_key: those outside `OPEN_PATHS` need one."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -104,7 +103,7 @@ def _document(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key:
     if has_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
-        for path in ("/health", "/ready"):
+        for path in OPEN_PATHS & document["paths"].keys():
             document["paths"][path]["get"]["security"] = []
     return document
 

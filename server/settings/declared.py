@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,11 @@ SMALLEST_KV = 256
 """Tokens of the smallest KV cache."""
 DAY = 86400
 ANY = 1 << 40
+
+
+def _each(names: Sequence[str], find: Callable[[str], drafters.Entry | planners.Entry]) -> str:
+    return ", ".join(f"`{name}` ({find(name).help})" for name in names)
+
 
 _model = partial(setting, "model")
 _speculation = partial(setting, "speculation")
@@ -79,9 +85,8 @@ class Declared:
 
     drafter: str = _speculation(
         "auto",
-        "who proposes tokens: `dspark`, `dflash` (models trained for the target), `deer`, `specdiff` (the same, "
-        "from tokens alone, where SGLang shows no hidden states), `ngram` (prompt lookup), `off`; auto: `dspark` with "
-        "the embedded model, else `ngram`",
+        f"who proposes tokens: {_each(drafters.names(), drafters.find)}, `off`; auto: `dspark` with the embedded "
+        "model, else `ngram`",
         choices=DRAFTERS,
         unlisted=(MEASURING_DRAFTER,),
     )
@@ -116,7 +121,7 @@ class Declared:
     )
     planner: str = _speculation(
         "asynchronous",
-        "decides how much of each draft is verified; `asynchronous` and `synchronous` by measured costs",
+        f"decides how much of each draft is verified: {_each(PLANNERS, planners.find)}",
         choices=PLANNERS,
     )
     threshold: float = _speculation(0.3, "survival below which `--planner threshold` stops", metavar="P", bounds=(0, 1))

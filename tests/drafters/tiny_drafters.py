@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +14,9 @@ from chi_square import p_value
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from outrider.drafters import registry
 from outrider.drafters.base import DraftBatch, Drafter, Target
-from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
+from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, save_compact
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
 from outrider.drafters.training.store import Sequence
@@ -102,6 +104,22 @@ def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None 
     """The target as an engine would describe it; without a head of its own it shares the embedding."""
     weights = (embedding, embedding if head is None else head)
     return Target(config=config, weights=lambda: weights, dtype=torch.float32, device="cpu")
+
+
+GAMMA = 3
+"""Draft tokens of `make_registered`, fewer than the models' own."""
+
+
+def make_registered(name: str, folder: Path, *, lookup_gamma: int = 0) -> tuple[Drafter, list[int]]:
+    """The registry's drafter of that name for a tiny target, and the layers that it had captured."""
+    captured: list[int] = []
+    config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
+    target = dataclasses.replace(make_target(config, torch.randn(96, 32)), capture_layers=captured.extend)
+    checkpoint = ""
+    if registry.find(name).needs_checkpoint:
+        save_compact(make_model(CONFIGS[name]) if name in CONFIGS else make_diffusion(DIFFUSION), folder)
+        checkpoint = str(folder)
+    return registry.make(name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma), captured
 
 
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(91))]

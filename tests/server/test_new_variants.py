@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from outrider.drafters import registry as drafters
+from outrider.scheduler.planners import registry as planners
+
+DRAFTERS, PLANNERS = (*drafters.names(), "sevens"), (*planners.names(), "halves")
 FILES = {
     "sevens.py": """
 import torch
@@ -18,10 +22,6 @@ from outrider.drafters.base import Draft, Drafter
 class Sevens(Drafter):
     def __init__(self, gamma, device):
         self.gamma, self.device = gamma, device
-
-    def allocate(self, slots): ...
-
-    def observe(self, features): ...
 
     def propose(self, batch):
         shape = (len(batch.anchors), self.gamma)
@@ -42,7 +42,7 @@ class Halves(Planner):
 from outrider.drafters import registry as drafters
 from outrider.scheduler.planners import registry as planners
 
-drafters.DRAFTERS["sevens"] = drafters.Entry("sevens:Sevens", ("gamma", "device"), "sevens")
+drafters.DRAFTERS["sevens"] = drafters.Entry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
 planners.PLANNERS["halves"] = planners.Entry("halves:Halves", ("gamma",), "half of each draft")
 """,
 }
@@ -105,11 +105,13 @@ def run(folder: Path, code: str) -> str:
         (
             "serve",
             [
-                "{auto,dspark,dflash,deer,specdiff,ngram,sevens,off}",
-                "{asynchronous,synchronous,threshold,verify-all,halves}",
+                f"{{auto,{','.join(DRAFTERS)},off}}",
+                f"{{{','.join(PLANNERS)}}}",
+                "sevens(draftsofsevens)",
+                "halves(halfofeachdraft)",
             ],
         ),
-        ("tune", ["{auto,dspark,dflash,deer,specdiff,ngram,sevens}"]),
+        ("tune", [f"{{auto,{','.join(DRAFTERS)}}}"]),
         ("simulate", ["off,halves,verify-all,threshold"]),
     ],
 )
@@ -123,8 +125,8 @@ def test_settings_take_it(folder: Path) -> None:
     assert json.loads(run(folder, SETTINGS)) == [
         "sevens",
         "halves",
-        "--drafter is one of auto, dspark, dflash, deer, specdiff, ngram, sevens, off, not 'eagle'",
-        "--planner is one of asynchronous, synchronous, threshold, verify-all, halves, not 'best'",
+        f"--drafter is one of auto, {', '.join(DRAFTERS)}, off, not 'eagle'",
+        f"--planner is one of {', '.join(PLANNERS)}, not 'best'",
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import openapi, request_middleware
+from .. import request_middleware
 from ..errors import ApiError
 from ..lifecycle import Lifecycle
 from ..metrics import KeyMetrics
@@ -15,10 +15,12 @@ from ..request_middleware import once_whole
 from . import admission
 from .access import Access, KeyUsage
 
-# Probes carry no key, nor do browsers that open a page.
-OPEN_PATHS = frozenset({"/health", "/ready", "/"}) | openapi.PATHS
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/openapi.json"})
+"""Routes without a key: probes carry none, nor do browsers that open a page; the description reveals only this version.
+Every other route asks for a key."""
 OPEN_FOLDER = "/page/"
 ADMIN_PATHS = frozenset({"/outrider/tune"})
+"""Routes that ask for an administrator's key."""
 
 
 class AuthMiddleware:

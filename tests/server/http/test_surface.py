@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import httpx
 import openai
@@ -35,9 +36,13 @@ def test_metrics_count_requests(server: Server, client: openai.OpenAI, model: st
     assert answered() == before + 1
 
 
-def test_paths_that_clients_invent_make_no_series(server: Server) -> None:
-    HTTP.get(server.url + "/v1/made-up")
-    assert "made-up" not in HTTP.get(server.url + "/metrics").text
+def test_routes_are_counted_by_their_path_and_others_together(server: Server) -> None:
+    unknown = ("/v1/made-up", "/v1/embeddings", "/v1/models/made-up")
+    for path in ("/ready", "/outrider/live", "/openapi.json", *unknown):
+        HTTP.get(server.url + path)
+    counted = set(re.findall(r'outrider_http_requests_total{path="([^"]*)"', HTTP.get(server.url + "/metrics").text))
+    assert counted >= {"/ready", "/outrider/live", "/openapi.json", "other"}
+    assert not counted & {*unknown}
 
 
 def test_nothing_listens_beyond_localhost_and_one_process_on_the_port(server: Server) -> None:

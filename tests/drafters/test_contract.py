@@ -1,0 +1,135 @@
+"""Every drafter of the registry keeps the contract of `drafters/base.py`. A new entry is tested here by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_drafters import GAMMA, make_registered
+
+from outrider.drafters import registry
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
+
+LENGTHS = (9, 20, 1)
+CONTEXT, SLOTS, VOCABULARY, WIDTH = 32, 128, 96, 32
+TEXTS = [torch.tensor([3, 5, 7, 11] * (CONTEXT // 4)) + row for row in range(len(LENGTHS))]
+"""Texts that repeat themselves, so that prompt lookup finds something."""
+
+
+def pages(seed: int) -> torch.Tensor:
+    """A page table with slots in random order; slot 0 belongs to nobody."""
+    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(seed))
+    return order[: len(LENGTHS) * CONTEXT].view(-1, CONTEXT).int()
+
+
+def hidden_of(drafter: Drafter, row: int, length: int) -> torch.Tensor | None:
+    if not drafter.target_layers:
+        return None
+    return torch.randn(length, len(drafter.target_layers) * WIDTH, generator=torch.Generator().manual_seed(row))
+
+
+def read(drafter: Drafter, table: torch.Tensor) -> None:
+    """The target has processed all texts but their anchors."""
+    for row, length in enumerate(LENGTHS):
+        slots = table[row, :length].long()
+        drafter.observe(Features(hidden_of(drafter, row, length), TEXTS[row][:length], torch.arange(length), slots))
+        drafter.prefilled(Prefilled(table, torch.tensor([row]), torch.tensor([length]), [length], length))
+
+
+def asked(table: torch.Tensor, temperature: float) -> DraftBatch:
+    generator = torch.Generator().manual_seed(1)
+    return DraftBatch(
+        anchors=torch.stack([text[length] for text, length in zip(TEXTS, LENGTHS, strict=True)]),
+        seq_lens=torch.tensor(LENGTHS),
+        page_table=table,
+        rows=torch.arange(len(LENGTHS)),
+        temperatures=torch.full((len(LENGTHS),), temperature),
+        keys=torch.randint(2**62, (len(LENGTHS), GAMMA), generator=generator),
+    )
+
+
+@pytest.fixture(params=[*registry.DRAFTERS])
+def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> Drafter:
+    made, _ = make_registered(request.param, tmp_path)
+    made.allocate(SLOTS)
+    return made
+
+
+def same(one: Draft, other: Draft) -> None:
+    """Equal up to the rounding of another batch."""
+    assert torch.equal(one.lens, other.lens)
+    drafted = torch.arange(one.tokens.shape[1]) < one.lens[:, None]
+    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
+    torch.testing.assert_close(one.confidence[drafted], other.confidence[drafted])
+    if one.probs is not None:
+        torch.testing.assert_close(one.probs, other.probs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_shapes_and_ranges(drafter: Drafter, temperature: float) -> None:
+    read(drafter, table := pages(0))
+    draft = drafter.propose(asked(table, temperature))
+    assert draft.tokens.shape == draft.confidence.shape == (len(LENGTHS), GAMMA)
+    assert draft.tokens.dtype == draft.lens.dtype == torch.int64
+    assert draft.confidence.dtype == torch.float32
+    assert ((draft.tokens >= 0) & (draft.tokens < VOCABULARY)).all()
+    assert ((draft.lens >= 0) & (draft.lens <= GAMMA)).all()
+    assert draft.lens.any(), "these texts repeat themselves: draft for one of them"
+    assert ((draft.confidence >= 0) & (draft.confidence <= 1)).all()
+    if draft.probs is not None:
+        longest, columns = draft.probs.shape[1:]
+        assert draft.lens.max() <= longest <= GAMMA
+        assert columns == (VOCABULARY if draft.vocab is None else len(draft.vocab))
+        torch.testing.assert_close(draft.probs.sum(-1), torch.ones(len(LENGTHS), longest))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_keys_are_the_only_randomness(drafter: Drafter, temperature: float) -> None:
+    read(drafter, table := pages(0))
+    drafts = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        drafts.append(drafter.propose(asked(table, temperature)))
+    same(*drafts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 6.0])
+def test_a_confidence_knows_neither_its_token_nor_later_ones(drafter: Drafter, temperature: float) -> None:
+    read(drafter, table := pages(0))
+    batch = asked(table, temperature)
+    seen = drafter.propose(batch)
+    for k in range(GAMMA):
+        keys = batch.keys.clone()
+        keys[:, k:] += 5
+        other = drafter.propose(dataclasses.replace(batch, keys=keys))
+        assert torch.equal(seen.tokens[:, :k], other.tokens[:, :k])
+        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
+        assert torch.equal(seen.lens, other.lens)
+
+
+def test_state_lies_at_the_slots(drafter: Drafter) -> None:
+    """Other slots, other rows of the page table and what others wrote elsewhere change nothing."""
+    read(drafter, table := pages(0))
+    first = drafter.propose(asked(table, 1.0))
+    free = torch.tensor(sorted({*range(SLOTS)} - {*table.flatten().tolist()}))
+    hidden = hidden_of(drafter, 9, len(free))
+    drafter.observe(Features(hidden, torch.full_like(free, 50), torch.arange(len(free)), free))
+    same(first, drafter.propose(asked(table, 1.0)))
+    read(drafter, moved := pages(1).flip(0))
+    same(first, drafter.propose(asked(moved, 1.0)))
+
+
+def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
+    read(drafter, table := pages(0))
+    batch = asked(table, 1.0)
+    together = drafter.propose(batch)
+    for row in range(len(LENGTHS)):
+        alone = drafter.propose(batch.select(torch.tensor([row])))
+        probs = None if together.probs is None else together.probs[[row]]
+        row_of = dataclasses.replace(
+            together, tokens=together.tokens[[row]], lens=together.lens[[row]], confidence=together.confidence[[row]],
+            probs=probs,
+        )  # fmt: skip
+        same(row_of, alone)
