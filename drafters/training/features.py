@@ -16,6 +16,9 @@ from .prompts import Sample
 from .store import FeatureStore, Sequence
 from .target import TargetModel
 
+LOGIT_ROWS = 256
+"""Positions whose logits over the whole vocabulary are in memory at once."""
+
 
 @torch.inference_mode()
 def sequence_features(
@@ -32,12 +35,18 @@ def sequence_features(
     features = torch.cat([out[i] for i in layers], -1) if layers else final[..., :0]
     sequences = []
     for row, (ids, prompt) in enumerate(batch):
-        logits = final[row, prompt - 1 : len(ids) - 1] @ target.head.T
-        values, top_ids = logits.topk(top, -1)
-        probs = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()
+        likeliest = [_likeliest(part, target, top) for part in final[row, prompt - 1 : len(ids) - 1].split(LOGIT_ROWS)]
+        top_ids, probs = (torch.cat(parts) for parts in zip(*likeliest, strict=True))
         kept = features[row, : len(ids)].cpu()
-        sequences.append(Sequence(torch.tensor(ids), prompt, kept, top_ids.cpu(), probs.cpu()))
+        sequences.append(Sequence(torch.tensor(ids), prompt, kept, top_ids, probs))
     return sequences
+
+
+def _likeliest(states: torch.Tensor, target: TargetModel, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest tokens [R, top] behind final states [R, d], and their probabilities; on the CPU."""
+    logits = states @ target.head.T
+    values, ids = logits.topk(top, -1)
+    return ids.cpu(), (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().cpu()
 
 
 @torch.inference_mode()

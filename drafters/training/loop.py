@@ -225,7 +225,7 @@ class TrainingRun(ABC, Generic[Model]):
         recipe, split = self.recipe, _Split(store, held_out)
         if not split.training:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
-        batches, size, saved, means = None, 0, time.monotonic(), _Means()
+        batches, size, saved, means = None, 0, time.monotonic(), Means()
         name = f"train {self.model.config.kind}"
         with tqdm(total=recipe.steps, initial=self.step, desc=name, unit="step") as progress:
             while self.step < recipe.steps:
@@ -234,7 +234,7 @@ class TrainingRun(ABC, Generic[Model]):
                     size = recipe.block(self.step, self.model.config.gamma)
                     batches = self.batches(store, split.training, size)
                     batches = prefetched(batches) if self.frozen.head.device.type == "cuda" else batches
-                means.add(self._update(next(batches)))
+                means.add(self.update(next(batches)))
                 self.seconds += time.monotonic() - began
                 progress.update()
                 if self.step % every == 0:
@@ -254,7 +254,7 @@ class TrainingRun(ABC, Generic[Model]):
         recipe = self.recipe
         return learning_rate(step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
 
-    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+    def update(self, batch: Any) -> dict[str, torch.Tensor]:
         """Train on one batch; what is logged of it: scalars that are still on the device."""
         row = self.learn(batch)
         row["norm"] = self.optimiser.step(self._rate(self.step))
@@ -293,7 +293,7 @@ class _Split:
         return [i for i, entry in enumerate(self.store.entries) if entry.digest not in self.hidden]
 
 
-class _Means:
+class Means:
     """Means of logged scalars over some steps; the sums stay on the device."""
 
     def __init__(self) -> None:

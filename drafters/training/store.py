@@ -1,4 +1,4 @@
-"""Training sequences on disk: tokens, target features and the target's likeliest tokens, memory-mapped.
+"""Training sequences on disk: tokens, target features and the target's likeliest tokens.
 
 Flat binary files, one for each column, grow together; a drafter that needs no features has no file of them.
 `index.jsonl` has one line per finished sequence, written when the columns are on the disk: so a kill or a power failure
@@ -98,7 +98,6 @@ class FeatureStore:
         else:
             replace({path: json.dumps(wanted)})
         self.index = self.folder / "index.jsonl"
-        self.maps: dict[str, np.ndarray] = {}
         self.entries: list[Entry] = []
         self.digests: set[str] = set()
         self._pending: list[Entry] = []
@@ -111,7 +110,6 @@ class FeatureStore:
         if new:
             self.entries += new
             self.digests |= {entry.digest for entry in new}
-            self.maps.clear()
         return bool(new)
 
     def _whole_lines(self) -> bytes:
@@ -183,7 +181,6 @@ class FeatureStore:
         for entries in (self.entries, self._pending):
             entries.append(entry)
         self.digests.add(entry.digest)
-        self.maps.clear()
         if sum(pending.length for pending in self._pending) >= FLUSH_TOKENS:
             self.flush()
 
@@ -204,9 +201,9 @@ class FeatureStore:
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
         dtype, width = self.columns[name]
-        if name not in self.maps:
-            self.maps[name] = np.memmap(str(self.folder / f"{name}.bin"), dtype=dtype, mode="r").reshape(-1, width)
-        return torch.from_numpy(np.array(self.maps[name][start:stop]))
+        path, offset = self.folder / f"{name}.bin", start * width * dtype.itemsize
+        found = np.fromfile(path, dtype, (stop - start) * width, offset=offset)  # a map's pages would stay in memory
+        return torch.from_numpy(found.reshape(-1, width))
 
     def __getitem__(self, number: int) -> Sequence:
         e = self.entries[number]

@@ -112,15 +112,22 @@ def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
 
     A step counts as verifying no further than the answer goes, so that a cut answer does not flatter tau.
     """
-    at, verified, accepted = 0, [], []
+    _, verified, accepted = steps_along(runs, length, gamma)
+    found = Acceptance.from_steps(verified, accepted, gamma)
+    return Acceptance(found.cycles, length, found.tried, found.kept)
+
+
+def steps_along(runs: list[int], length: int, gamma: int) -> tuple[list[int], list[int], list[int]]:
+    """Steps of `walk`: the token each one is behind, how many draft tokens the answer lets it verify, and accept."""
+    at, places, verified, accepted = 0, [], [], []
     while at < length:
         reach = min(gamma, length - at)
         run = min(runs[at], reach)
+        places.append(at)
         verified.append(reach)
         accepted.append(run)
         at += run + 1
-    found = Acceptance.from_steps(verified, accepted, gamma)
-    return Acceptance(found.cycles, length, found.tried, found.kept)
+    return places, verified, accepted
 
 
 def everywhere(runs: list[int], length: int, gamma: int) -> Acceptance:

@@ -1,0 +1,228 @@
+"""Finished answers on disk, in segments of lines, of which the oldest is deleted where there are too many tokens.
+
+One process appends, others read. A line is `{"prompt_ids": [...], "response_ids": [...], "temperature": 0.7, "at": unix
+seconds}`. A killed writer leaves at most half a last line, which readers leave out and the next writer cuts off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from outrider.storage.replacing import replace
+
+SEGMENTS = 16
+"""Parts of the bound that are deleted at once."""
+LONGEST = 2048
+"""Tokens of a prompt with its answer that are kept; longer prompts are not."""
+HELD_OUT = 8
+"""One prompt in so many is never trained on."""
+FOLDERS = ("answers", "features", "run", "drafters")
+CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json")
+"""Names in a learner's folder."""
+FORGOTTEN = ".{}.forgotten"
+
+
+def prompt_name(prompt_ids: Sequence[int]) -> str:
+    """A short name of a prompt, the same for every answer to it."""
+    return hashlib.sha256(np.asarray(prompt_ids, np.int32).tobytes()).hexdigest()[:16]
+
+
+def held_out(prompt: str) -> bool:
+    """True if answers to the prompt of this name are kept for the gate, and never trained on."""
+    return int(prompt, 16) % HELD_OUT == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer: token ids, and the temperature it was drawn at."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    temperature: float
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and answer."""
+        return self.prompt_ids + self.response_ids
+
+
+def kept_part(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[int]:
+    """The answer, cut where prompt and answer get longer than `LONGEST`; empty if it is not worth keeping."""
+    response = list(response_ids[: max(0, LONGEST - len(prompt_ids))])
+    return response if len(response) >= 2 and len(prompt_ids) else []
+
+
+class AnswerStore:
+    """Appends finished answers to `folder`/answers, of at most `most_tokens` tokens, prompts included.
+
+    The only writer of its folder. Raises OSError where the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | Path, most_tokens: int) -> None:
+        self.folder, self.most_tokens = Path(folder) / "answers", most_tokens
+        self._tokens: dict[int, int] = {}
+        self._file = -1
+        self._open()
+
+    def append(self, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float) -> bool:
+        """Write one line; False if the answer is too short or its prompt too long. Raises OSError."""
+        response = kept_part(prompt_ids, response_ids)
+        if not response:
+            return False
+        row = {"prompt_ids": list(prompt_ids), "response_ids": response, "temperature": temperature}
+        line = json.dumps({**row, "at": round(time.time(), 3)}, separators=(",", ":")).encode() + b"\n"
+        if not os.fstat(self._file).st_nlink:  # what was kept has been forgotten
+            self._open()
+        last = max(self._tokens)
+        if self._tokens[last] >= self.most_tokens // SEGMENTS:
+            last = self._begin(last + 1)
+        if (done := os.write(self._file, line)) < len(line):  # the disk is full
+            os.ftruncate(self._file, os.fstat(self._file).st_size - done)
+            raise OSError(f"{self.folder}: the disk took {done} of {len(line)} bytes of an answer")
+        self._tokens[last] += len(prompt_ids) + len(response)
+        while sum(self._tokens.values()) > self.most_tokens and len(self._tokens) > 1:
+            oldest = min(self._tokens)
+            segment_path(self.folder, oldest).unlink(missing_ok=True)
+            del self._tokens[oldest]
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> None:
+        """Go on with the newest segment, after the last whole line."""
+        for made in (self.folder.parent, self.folder):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._tokens = {}
+        for number in segment_numbers(self.folder):
+            answers, _ = read_lines(segment_path(self.folder, number), 0)
+            self._tokens[number] = sum(len(answer.tokens) for answer in answers)
+        last = max(self._tokens, default=0)
+        _, end = read_lines(segment_path(self.folder, last), 0)
+        self._begin(last, end)
+
+    def _begin(self, number: int, end: int = 0) -> int:
+        """Append to this segment from now on, whose whole lines are `end` bytes."""
+        self.close()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._file = os.open(segment_path(self.folder, number), flags, 0o600)
+        os.ftruncate(self._file, end)
+        self._tokens.setdefault(number, 0)
+        return number
+
+
+@dataclass
+class AnswerReader:
+    """Reads what is new in `folder`/answers since the last call; segments may disappear meanwhile."""
+
+    folder: Path
+    _ends: dict[int, int] = field(default_factory=dict)
+
+    def read(self) -> list[Answer]:
+        """New answers, the oldest first; after the answers were forgotten, all that there are."""
+        found: list[Answer] = []
+        numbers = segment_numbers(self.folder / "answers")
+        self._ends = {number: end for number, end in self._ends.items() if number in numbers}
+        for number in numbers:
+            answers, self._ends[number] = read_lines(
+                segment_path(self.folder / "answers", number), self._ends.get(number, 0)
+            )
+            found += answers
+        return found
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """File of a segment."""
+    return folder / f"{number:08}.jsonl"
+
+
+def segment_numbers(folder: Path) -> list[int]:
+    """Numbers of the segments that there are, rising."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(int(name[:8]) for name in os.listdir(folder) if re.fullmatch(r"\d{8}\.jsonl", name))
+    return []
+
+
+def read_lines(path: Path, start: int) -> tuple[list[Answer], int]:
+    """Answers in the whole lines from byte `start` on, and where those end; lines that are no answer are left out."""
+    try:
+        with path.open("rb") as file:
+            start = min(start, os.fstat(file.fileno()).st_size)
+            file.seek(start)
+            text = file.read()
+    except FileNotFoundError:
+        return [], start
+    text = text[: text.rfind(b"\n") + 1]
+    return [answer for line in text.splitlines() if (answer := _parse(line))], start + len(text)
+
+
+def _parse(line: bytes) -> Answer | None:
+    try:
+        row = json.loads(line)
+        answer = Answer(row["prompt_ids"], row["response_ids"], float(row["temperature"]))
+        whole = all(type(token) is int and token >= 0 for token in answer.tokens)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return answer if whole and kept_part(answer.prompt_ids, answer.response_ids) == answer.response_ids else None
+
+
+def forget(folder: str | Path) -> None:
+    """Delete all that was kept and learned: answers, features, runs and drafters.
+
+    A server that uses a learned drafter has it until it starts again. Numbers of drafters go on. Raises ValueError,
+    with nothing deleted, where the folder holds anything that is not a learner's.
+    """
+    folder = Path(folder)
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
+    ours = re.compile(rf"({'|'.join(map(re.escape, CONTENTS))})|\.({'|'.join(map(re.escape, CONTENTS))})\..*")
+    made_here = {"answers", "learner.json", FORGOTTEN.format("answers")} & names
+    if not made_here or not all(ours.fullmatch(name) and not (folder / name).is_symlink() for name in names):
+        raise ValueError(f"{folder} is no learner's folder: expected nothing but {', '.join(CONTENTS)}")
+    last = max(candidate_names(folder), default=None)
+    for name in FOLDERS:
+        aside = folder / FORGOTTEN.format(name)
+        shutil.rmtree(aside, ignore_errors=True)
+        if (folder / name).exists():
+            (folder / name).rename(aside)  # others may be adding to it
+            shutil.rmtree(aside)
+    for name in ("events.jsonl", "learner.json"):
+        (folder / name).unlink(missing_ok=True)
+    replace({folder / "state.json": json.dumps({"in_use": None, "refused": [last] if last else []})}, 0o600)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the server says of candidates: the one in use, None for the drafter it started with; those it refused."""
+
+    in_use: str | None = None
+    refused: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> ServerState:
+        """From state.json, which is replaced as a whole; nothing in use where there is none."""
+        try:
+            found = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls()
+        return cls(found["in_use"], tuple(found["refused"]))
+
+
+def candidate_names(folder: Path) -> list[str]:
+    """Names that candidates have or had, as far as anything knows them."""
+    state = ServerState.read(folder)
+    there = os.listdir(folder / "drafters") if (folder / "drafters").is_dir() else []
+    return sorted(name for name in {*there, *state.refused, state.in_use} if name and name.isdigit())

@@ -1,0 +1,177 @@
+"""The gate: a candidate is taken only if it drafts better than the drafter in use on answers neither was trained on.
+
+Both follow the same answers teacher-forced, greedily (`training/validate.py`). Answers are paired, and resampled by
+prompt (a paired cluster bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13), so that
+one prompt asked often is one observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..base import DraftBatch
+from ..block.model import BlockModel
+from ..block.sampling import sample_block, sample_parallel
+from ..training.batches import BatchMaker, anchor_range
+from ..training.forward import FrozenTarget, hidden_states
+from ..training.store import Sequence
+from ..training.target import TargetModel
+from ..training.validate import steps_along
+
+RESAMPLES = 2000
+LEAST_PROMPTS, LEAST_TOKENS, FEWEST_PROMPTS = 8, 400, 6
+"""Held-out prompts that a verdict needs; with so many answer tokens the fewest are enough."""
+GENERAL_KEPT = 0.98
+"""Smallest tau on general answers, relative to the drafter in use and to the one the server started with."""
+FIRST_TAU = 1.3
+"""Smallest tau of the first drafter, where none is in use."""
+CHUNK = 64
+"""Anchors drafted for at once: their logits are in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Decoding along one answer of `tokens` tokens, teacher-forced, in N steps.
+
+    confidence: [N, gamma] float32, raw; reach: [N] int64, draft tokens that the answer verifies; accepted: [N] int64.
+    """
+
+    tokens: int
+    confidence: np.ndarray
+    accepted: np.ndarray
+    reach: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        return len(self.accepted)
+
+
+def tau(answers: Iterable[Followed]) -> float:
+    """Tokens a step over several answers; 1 without answers."""
+    answers = list(answers)
+    return sum(a.tokens for a in answers) / sum(a.steps for a in answers) if answers else 1.0
+
+
+def frozen_part(model: BlockModel, target: TargetModel) -> FrozenTarget:
+    """The target's share of this drafter."""
+    return FrozenTarget(target.embedding, target.head[model.vocab.to(target.device)].contiguous())
+
+
+@torch.inference_mode()
+def follow(model: BlockModel, target: TargetModel, sequences: Iterable[Sequence]) -> list[Followed]:
+    """Follow each answer with the drafter, as it would draft at temperature 0."""
+    frozen, gamma = frozen_part(model, target), model.config.gamma
+    maker, found = BatchMaker(model.config, model.vocab, device=target.device), []
+    for s in sequences:
+        low, high = anchor_range(s)
+        runs: list[int] = []
+        sure = []
+        for part in torch.arange(low, high).split(CHUNK):
+            step = maker.cut([s], [part], gamma)
+            tokens, confidence = greedy_drafts(model, frozen, hidden_states(model, frozen, step, gamma), step.anchors)
+            right = (tokens == step.tokens[:, 1:]) & step.valid
+            runs += right.long().cumprod(-1).sum(-1).tolist()
+            sure.append(confidence.float().cpu())
+        places, reach, accepted = steps_along(runs, high - low, gamma)
+        found.append(
+            Followed(
+                high - low, torch.cat(sure)[places].numpy(), np.array(accepted, np.int64), np.array(reach, np.int64)
+            )
+        )
+    return found
+
+
+def greedy_drafts(
+    model: BlockModel, frozen: FrozenTarget, hidden: torch.Tensor, anchors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and confidences [A, gamma] that are served at temperature 0, from hidden states [A, gamma, d]."""
+    count, gamma = hidden.shape[:2]
+    zeros = anchors.new_zeros(count)
+    batch = DraftBatch(
+        anchors=anchors, seq_lens=zeros, page_table=zeros[:0, None].int(), rows=zeros, temperatures=zeros.float(),
+        keys=zeros[:, None].expand(-1, gamma), all_greedy=True, wants_probs=False,
+    )  # fmt: skip
+    logits = hidden @ frozen.head.T
+    if model.markov_head is None:
+        tokens, _, confidence = sample_parallel(logits, batch, vocab=model.vocab)
+    else:
+        markov, confident = model.markov_head, model.confidence_head
+        tokens, _, confidence = sample_block(
+            logits, hidden, batch, vocab=model.vocab, markov=markov, confidence=confident
+        )
+    return tokens, confidence
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate found.
+
+    ratio: tau of the candidate over that in use on held-out answers; low, high: its 95 % interval.
+    reason: why the candidate was refused; "" if it passed.
+    """
+
+    reason: str
+    prompts: int
+    tokens: int
+    candidate_tau: float
+    in_use_tau: float
+    ratio: float
+    low: float
+    high: float
+    candidate_general: float
+    in_use_general: float
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason
+
+
+def enough(prompts: int, tokens: int) -> bool:
+    """True if so many held-out prompts, with so many answer tokens, allow a verdict."""
+    return prompts >= LEAST_PROMPTS or (prompts >= FEWEST_PROMPTS and tokens >= LEAST_TOKENS)
+
+
+def compare(
+    candidate: list[Followed], in_use: list[Followed] | None, prompts: list[str], candidate_general: list[Followed],
+    in_use_general: list[Followed] | None, first_general: float = 0.0,
+) -> Verdict:  # fmt: skip
+    """Judge a candidate on the answers that both followed, in the same order; prompts: each answer's.
+
+    None in use: the candidate is compared with one token a step, and has to reach `FIRST_TAU`.
+    first_general: tau on general answers of the drafter the server started with.
+    """
+    names = sorted(set(prompts))
+    tokens = sum(answer.tokens for answer in candidate)
+    before = [answer.tokens for answer in candidate] if in_use is None else [answer.steps for answer in in_use]
+    sums = np.zeros((2, len(names)))
+    for prompt, old, answer in zip(prompts, before, candidate, strict=True):
+        sums[:, names.index(prompt)] += old, answer.steps
+    ratio, low, high = ratio_interval(sums)
+    general, kept = tau(candidate_general), max(tau(in_use_general) if in_use_general else 1.0, first_general)
+    reason = ""
+    if not enough(len(names), tokens):
+        reason = f"{len(names)} held-out prompts are too few"
+    elif low <= 1:
+        reason = "not better on held-out answers"
+    elif in_use is None and tau(candidate) < FIRST_TAU:
+        reason = f"tau below {FIRST_TAU}"
+    elif general < GENERAL_KEPT * kept:
+        reason = "worse on general answers"
+    return Verdict(
+        reason, len(names), tokens, tau(candidate), tau(in_use) if in_use else 1.0, ratio, low, high, general, kept
+    )
+
+
+def ratio_interval(sums: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
+    """The ratio of the totals of sums [2, N], and its 95 % bootstrap interval over the N columns."""
+    if not sums.shape[1]:
+        return 1.0, 0.0, float("inf")
+    drawn = np.random.default_rng(seed).integers(sums.shape[1], size=(RESAMPLES, sums.shape[1]))
+    totals = sums[:, drawn].sum(-1)
+    low, high = np.percentile(totals[0] / totals[1], [2.5, 97.5])
+    first, second = sums.sum(-1)
+    return float(first / second), float(low), float(high)

@@ -1,0 +1,400 @@
+"""The learner: a process beside the server that trains the drafter in idle time, and offers what passes the gate.
+
+    python -m outrider.drafters.learning.learner --folder F --target PATH --kind dspark --start FOLDER \
+        --general prompts.jsonl --threads 1
+
+It may be stopped and continued (SIGSTOP, SIGCONT) or killed at any point: every file is whole, and the next process
+goes on from them. It ends with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outrider.storage.replacing import replace, sync, sync_tree
+
+from ..block import checkpoint
+from ..block.config import BlockConfig
+from ..block.model import BlockModel
+from ..commands import train
+from ..training.batches import BatchMaker, anchor_range
+from ..training.loop import Means, Run, checkpoint_model
+from ..training.start import start_markov
+from ..training.store import Sequence
+from ..training.target import TargetModel, keep_freed_memory
+from .answers import Answer, AnswerReader, ServerState, candidate_names
+from .gate import Followed, Verdict, compare, enough, follow, frozen_part, tau
+from .general import general_answers
+from .progress import Progress
+from .start import FROM_TARGET, fresh_drafter, settings, token_counts
+from .supply import Item, Supply
+
+LEAST_ANSWERS = 24
+GENERAL_EVERY = 4
+"""One step in so many trains on a general answer."""
+FIRST_GATE, GATE_EVERY = 60, 150
+"""Steps of a run before its first gate, and between gates."""
+LOOK_EVERY = 20
+"""Steps between looks at new answers and at what the server says."""
+GATE_TOKENS = 4096
+"""Answer tokens that the gate follows at most, the newest."""
+PATIENCE, BETTER, GROWTH = 6, 1.005, 1.1
+"""Gates in a row without a candidate, or a tau so many times the best of the run, after which the learner waits until
+it has read so many times the answers."""
+KEPT = 2
+"""Candidates kept that are older than the one in use, to go back to, and that are newer."""
+READ_AT_ONCE = 16
+"""Answers read between two looks at whether to go on."""
+PAUSE = 0.5
+
+
+class Forgotten(Exception):
+    """Somebody deleted what the learner knows: it starts anew."""
+
+
+class Learner:
+    """One learner's state. `training` is None before the run begins."""
+
+    def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
+        self.args, self.target, self.folder = args, target, Path(args.folder)
+        self.progress = Progress(self.folder)
+        self.reader = AnswerReader(self.folder)
+        self.unread: list[Answer] = []
+        self.training: Run | None = None
+        self.lineage: list[str | None] = []
+        self.order: list[Item] = []
+        self.maker: BatchMaker
+        self.means = Means()
+        self.followed: dict[str | None, dict[str, Followed]] = {}
+        self.fruitless, self.best_tau, self.wait_for, self.look_at, self.saved = 0, 0.0, 0, 0, 0.0
+        self.state = ServerState.read(self.folder)
+        self.progress.phase("reading")
+        layers = self._layers()
+        features = self.folder / "features"
+        features.mkdir(mode=0o700, exist_ok=True)
+        self.features = features.stat().st_ino
+        self.general = general_answers(features / "general", target, layers, Path(args.general))
+        self.supply = Supply(features, target, layers, args.most_feature_bytes)
+        self.seen = len(self.supply.items)
+
+    def run(self) -> None:
+        """Learn for ever; raises Forgotten."""
+        while True:
+            if self.training is None or self.training.step >= self.look_at:
+                self._look()
+            if reason := self._reason_to_wait():
+                if self.progress.numbers.phase != "waiting":
+                    self.progress.phase("waiting")
+                    self.progress.event("waiting", reason=reason, answers=self.seen, needed=self.wait_for)
+                self.progress.tick()
+                self.look_at = 0
+                time.sleep(PAUSE)
+                continue
+            self.training = self.training or self._begin()
+            self.progress.phase("training")
+            self._step(self.training)
+            if self.training.step >= FIRST_GATE and (self.training.step - FIRST_GATE) % GATE_EVERY == 0:
+                self._gate(self.training)
+            self.progress.tick()
+
+    def _start_folder(self, in_use: str | None) -> Path | None:
+        """Folder of the drafter in use; None for none yet."""
+        if in_use is not None:
+            return self.folder / "drafters" / in_use
+        return None if self.args.start == FROM_TARGET else Path(self.args.start)
+
+    def _layers(self) -> tuple[int, ...]:
+        folder = self._start_folder(self.state.in_use)
+        if folder is None:
+            return train.spread_layers(self.target.config.num_hidden_layers)
+        config = BlockConfig.read(folder)
+        return config.target_layers
+
+    def _look(self) -> None:
+        """Read new answers, and what the server says."""
+        features = self.folder / "features"
+        if not features.exists() or features.stat().st_ino != self.features:
+            raise Forgotten
+        self.look_at = LOOK_EVERY + (self.training.step if self.training else 0)
+        self.state = ServerState.read(self.folder)
+        if self.training is not None and not self._continues():
+            self.wait_for = self._more_answers() if set(self.lineage) & set(self.state.refused) else 0
+            self._drop_run()
+        self.unread = self.supply.missing(self.unread + self.reader.read())
+        while self.unread:
+            self.progress.phase("reading")
+            batch, self.unread = self.unread[:READ_AT_ONCE], self.unread[READ_AT_ONCE:]
+            foreign = self.supply.foreign
+            for _ in self.supply.read(batch):
+                self._count()
+                self.progress.tick()
+            self.seen += len(batch)
+            self.order = []  # new answers take part at once
+            self.progress.event("features", answers=len(batch), foreign=self.supply.foreign - foreign)
+        self._count()
+
+    def _count(self) -> None:
+        numbers, held = self.progress.numbers, self.supply.held_out
+        numbers.held_out, numbers.answers = len(held), len(self.supply.items) - len(held)
+        numbers.tokens = sum(item.entry.length for item in self.supply.items)
+
+    def _more_answers(self) -> int:
+        return int(self.seen * GROWTH) + 1
+
+    def _reason_to_wait(self) -> str:
+        held = self.supply.held_out
+        if len(self.supply.items) - len(held) < LEAST_ANSWERS:
+            return "too few answers"
+        if not enough(len({item.prompt for item in held}), sum(item.answer_tokens for item in held)):
+            return "too few held-out answers"
+        if self.seen < self.wait_for:
+            return "no better drafter from these answers"
+        if self.wait_for:
+            self.wait_for = self.fruitless = 0
+            if self._start_folder(self.state.in_use):
+                self._drop_run()  # it did not get beyond what is in use
+        return ""
+
+    @property
+    def _lineage_path(self) -> Path:
+        """Names of the drafter that the run began with and of its candidates, a JSON list."""
+        return self.folder / "run" / "lineage.json"
+
+    def _continues(self) -> bool:
+        """True if what is in use is this run's work or start, and none of its candidates was refused."""
+        return self.state.in_use in self.lineage and not set(self.lineage) & set(self.state.refused)
+
+    def _set_lineage(self, names: list[str | None]) -> None:
+        self.lineage = names
+        replace({self._lineage_path: json.dumps(names)}, 0o600)
+
+    def _drop_run(self) -> None:
+        """Forget the run; the next one begins from the drafter in use."""
+        self.training, self.lineage = None, []
+        for name in ("checkpoint.pt", "lineage.json"):
+            (self.folder / "run" / name).unlink(missing_ok=True)
+
+    def _begin(self) -> Run:
+        """Resume the run, or begin one from the drafter in use."""
+        folder = self.folder / "run"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.lineage = json.loads(self._lineage_path.read_text(encoding="utf-8"))
+        resumes = (folder / "checkpoint.pt").exists() and self._continues()
+        if not resumes:
+            self._drop_run()
+            self._set_lineage([self.state.in_use])
+        args = settings(self.args.kind, self.target, str(self._start_folder(self.lineage[0]) or FROM_TARGET))
+        if resumes:
+            model = checkpoint_model(folder / "checkpoint.pt")
+        else:
+            model = train.former_drafter(args, self.args.kind, self.target) or self._fresh(args)
+        assert isinstance(model, BlockModel)
+        model = model.requires_grad_(True).train().to(device=self.target.device, dtype=self.target.embedding.dtype)
+        run = Run(folder, model, frozen_part(model, self.target), train.make_recipe(args, self.args.kind))
+        run.resume()
+        self.maker = BatchMaker(model.config, model.vocab, device=self.target.device)
+        self.look_at, self.fruitless, self.best_tau, self.saved = run.step + LOOK_EVERY, 0, 0.0, time.process_time()
+        return run
+
+    def _fresh(self, args: argparse.Namespace) -> BlockModel:
+        """The drafter of the target's last layers, its vocabulary and sequential head from the answers so far."""
+        last = self.supply.training[-1]
+        store = self.supply.segments[last.segment]
+        numbers = [item.number for item in self.supply.training if item.segment == last.segment]
+        size = self.target.config.vocab_size
+        counts = token_counts(store, numbers, size) + token_counts(self.general.store, self.general.training, size)
+        model = fresh_drafter(args, self.target, counts, self.supply[last].tokens)
+        start_markov(model, store, numbers)
+        return model
+
+    def _step(self, run: Run) -> None:
+        """Train one step."""
+        began, anchors = time.process_time(), run.anchors
+        sequence, generator = self._next_sequence(run.step), torch.Generator().manual_seed(run.step)
+        low, high = anchor_range(sequence)
+        places = low + torch.randperm(high - low, generator=generator)[: run.recipe.anchors]
+        size = run.recipe.block(run.step, run.model.config.gamma)
+        self.means.add(run.update(self.maker.cut([sequence], [places], size)))
+        numbers, now = self.progress.numbers, time.process_time()
+        run.seconds += now - began
+        numbers.seconds += now - began
+        numbers.steps += 1
+        numbers.anchors += run.anchors - anchors
+        if now - self.saved > run.recipe.save_seconds:
+            run.save()
+            self.saved = now
+
+    def _next_sequence(self, step: int) -> Sequence:
+        if step % GENERAL_EVERY == GENERAL_EVERY - 1 and self.general.training:
+            return self.general.store[self.general.training[step // GENERAL_EVERY % len(self.general.training)]]
+        while True:
+            if not self.order:
+                self.order = self.supply.training
+                random.Random(step).shuffle(self.order)
+            if (item := self.order.pop()) in self.supply:
+                return self.supply[item]
+
+    def _gate(self, run: Run) -> None:
+        """Compare what the run has come to, as it would be served, with the drafter in use; offer what is better."""
+        self.progress.phase("gate")
+        numbers = self.progress.numbers
+        means = {name: round(value, 4) for name, value in self.means.take().items()}
+        self.progress.event("training", steps=run.step, anchors=run.anchors, seconds=round(run.seconds, 1), **means)
+        folder = self.folder / "run" / "candidate"
+        shutil.rmtree(folder, ignore_errors=True)
+        with run.optimiser.averaged():
+            checkpoint.save_compact(run.model, folder)
+        items = self._gate_items()
+        model = self._load(folder)
+        found = follow(model, self.target, (self.supply[item] for item in items))
+        general = follow(model, self.target, self.general.sequences(self.general.held_out))
+        verdict = self._judge(items, found, general)
+        numbers.gates += 1
+        numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
+        self.progress.event("gate", steps=run.step, anchors=run.anchors, passed=verdict.passed, **rounded(verdict))
+        if verdict.passed:
+            self._offer(run, folder, verdict, found + general)
+        self.fruitless = 0 if verdict.passed or verdict.candidate_tau > self.best_tau * BETTER else self.fruitless + 1
+        self.best_tau = max(self.best_tau, verdict.candidate_tau)
+        if self.fruitless >= PATIENCE:
+            self.wait_for = self._more_answers()
+
+    def _gate_items(self) -> list[Item]:
+        """The newest held-out answers."""
+        chosen: list[Item] = []
+        room = GATE_TOKENS
+        for item in reversed(self.supply.held_out):
+            room -= item.answer_tokens
+            if room < 0 and enough(len({other.prompt for other in chosen}), GATE_TOKENS):
+                break
+            chosen.append(item)
+        return chosen
+
+    def _load(self, folder: Path) -> BlockModel:
+        return checkpoint.load(folder, dtype=self.target.embedding.dtype, device=self.target.device)
+
+    def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> Verdict:
+        """Compare with what the server says is in use."""
+        self.state = ServerState.read(self.folder)
+        self.followed = {name: kept for name, kept in self.followed.items() if name in (None, self.state.in_use)}
+        held = {item.entry.digest: partial(self.supply.__getitem__, item) for item in items}
+        entries, store = self.general.store.entries, self.general.store
+        common = {entries[i].digest: partial(store.__getitem__, i) for i in self.general.held_out}
+        in_use, general_in_use = (self._follow_once(self.state.in_use, each) for each in (held, common))
+        first = tau(self._follow_once(None, common) or [])
+        return compare(found, in_use, [item.prompt for item in items], general, general_in_use, first)
+
+    def _follow_once(self, name: str | None, answers: Mapping[str, Callable[[], Sequence]]) -> list[Followed] | None:
+        """Answers by digest, followed by this drafter, each once; None where there is none in use."""
+        if (folder := self._start_folder(name)) is None:
+            return None
+        kept = self.followed.setdefault(name, {})
+        if missing := [digest for digest in answers if digest not in kept]:
+            made = follow(self._load(folder), self.target, (answers[digest]() for digest in missing))
+            kept.update(zip(missing, made, strict=True))
+        return [kept[digest] for digest in answers]
+
+    def _offer(self, run: Run, folder: Path, verdict: Verdict, found: list[Followed]) -> None:
+        """Make a numbered folder of the candidate, for the server to use."""
+        name = f"{1 + max(map(int, candidate_names(self.folder)), default=0):04}"
+        replace({folder / "gate.json": json.dumps({**rounded(verdict), "steps": run.step}) + "\n"}, 0o600)
+        columns = ("confidence", "accepted", "reach")
+        np.savez(folder / "held-out.npz", **{c: np.concatenate([getattr(f, c) for f in found]) for c in columns})
+        for path in folder.iterdir():
+            path.chmod(0o600)
+        drafters = self.folder / "drafters"
+        drafters.mkdir(mode=0o700, exist_ok=True)
+        self._set_lineage([*self.lineage, name])
+        sync_tree(folder)
+        folder.rename(drafters / name)
+        sync(drafters)
+        self.progress.numbers.candidates += 1
+        self.progress.event("candidate", candidate=name, **rounded(verdict))
+        run.save()
+        self.saved = time.process_time()
+        used, there = self.state.in_use or name, sorted(os.listdir(drafters))
+        older, newer = ([n for n in there if (n < used) == before and n != used] for before in (True, False))
+        for n in {*older[:-KEPT], *newer[:-KEPT], *self.state.refused}:
+            shutil.rmtree(drafters / n, ignore_errors=True)
+
+
+def rounded(verdict: Verdict) -> dict[str, object]:
+    """The verdict's numbers with four digits behind the point."""
+    return {name: round(v, 4) if isinstance(v, float) else v for name, v in asdict(verdict).items()}
+
+
+def step_aside() -> None:
+    """Run only where nothing else wants to, and end with the parent, stopped or not."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(0)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    os.umask(0o077)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="learner", description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", required=True, type=Path, help="the learner's folder, where answers/ is written to")
+    parser.add_argument("--target", required=True, help="Hugging Face folder of the target")
+    parser.add_argument("--kind", required=True, help="dspark or dflash")
+    parser.add_argument("--start", required=True, help="the drafter that the server starts with, or target for none")
+    parser.add_argument("--general", required=True, type=Path, help="JSONL file of general prompts")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--most-feature-bytes", type=int, default=2 << 30)
+    return parser
+
+
+def main(given: list[str] | None = None) -> int:
+    """Learn until ended; returns 1, with one line of error in learner.json and on stderr, where that cannot be."""
+    args = arguments().parse_args(given)
+    step_aside()
+    args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(args.folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # another learner may be ending
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    try:
+        target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
+        settings(args.kind, target, args.start)
+        while True:
+            with contextlib.suppress(Forgotten):
+                Learner(args, target).run()
+    except (ValueError, OSError, RuntimeError) as error:
+        progress = Progress(args.folder)
+        progress.numbers.error = " ".join(str(error).split())
+        progress.phase("failed")
+        print(f"learner: {progress.numbers.error}", file=sys.stderr)
+        return 1
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

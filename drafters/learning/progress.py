@@ -1,0 +1,79 @@
+"""What others see of a learner: learner.json, replaced as a whole, and events.jsonl, which grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.storage.replacing import replace
+
+WRITE_SECONDS = 3.0
+
+
+@dataclass
+class Numbers:
+    """Content of learner.json.
+
+    phase: "waiting", "reading", "training", "gate" or "failed". answers, held_out, tokens: stored answers that are
+    trained on, those for the gate, and tokens of both. anchors, steps, gates, candidates, seconds of processor time
+    spent training: since the folder was made. in_use_tau, candidate_tau: of the last gate.
+    """
+
+    phase: str = "waiting"
+    answers: int = 0
+    held_out: int = 0
+    tokens: int = 0
+    anchors: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    gates: int = 0
+    candidates: int = 0
+    in_use_tau: float | None = None
+    candidate_tau: float | None = None
+    at: float = 0.0
+    error: str = ""
+
+
+class Progress:
+    """Keeps both files of `folder`; counts go on from those of a process before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._written = folder, 0.0
+        self.numbers = Numbers(**self._found())
+        self.numbers.error = ""
+
+    def _found(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.folder / "learner.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+
+    def phase(self, phase: str) -> None:
+        """Enter a phase."""
+        if phase != self.numbers.phase:
+            self.numbers.phase = phase
+            self.write()
+
+    def tick(self) -> None:
+        """Write learner.json if it is some seconds old."""
+        if time.monotonic() - self._written > WRITE_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Write learner.json."""
+        self.numbers.at, self._written = round(time.time(), 3), time.monotonic()
+        replace({self.folder / "learner.json": json.dumps(asdict(self.numbers)) + "\n"}, 0o600)
+
+    def event(self, name: str, **numbers: Any) -> None:
+        """Append a line to events.jsonl, and write learner.json."""
+        line = json.dumps({"at": round(time.time(), 3), "event": name, **numbers}) + "\n"
+        handle = os.open(self.folder / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+        self.write()

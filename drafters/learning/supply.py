@@ -1,0 +1,155 @@
+"""Features of kept answers on disk, bounded: segments that are feature stores, of which the oldest is deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..block import checkpoint
+from ..training.decode import FeatureSpec
+from ..training.features import sequence_features
+from ..training.store import Entry, FeatureStore, Sequence
+from ..training.target import TargetModel
+from .answers import Answer, held_out, prompt_name
+
+SEGMENTS = 8
+"""Parts of the bound that are deleted at once."""
+TOP = 32
+"""Likeliest tokens of the target that are kept for each token of an answer."""
+BATCH_TOKENS = 2048
+"""Tokens that the target reads at a time, padding included; a longer answer goes in alone."""
+LEAST_AGREEMENT = 0.8
+"""Smallest share of an answer's tokens that the target would choose at temperature 0, or has among its likeliest at
+others. Answers below it were not written by this target."""
+
+
+def read_layers(target: TargetModel, layers: tuple[int, ...]) -> tuple[FeatureSpec, int, dict[str, Any]]:
+    """What is kept of each answer: layers and likeliest tokens, feature columns, and what a store notes of it."""
+    name = checkpoint.target_identity(target.config, target.embedding)["embedding"]
+    return FeatureSpec(layers, TOP), len(layers) * target.config.hidden_size, {"layers": list(layers), "target": name}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One stored answer: its place, and the name of its prompt."""
+
+    segment: int
+    number: int
+    entry: Entry
+
+    @property
+    def prompt(self) -> str:
+        return self.entry.source
+
+    @property
+    def answer_tokens(self) -> int:
+        return self.entry.length - self.entry.prompt
+
+
+class Supply:
+    """The stored answers of `folder`/00000001, …, of at most `most_bytes` in all; the only writer there.
+
+    Answers that the target did not write are left out and counted in `foreign`.
+    """
+
+    def __init__(self, folder: Path, target: TargetModel, layers: tuple[int, ...], most_bytes: int) -> None:
+        self.folder, self.target, self.most_bytes, self.foreign = folder, target, most_bytes, 0
+        self.spec, self.width, self.meta = read_layers(target, layers)
+        self.segments: dict[int, FeatureStore] = {}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in sorted(path.name for path in folder.iterdir() if path.name.isdigit()):
+            self._open(int(name))
+        self.items: list[Item] = []
+        for number, store in self.segments.items():
+            self.items += [Item(number, i, entry) for i, entry in enumerate(store.entries)]
+
+    @property
+    def training(self) -> list[Item]:
+        """Answers to train on, the oldest first."""
+        return [item for item in self.items if not held_out(item.prompt)]
+
+    @property
+    def held_out(self) -> list[Item]:
+        """Answers for the gate, the oldest first."""
+        return [item for item in self.items if held_out(item.prompt)]
+
+    def __getitem__(self, item: Item) -> Sequence:
+        return self.segments[item.segment][item.number]
+
+    def __contains__(self, item: Item) -> bool:
+        return item.segment in self.segments
+
+    def missing(self, answers: list[Answer]) -> list[Answer]:
+        """Those of the answers that are worth reading: the newest that fit beside each other, if not there yet."""
+        room, wanted = self.most_bytes * (SEGMENTS - 1) // SEGMENTS, []
+        for answer in reversed(answers):
+            room -= self._bytes(len(answer.tokens), len(answer.response_ids))
+            if room < 0:
+                break
+            if not any(answer.tokens in store for store in self.segments.values()):
+                wanted.append(answer)
+        return wanted[::-1]
+
+    def read(self, answers: list[Answer]) -> Iterator[int]:
+        """Have the target read the answers, in batches; yields the number of answers done after each, on the disk."""
+        answers = sorted(answers, key=lambda answer: len(answer.tokens))
+        while answers:
+            batch = [answers.pop(0)]
+            while answers and (len(batch) + 1) * len(answers[0].tokens) <= BATCH_TOKENS:
+                batch.append(answers.pop(0))
+            pairs = [(answer.tokens, len(answer.prompt_ids)) for answer in batch]
+            made = sequence_features(self.target, pairs, self.spec.layers, self.spec.top)
+            number = self._newest()
+            store = self.segments[number]
+            with store.writing():
+                before = len(store)
+                for answer, sequence in zip(batch, made, strict=True):
+                    if agreement(sequence, answer.temperature) < LEAST_AGREEMENT:
+                        self.foreign += 1
+                    else:
+                        store.append(sequence, temperature=answer.temperature, source=prompt_name(answer.prompt_ids))
+                self.items += [Item(number, i, store.entries[i]) for i in range(before, len(store))]
+            yield len(batch)
+
+    def _bytes(self, tokens: int, answer_tokens: int) -> int:
+        return tokens * (4 + 2 * self.width) + answer_tokens * 6 * TOP
+
+    def _newest(self) -> int:
+        """The segment to append to; the oldest is deleted where all together are too large."""
+        sizes = {number: self._bytes(*store.rows) for number, store in self.segments.items()}
+        last = max(sizes, default=0)
+        if not sizes or sizes[last] >= self.most_bytes // SEGMENTS:
+            last += 1
+            self._open(last)
+        while sum(sizes.values()) > self.most_bytes * (SEGMENTS - 1) // SEGMENTS and len(sizes) > 1:
+            oldest = min(sizes)
+            del sizes[oldest], self.segments[oldest]
+            self.items = [item for item in self.items if item.segment != oldest]
+            gone = self.folder / f"{oldest:08}"
+            (gone / "index.jsonl").unlink(missing_ok=True)  # first: a kill leaves an empty segment
+            shutil.rmtree(gone)
+        return last
+
+    def _open(self, number: int) -> None:
+        self.segments[number] = open_store(self.folder / f"{number:08}", self.width, self.meta)
+
+
+def open_store(folder: Path, width: int, meta: dict[str, Any]) -> FeatureStore:
+    """The store of a folder, emptied where it was made of another target or other layers, or is damaged."""
+    with contextlib.suppress(ValueError, TypeError):
+        store = FeatureStore(folder, width=width, top=TOP, meta=meta)
+        with store.writing():  # cuts what a killed process left
+            return store
+    shutil.rmtree(folder)
+    return FeatureStore(folder, width=width, top=TOP, meta=meta)
+
+
+def agreement(sequence: Sequence, temperature: float) -> float:
+    """Share of an answer's tokens that the target would write: its likeliest at 0, else one of those kept."""
+    written = sequence.tokens[sequence.prompt :, None]
+    likely = sequence.top_ids[:, :1] if temperature == 0 else sequence.top_ids
+    return float((written == likely).any(-1).float().mean())

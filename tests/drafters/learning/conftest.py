@@ -1,0 +1,69 @@
+"""Answers of the tiny target, and a learner's command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_drafters import save_target
+
+from outrider.drafters.learning import start
+from outrider.drafters.learning.answers import Answer, AnswerStore, held_out, prompt_name
+from outrider.drafters.training.decode import decode
+from outrider.drafters.training.target import TargetModel
+
+
+@pytest.fixture(scope="session")
+def learned_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("learned-target"))
+
+
+@pytest.fixture(scope="session")
+def answers(learned_target: Path) -> list[Answer]:
+    """30 greedy answers to prompts that are trained on, and 10 to prompts that are held out."""
+    torch.set_num_threads(1)
+    target = TargetModel.load(str(learned_target), dtype=torch.float32)
+    prompts: dict[bool, list[list[int]]] = {False: [], True: []}
+    for i in range(2000):
+        ids = target.chat_ids([f"w{i % 7} w{i % 11} w{i % 89}"])
+        side = prompts[held_out(prompt_name(ids))]
+        if len(side) < (10 if side is prompts[True] else 30) and ids not in side:
+            side.append(ids)
+    asked = prompts[False] + prompts[True]
+    texts = decode(
+        target, asked, [0.0] * len(asked), max_new_tokens=40, stop_ids=target.stop_ids, seeds=[0] * len(asked)
+    )
+    made = [Answer(asked[text.number], text.ids, 0.0) for text in texts if len(text.ids) > 1]
+    assert len(made) == 40
+    return made
+
+
+@pytest.fixture(scope="session")
+def start_folder(learned_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start") / "drafter"
+    start.write_start(folder, str(learned_target), "dspark")
+    return folder
+
+
+@pytest.fixture
+def general(tmp_path: Path) -> Path:
+    path = tmp_path / "general.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"w{3 * i} w{i} w{60 - i} w1"}) + "\n" for i in range(9)))
+    return path
+
+
+@pytest.fixture
+def command(tmp_path: Path, learned_target: Path, start_folder: Path, general: Path) -> list[str]:
+    """Arguments of a learner in tmp_path/learner."""
+    fixed = ["--folder", str(tmp_path / "learner"), "--target", str(learned_target), "--kind", "dspark"]
+    return [*fixed, "--start", str(start_folder), "--general", str(general), "--dtype", "float32"]
+
+
+def keep(folder: Path, answers: list[Answer]) -> None:
+    """Append answers as a server does."""
+    store = AnswerStore(folder, 10**6)
+    for answer in answers:
+        store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
+    store.close()
