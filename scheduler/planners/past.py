@@ -9,8 +9,6 @@ import numpy as np
 from .base import Budget, FinishedStep, StepView
 from .survival_history import Correction, SurvivalDecay, SurvivalHistory
 
-PROBE_WEIGHT = 4
-"""A probe counts as so many steps, because what was seen before it is old."""
 DISCARD_WEIGHT = 0.02
 """Weight of a step in the running mean of model drafts that a lookup replaced."""
 
@@ -55,12 +53,10 @@ class Past:
         taught = step.verify_lens if issued.view.ruled is None else np.where(issued.view.ruled, 0, step.verify_lens)
         self.correction.observe(survival, taught, step.accept_lens, step.draft_mask, fade=idle)
         rows, generations = issued.view.rows, issued.view.generations
-        weight = PROBE_WEIGHT if issued.probe else 1
         if step.looked_up is not None:
             self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
             found = self.correction.apply(survival * step.looked_up[:, None], by_model=False)
-            for _ in range(weight):
-                self.lookups.write(rows, generations, found, issued.number)
+            self.lookups.write(rows, generations, found, issued.number)
         draft_mask = step.draft_mask
         if not np.count_nonzero(draft_mask):
             return
@@ -73,5 +69,4 @@ class Past:
         self.decay.write(survival[taken])
         if others := len(taken) - (count := int(np.count_nonzero(taken))):
             self.discard_rate += DISCARD_WEIGHT * (min(max(step.drafting - count, 0) / others, 1.0) - self.discard_rate)
-        for _ in range(weight):
-            self.history.write(rows, generations, survival, issued.number, taken)
+        self.history.write(rows, generations, survival, issued.number, taken)
