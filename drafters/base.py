@@ -215,6 +215,11 @@ class Drafter(ABC):
     def propose(self, batch: DraftBatch) -> Draft:
         """Draft a block for every request of the batch."""
 
+    def reload(self, checkpoint: str) -> None:
+        """Draft with the weights of another checkpoint folder of the same shape from now on; draft state stays, made by
+        the weights before. Raises ValueError where it does not fit, and then nothing has changed."""
+        raise ValueError(f"the weights of a {type(self).__name__} cannot be exchanged while it serves")
+
     def look_up(self, batch: DraftBatch) -> Draft:
         """Drafts made without a model; only where `looks_up`."""
         raise NotImplementedError(f"{type(self).__name__} drafts by its model alone")

@@ -50,6 +50,9 @@ class LookupFirst(Drafter):
     def prefilled(self, chunks: Prefilled) -> None:
         self.model.prefilled(chunks)
 
+    def reload(self, checkpoint: str) -> None:
+        self.model.reload(checkpoint)
+
     def look_up(self, batch: DraftBatch) -> Draft:
         return self.lookup.propose(batch)
 

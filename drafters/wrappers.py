@@ -53,6 +53,10 @@ class DeferredObserve(Drafter):
         self.flush()
         return self.model.propose(batch)
 
+    def reload(self, checkpoint: str) -> None:
+        self.flush()
+        self.model.reload(checkpoint)
+
     def flush(self) -> None:
         """Show the model what waits. A slot that was freed and given to another token keeps the latter's state."""
         if not self.waiting:
@@ -88,6 +92,9 @@ class Initialised(Drafter):
 
     def prefilled(self, chunks: Prefilled) -> None:
         self.model.prefilled(chunks)
+
+    def reload(self, checkpoint: str) -> None:
+        self.model.reload(checkpoint)
 
     def propose(self, batch: DraftBatch) -> Draft:
         if batch.answer_lens is None:

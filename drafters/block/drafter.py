@@ -21,6 +21,7 @@ from ..base import Draft, DraftBatch, Drafter, Features, Rows, Target
 from .checkpoint import check_shapes, check_target, target_identity
 from .checkpoint import load as load_model
 from .compiled import compile_block
+from .config import CheckpointError
 from .graphs import Block, DraftGraphs
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel
@@ -47,6 +48,7 @@ class BlockDrafter(Drafter):
             self.head = head[: config.logit_size].to(self.dtype)
         else:
             self.head = head[model.vocab.to(head.device)].to(self.dtype)
+        self._target_head = head
         self.compiled = compile_block(self.model, embedding, self.head)
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.graphs: DraftGraphs | None = None
@@ -71,6 +73,22 @@ class BlockDrafter(Drafter):
     def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
         if self.model.config.head_dim in CUDA_HEADS and cuda.fits(page_table):  # torch's attention reads whole contexts
             self.graphs = DraftGraphs(self._propose, sizes, page_table, self.gamma)
+
+    @torch.inference_mode()
+    def reload(self, checkpoint: str) -> None:
+        """In place: CUDA graphs read the weights where they are. It may draft from other tokens, but as many."""
+        found = load_model(checkpoint, dtype=self.dtype, device=self.device)
+        if found.config != self.model.config:
+            raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
+        for ours, theirs in zip(self.model.parameters(), found.parameters(), strict=True):
+            ours.copy_(theirs)
+        self.model.vocab.copy_(found.vocab)
+        if self.vocab is not None:
+            self.head.copy_(self._target_head[found.vocab.to(self._target_head.device)])
+        if self.compiled is not None:
+            self.compiled = compile_block(self.model, self.embedding, self.head)
+            if self.compiled is not None and self.pools:
+                self.compiled.allocate(self.pools)
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:

@@ -10,7 +10,7 @@ those of prompts and answers together, as `usage` in the answers counts them, th
   outrider key team-a --remove --api-keys keys.toml
 
 To change a key's limits, edit its table in the file: rate, concurrency, tokens_per_minute, tokens_per_day,
-max_tokens_per_request, admin.
+max_tokens_per_request, admin, learn.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in HELP.items():
         limits.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=text)
     limits.add_argument("--admin", action="store_true", help="may also use /outrider/tune")
+    limits.add_argument(
+        "--no-learn", dest="learn", action="store_false", help="keep none of its answers for the drafter to learn from"
+    )
     instead = parser.add_argument_group("instead of making a key").add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="print the keys' names and limits")
     instead.add_argument("--remove", action="store_true", help="take the key NAME back")
@@ -82,6 +85,7 @@ def _create(args: argparse.Namespace) -> str:
         digest=key_file.digest(secret.encode()),
         rate=rate,
         admin=args.admin,
+        learn=args.learn,
         **{name: getattr(args, name) for name in key_file.NUMBERS},
     )
     key_file.add(args.api_keys, key)

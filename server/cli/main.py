@@ -43,6 +43,7 @@ COMMANDS = {
     "simulate": ("outrider.server.bench.simulate", "compare planners on a simulated server"),
     "train": ("outrider.server.cli.train", "train a drafter for a model"),
     "export": ("outrider.server.cli.export", "write a drafter in another storage"),
+    "learn": ("outrider.server.cli.learn", "show, delete or take out what a server has learned"),
     "key": ("outrider.server.cli.key", "make an API key for `outrider serve --api-keys`"),
     "doctor": ("outrider.server.cli.doctor", "say what is wrong with this installation, and what to do"),
     "version": ("outrider.server.cli.version", "print versions"),

@@ -22,6 +22,7 @@ from .keys import metering
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
 from .keys.queue_limit import QueueLimit
+from .learning import Learning
 from .lifecycle import Lifecycle
 from .metrics import HttpMetrics, KeyMetrics
 from .request_middleware import RequestMiddleware, name_requests_in_logs
@@ -42,6 +43,7 @@ def build(
     access: Access,
     hosts: AllowedHosts,
     lifespan: Lifespan,
+    learning: Learning | None,
 ) -> RequestMiddleware:
     """hosts: those that are answered for.
 
@@ -57,6 +59,7 @@ def build(
         has_tool_parser=bool(manager.config_value("tool_call_parser")),
         diffusion=settings.diffusion is not None,
         prompt_length=PromptLength(manager.tokenizer, engine.context_length),
+        learns=settings.learn,
     )
     sampling = SamplingDefaults.of(manager)
     tokenization.install(manager)
@@ -73,7 +76,7 @@ def build(
     answers = AnswerLogger(manager.request_logger, manager.tokenizer, content=settings.log_requests == "content")
     manager.request_logger = answers
     page.install(app)
-    live.install(app, settings, engine, lifecycle, answers)
+    live.install(app, settings, engine, lifecycle, answers, learning)
     tune.install(app, resolved, engine, lifecycle, limits)
     openapi.install(app, limits, sampling, has_key=not access.open)
     app.add_middleware(AuthMiddleware, access=access, lifecycle=lifecycle, usage=KeyMetrics())

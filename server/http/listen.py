@@ -122,6 +122,7 @@ def serve(
     from .keys.access import Access
     from .keys.token_limits import ServerClock, day_of
     from .keys.usage_file import UsageFile
+    from .learning import Learning
     from .metrics import ConnectionMetrics
 
     settings = resolved.settings
@@ -130,7 +131,13 @@ def serve(
     access = Access(settings.api_key, settings.api_keys, clock=clock, used=used)
     progress = Progress(engine.tokenizer_manager, settings.max_step_seconds)
     lifecycle = Lifecycle(engine, settings.drain_seconds, settings.lame_duck_seconds, progress)
+    learning = Learning(settings, engine.tokenizer_manager, lifecycle) if settings.learn else None
     failure: str | None = None
+
+    async def in_idle_time() -> None:
+        await beside(lifecycle)
+        if learning is not None:
+            await learning.run()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -141,7 +148,7 @@ def serve(
             offload.freeze_loaded_objects()
             lifecycle.up()
             if lifecycle.accepting:  # and nobody has told it to stop meanwhile
-                lifecycle.run(beside(lifecycle))
+                lifecycle.run(in_idle_time())
                 lifecycle.run(access.watch())
                 lifecycle.run(app.state.compiler.begin())
                 lifecycle.run(progress.watch())
@@ -164,7 +171,7 @@ def serve(
     connection = protocol(settings.max_receive_seconds)
     server, metrics = listeners.servers(
         uvicorn.Config(
-            app.build(resolved, engine, lifecycle, access, hosts, lifespan),
+            app.build(resolved, engine, lifecycle, access, hosts, lifespan, learning),
             http=connection,
             log_config=None,  # the log is that of all other parts
             log_level=settings.log_level,

@@ -28,6 +28,8 @@ class PluginConfig:
     quantization: "int8" rounds the target's weights as they are loaded; "none" keeps them.
     diffusion: what the target is, where it is a block-diffusion model. unmasking: the policy that reveals its tokens;
         unmasking_tokens, unmasking_threshold: of the policies static and threshold.
+    learning: folder of what is learnt from answers (`drafters/learning`); "" where nothing is. learned: the drafter in
+        it that serves in place of drafter_path's weights; "": none. learn_tokens: of answers, kept at most.
     """
 
     drafter: str = "off"
@@ -45,6 +47,9 @@ class PluginConfig:
     unmasking: str = "threshold"
     unmasking_tokens: int = 1
     unmasking_threshold: float = 0.95
+    learning: str = ""
+    learned: str = ""
+    learn_tokens: int = 0
 
     @property
     def step_tokens(self) -> int | None:

@@ -18,6 +18,7 @@ class RequestOptions:
     replayed: count the states that the blocks of this request come through (block diffusion).
     min_tokens_per_second: its service level; None: none.
     trace: say of each token who made it (`decode/trace.py`).
+    learn: its answer is kept for the drafter to learn from.
     """
 
     enabled: bool = True
@@ -26,6 +27,7 @@ class RequestOptions:
     replayed: bool = False
     min_tokens_per_second: float | None = None
     trace: bool = False
+    learn: bool = False
 
     def to_custom_params(self) -> dict[str, Any] | None:
         """For SGLang's `custom_params`; None where nothing differs from the defaults."""

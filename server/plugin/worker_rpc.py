@@ -8,6 +8,7 @@ from typing import Any
 
 RELOAD = "outrider_reload_profile"
 FORGET = "outrider_forget"
+USE = "outrider_use_drafter"
 MEASURE, SERVE = "outrider_measure", "outrider_serve"
 LIVE = "outrider_live"
 
@@ -56,18 +57,27 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
     from . import measuring
 
     worker = _worker(scheduler)
-    commands: dict[str, Callable[[], None]] = {
-        RELOAD: lambda: worker.reload_profile(),
-        FORGET: lambda: worker.forget_records(),
-        MEASURE: lambda: measuring.begin(worker),
-        SERVE: lambda: measuring.end(worker),
+    commands: dict[str, Callable[[Any], None]] = {
+        RELOAD: lambda _: worker.reload_profile(),
+        FORGET: lambda _: worker.forget_records(),
+        USE: lambda folder: _use(scheduler, folder),
+        MEASURE: lambda _: measuring.begin(worker),
+        SERVE: lambda _: measuring.end(worker),
     }
     ours = [name for name in request.server_args if name in commands]
     if not ours:
         return original(scheduler, request)
     for name in ours:
-        commands[name]()
+        commands[name](request.server_args[name])
     return SetInternalStateReqOutput(updated=True)
+
+
+def _use(scheduler: Any, folder: str) -> None:
+    """Draft with these weights. Cached prefixes, whose draft state the weights before have made, are read again where
+    no request is running."""
+    scheduler.draft_worker.use_drafter(folder)
+    if scheduler.is_fully_idle():
+        scheduler.flush_cache()
 
 
 async def read(manager: Any) -> dict[str, Any]:
@@ -86,11 +96,12 @@ async def read_live(manager: Any) -> list[dict[str, Any]]:
     return [answer.internal_state for answer in answers]
 
 
-async def command(manager: Any, name: str) -> None:
-    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE; returns when it is done."""
+async def command(manager: Any, name: str, value: Any = 1) -> None:
+    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, or USE a drafter's folder; returns when it is
+    done."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    await manager.set_internal_state(SetInternalStateReq(server_args={name: 1}))
+    await manager.set_internal_state(SetInternalStateReq(server_args={name: value}))
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ def _each(names: Sequence[str], find: Callable[[str], drafters.Entry | planners.
 
 _model = partial(setting, "model")
 _speculation = partial(setting, "speculation")
+_learning = partial(setting, "learning")
 _diffusion = partial(setting, "block-diffusion models")
 _capacity = partial(setting, "capacity")
 _http = partial(setting, "HTTP")
@@ -135,6 +136,29 @@ class Declared:
         True,
         "without a profile that fits, measure a quick one at start and [refine it while idle](../docs/tune.md); "
         "without both every draft is verified",
+    )
+
+    learn: bool = _learning(
+        False,
+        "[train the drafter](../docs/learn.md) on finished answers while nobody is served, and use what is better; "
+        "without a drafter for the model, make one. Requests refuse with `X-Outrider-Learn: off` or `store: false`, "
+        "keys with `learn = false`",
+    )
+    learn_folder: Path | None = _learning(
+        None,
+        "where answers and learned drafters are kept, readable by this user alone",
+        metavar="FOLDER",
+        unset="`learned/` in the cache folder, by model and drafter",
+    )
+    learn_tokens: int = _learning(
+        2_000_000, "tokens of answers kept, prompts included; the oldest go first", bounds=(10_000, ANY)
+    )
+    learn_gigabytes: float = _learning(
+        2.0, "disk for what is read from them to train on", metavar="GB", bounds=(0.1, 1 << 20)
+    )
+    learn_threads: int = _learning(1, "CPU threads of the training", bounds=(1, 1 << 10))
+    learn_device: str = _learning(
+        "cpu", "device of the training; on a GPU memory for the model once more is needed", choices=("cpu", "cuda")
     )
 
     unmasking: str = _diffusion(

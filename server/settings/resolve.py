@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..model import target
 from ..model.target import Model
-from . import checkpoints, diffusion, memory, profile_lookup, quantized
+from . import checkpoints, diffusion, learning, memory, profile_lookup, quantized
 from .memory import MemoryPlan
 from .settings import Settings
 
@@ -59,5 +59,6 @@ def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
     quantized.check(settings, model)
     target.check_heads(model, settings.parallel.tp_size)
-    settings = checkpoints.with_drafter_path(diffusion.with_diffusion(settings, model), model)
+    settings = learning.with_start(diffusion.with_diffusion(settings, model), model)
+    settings = checkpoints.with_drafter_path(settings, model)
     return settings, model, memory.plan(settings, model)

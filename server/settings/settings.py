@@ -11,7 +11,7 @@ from ..machine import hardware, host_names, threads, topology
 from ..machine.topology import Topology
 from ..plugin.config import PluginConfig
 from ..plugin.diffusion.target import DiffusionTarget
-from . import traces
+from . import learning, traces
 from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, PROFILED_PLANNERS, Declared
 from .parallel import Parallel
 from .setting import check, require_between
@@ -172,4 +172,7 @@ class Settings(Declared):
             unmasking=self.unmasking,
             unmasking_tokens=self.unmasking_tokens,
             unmasking_threshold=self.unmasking_threshold,
+            learning=str(self.learn_folder) if self.learn else "",
+            learned=learning.in_use(self.learn_folder) if self.learn and self.learn_folder else "",
+            learn_tokens=self.learn_tokens,
         )

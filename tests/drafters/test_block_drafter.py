@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_drafters import CONFIGS, TINY, batch, check_tokens_follow_q, make_drafter, make_model
 
 from outrider.drafters.base import Features
-from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError
+from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError, checkpoint
 from outrider.drafters.block.heads import GREEDY, SAMPLED
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import FrozenTarget, hidden_states
@@ -57,6 +58,36 @@ def test_drafts_what_the_training_forward_predicts(config: BlockConfig) -> None:
         step = maker.cut([sequence], [torch.tensor([length])], config.gamma)
         hidden = hidden_states(drafter.model, frozen, step, config.gamma)
         assert torch.equal(draft.tokens[row], greedy_tokens(drafter.model, frozen, hidden, step.anchors)[0])
+
+
+def test_weights_exchanged_while_it_serves(config: BlockConfig, tmp_path: Path) -> None:
+    """It then drafts as a drafter made with them does; tokens that it may draft are others, but as many."""
+    drafter, table = prepared(config)
+    steps = batch(table, [0, 1, 2], list(LENGTHS))
+    before = drafter.propose(steps)
+    other = make_model(config, seed=7)
+    checkpoint.save_compact(other, tmp_path / "other")
+    drafter.reload(str(tmp_path / "other"))
+    loaded = checkpoint.load(tmp_path / "other", dtype=torch.float32)
+    fresh = BlockDrafter(loaded, embedding=drafter.embedding, head=drafter._target_head)
+    fresh.allocate(256)
+    for each in (drafter, fresh):
+        for row, length in enumerate(LENGTHS):
+            observe(each, table, row, features(config, length, row), 0, length)
+    after, wanted = drafter.propose(steps), fresh.propose(steps)
+    assert torch.equal(after.tokens, wanted.tokens)
+    assert torch.equal(after.confidence, wanted.confidence)
+    assert not torch.equal(after.tokens, before.tokens)
+
+
+def test_weights_of_another_shape_are_refused(config: BlockConfig, tmp_path: Path) -> None:
+    drafter, table = prepared(config)
+    steps = batch(table, [0, 1, 2], list(LENGTHS))
+    before = drafter.propose(steps)
+    checkpoint.save_compact(make_model(dataclasses.replace(config, gamma=config.gamma - 1)), tmp_path / "other")
+    with pytest.raises(CheckpointError, match="another shape"):
+        drafter.reload(str(tmp_path / "other"))
+    assert torch.equal(drafter.propose(steps).tokens, before.tokens)
 
 
 def test_state_of_chunks_equals_state_of_one_pass(config: BlockConfig) -> None:

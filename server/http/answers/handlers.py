@@ -102,7 +102,10 @@ class _Handler:
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
         speculation = request.speculation or SpeculationOptions()
         options = RequestOptions(
-            enabled=speculation.enabled, min_tokens_per_second=request.min_tokens_per_second, trace=speculation.trace
+            enabled=speculation.enabled,
+            min_tokens_per_second=request.min_tokens_per_second,
+            trace=speculation.trace,
+            learn=request._learn,
         )
         request.custom_params = options.to_custom_params()
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]

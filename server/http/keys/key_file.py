@@ -10,9 +10,10 @@ TOML, one table per key, by the name that stands for it in logs and metrics:
   tokens_per_day = 5000000       # the same; days begin at midnight UTC
   max_tokens_per_request = 8192  # the same, of one request
   admin = true                   # may also measure the server
+  learn = false                  # its answers are not kept for the drafter to learn from
 
-A limit that is left out does not apply; `admin` is false by default. The keys themselves are in no file. They are
-random, so a plain hash of them cannot be searched.
+A limit that is left out does not apply; `admin` is false by default, `learn` true. The keys themselves are in no file.
+They are random, so a plain hash of them cannot be searched.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ NUMBERS = {
 """Limits that are numbers, with what they count."""
 MOST = 10**15
 """Largest of them."""
-FIELDS = ("sha256", "rate", *NUMBERS, "admin")
+FIELDS = ("sha256", "rate", *NUMBERS, "admin", "learn")
 MAX_BYTES = 1 << 20
 """Largest file of keys: some ten thousand."""
 LOCK_SECONDS = 10.0
@@ -93,6 +94,7 @@ class Key:
     tokens_per_day: int | None = None
     max_tokens_per_request: int | None = None
     admin: bool = False
+    learn: bool = True
 
     def is_key(self, digest: bytes) -> bool:
         """Compare in constant time, so that timing reveals nothing about the key."""
@@ -152,6 +154,7 @@ def add(path: Path, key: Key) -> None:
         lines += [f'rate = "{key.rate}"'] if key.rate else []
         lines += [f"{name} = {value}" for name in NUMBERS if (value := getattr(key, name)) is not None]
         lines += ["admin = true"] if key.admin else []
+        lines += [] if key.learn else ["learn = false"]
         text = f"{before.rstrip()}\n\n" if before.strip() else ""
         _replace(path, text + "\n".join(lines) + "\n")
 
@@ -239,7 +242,7 @@ def _key(path: Path, name: str, table: Any) -> Key:
         raise BadKeys(f"{path}: key {name} lacks sha256; make a key: outrider key NAME --api-keys {path}")
     if not isinstance(table["sha256"], str) or not SHA256.fullmatch(table["sha256"]):
         raise BadKeys(f"{path}: sha256 of key {name} is not 64 hexadecimal digits in lower case")
-    rate, admin = table.get("rate"), table.get("admin", False)
+    rate, flags = table.get("rate"), {"admin": table.get("admin", False), "learn": table.get("learn", True)}
     if rate is not None:
         try:
             rate = Rate.parse(str(rate))
@@ -249,6 +252,7 @@ def _key(path: Path, name: str, table: Any) -> Key:
     for field, number in numbers.items():
         if number is not None and not (type(number) is int and 1 <= number <= MOST):
             raise wrong(field, f"a number of {NUMBERS[field]} from 1 on")
-    if not isinstance(admin, bool):
-        raise wrong("admin", "true or false")
-    return Key(name=name, digest=bytes.fromhex(table["sha256"]), rate=rate, admin=admin, **numbers)
+    for field, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise wrong(field, "true or false")
+    return Key(name=name, digest=bytes.fromhex(table["sha256"]), rate=rate, **flags, **numbers)

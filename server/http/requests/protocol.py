@@ -26,18 +26,20 @@ class SpeculationOptions(BaseModel):
 
 
 class ChatRequest(ChatCompletionRequest):
-    """_body_bytes: size of the body that it came in."""
+    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer."""
 
     _body_bytes: int = PrivateAttr(default=0)
+    _learn: bool = PrivateAttr(default=False)
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
 
 
 class TextRequest(CompletionRequest):
-    """_body_bytes: size of the body that it came in."""
+    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer."""
 
     _body_bytes: int = PrivateAttr(default=0)
+    _learn: bool = PrivateAttr(default=False)
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import offload
 from ..errors import ApiError, invalid_value
+from ..keys import admission
 from . import bounds, grammars, validation
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
 from .protocol import (
@@ -32,6 +33,7 @@ from .protocol import (
 from .validation import Limits
 
 LEVEL_HEADER, LEVEL = "X-Min-Tokens-Per-Second", "min_tokens_per_second"
+LEARN_HEADER = "X-Outrider-Learn"
 
 T = TypeVar("T")
 
@@ -48,11 +50,20 @@ async def receive(
     """
     numbers_allowed = limits.max_choices * limits.context_length if kind is TEXT else 0
     data, values = await _read(raw, limits.max_body_bytes, MAX_CONTAINERS + numbers_allowed)
-    level = raw.headers.get(LEVEL_HEADER)
+    level, learn = raw.headers.get(LEVEL_HEADER), _may_learn(raw.headers.get(LEARN_HEADER), limits)
     with entering():
         if len(data) <= SMALL_BYTES:
-            return _checked(data, values, kind, limits, level)
-        return await offload.run(len(data), _checked, data, values, kind, limits, level)
+            return _checked(data, values, kind, limits, level, learn)
+        return await offload.run(len(data), _checked, data, values, kind, limits, level, learn)
+
+
+def _may_learn(header: str | None, limits: Limits) -> bool:
+    """True on a server that learns, unless the request or its key refuses; raises ApiError for another header."""
+    if header is not None and header.lower() not in ("on", "off"):
+        raise ApiError(f"header {LEARN_HEADER} is on or off, not {clipped(header)}", code="invalid_value")
+    current = admission.current()
+    key = current.key_usage.key if current is not None and current.key_usage is not None else None
+    return limits.learns and (header or "on").lower() == "on" and (key is None or key.learn)
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
@@ -66,9 +77,12 @@ async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
     return _parse(TypeAdapter(model).validate_json, body)
 
 
-def _checked(data: bytes, values: int, kind: Kind, limits: Limits, level: str | None) -> ChatRequest | TextRequest:
-    """The request in the bytes of a body, checked. level: the header of that name."""
-    body = given_fields(kind, decode(data, values))
+def _checked(
+    data: bytes, values: int, kind: Kind, limits: Limits, level: str | None, learn: bool
+) -> ChatRequest | TextRequest:
+    """The request in the bytes of a body, checked. level: the header of that name. learn: see `_may_learn`."""
+    whole = decode(data, values)
+    body = given_fields(kind, whole)
     prompt = _check_amounts(body, kind, limits)
     bounds.check_numbers(body, limits.context_length)
     request: ChatRequest | TextRequest = _parse(kind.model.model_validate_json, body)
@@ -76,6 +90,7 @@ def _checked(data: bytes, values: int, kind: Kind, limits: Limits, level: str | 
     if isinstance(request, TextRequest):
         request.prompt = prompt
     request._body_bytes = len(data)
+    request._learn = learn and whole.get("store") is not False
     _fill_in(request, level, limits)
     validation.check(request, limits)
     grammars.check(request)

@@ -46,6 +46,7 @@ class Limits:
     max_body_bytes: of a request's body.
     diffusion: the model fills blocks of tokens, see `NEUTRAL`.
     prompt_length: refuses texts that are longer than the context; None leaves that to the tokenizer.
+    learns: answers are kept for the drafter to learn from, where nobody refuses.
     """
 
     max_body_bytes: int
@@ -56,6 +57,7 @@ class Limits:
     has_tool_parser: bool
     diffusion: bool = False
     prompt_length: PromptLength | None = None
+    learns: bool = False
 
 
 def check(request: ChatRequest | TextRequest, limits: Limits) -> None:

@@ -15,13 +15,21 @@ from ...processes.engine import Engine
 from ...settings.settings import Settings
 from ..answers.answer_log import AnswerLogger
 from ..errors import ApiError
+from ..learning import Learning
 from ..lifecycle import Lifecycle
 
 MIN_INTERVAL_SECONDS = 0.5
 """Shortest time between two reads of the engines, however many pages are open."""
 
 
-def install(app: FastAPI, settings: Settings, engine: Engine, lifecycle: Lifecycle, answers: AnswerLogger) -> None:
+def install(
+    app: FastAPI,
+    settings: Settings,
+    engine: Engine,
+    lifecycle: Lifecycle,
+    answers: AnswerLogger,
+    learning: Learning | None,
+) -> None:
     """Add the route."""
     live = Live(engine, lifecycle, answers)
     about = {
@@ -33,7 +41,8 @@ def install(app: FastAPI, settings: Settings, engine: Engine, lifecycle: Lifecyc
 
     @app.get("/outrider/live", responses={503: {"description": "it starts, stops or has failed"}})
     async def get_live() -> JSONResponse:
-        return JSONResponse(about | await live.read(), headers={"Cache-Control": "no-store"})
+        learned = {} if learning is None else {"learning": learning.snapshot()}
+        return JSONResponse(about | await live.read() | learned, headers={"Cache-Control": "no-store"})
 
 
 class Live:
@@ -63,7 +72,8 @@ class Live:
 def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts summed, and the curve of the engine with the most requests."""
     busiest = max(states, key=lambda state: state["requests"]["running"])
-    return {name: _sum([state[name] for state in states]) for name in busiest if name != "curve"} | {
+    told = {"curve", "exchange"}
+    return {name: _sum([state[name] for state in states]) for name in busiest if name not in told} | {
         "curve": busiest["curve"]
     }
 

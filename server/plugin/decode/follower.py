@@ -22,7 +22,7 @@ class FollowerWorker(SpeculativeWorker):
     """
 
     def _set_up(self, runner: Any, slots: int) -> None:
-        self.drafter = None
+        self.drafter = self.keeper = None
         self.has_buckets = buckets_of(runner, self.width) is not None
         whole_weights(self.config, runner)  # gives its rows to the first rank
 
@@ -72,4 +72,7 @@ class FollowerWorker(SpeculativeWorker):
         pass
 
     def reload_profile(self) -> None:
+        pass
+
+    def use_drafter(self, folder: str) -> None:
         pass

@@ -30,6 +30,7 @@ from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..loading.planner import load_plan
 from ..spec_inputs import FlatVerify, StepState, VerifyInput, extend_positions, flatten, ragged_layout
+from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
 from .metrics import SpeculationMetrics
@@ -84,17 +85,20 @@ class SpeculativeWorker(BaseSpecWorker):
         self.rules = LogitRules(self.history, self.req_to_token_pool.req_to_token)
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
         self.drafter: Drafter | None = load_drafter(self.config, runner)
+        self.exchange = Exchange(self.config, self.drafter)
         if self.drafter is not None:
             self.drafter.allocate(slots)
         self.planning = Planning(
-            *load_plan(self.config),
+            *load_plan(self.config, self.exchange.in_use),
             requests=self.requests,
             metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
             device=self.device,
             buckets=buckets_of(runner, self.width),
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
+            watch=self.exchange.watch,
         )
         self._nothing = self._no_draft(0)
+        self.keeper = AnswerKeeper.of(self.config)
         self.tail: VerifyTail | None = None
         if (buckets := self.planning.buckets) is not None and buckets.graphs:
             self.tail = VerifyTail(buckets, self._observe, self.device)
@@ -126,17 +130,24 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def outrider_live(self) -> dict[str, Any]:
         """Speculation as it goes, for the page."""
-        return self.planning.live()
+        return self.planning.live() | {"exchange": self.exchange.state()}
 
     def forget_records(self) -> None:
         self.planning.forget()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.planning.flush()
+        if self.keeper is not None:
+            self.keeper.finished(rid)
 
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk."""
-        self.planning.plan_by(*load_plan(self.config))
+        self.planning.plan_by(*load_plan(self.config, self.exchange.in_use))
+
+    def use_drafter(self, folder: str) -> None:
+        """Draft with the weights in `folder` from the next step on (`Exchange.take`)."""
+        if self.exchange.take(folder):
+            self.reload_profile()
 
     @property
     def _captures_hidden(self) -> bool:
@@ -147,6 +158,8 @@ class SpeculativeWorker(BaseSpecWorker):
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         self.planning.interrupt()
         self.requests.admit(batch.reqs, batch.req_pool_indices, batch.req_pool_indices_cpu.numpy())
+        if self.keeper is not None:
+            self.keeper.admit(batch.reqs)
         input_ids, slots = batch.input_ids, batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
         result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
@@ -219,6 +232,8 @@ class SpeculativeWorker(BaseSpecWorker):
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors = batch.spec_info.bonus_tokens.long()
         sampling, classes = self._sampling_of(batch, rows)
+        if self.exchange.take_back_if_worse():
+            self.reload_profile()
 
         step = self.planning.begin(*self._host_view(batch), classes)
         if step.bucket is not None:

@@ -13,9 +13,15 @@ from outrider.scheduler.planners.baselines import VerifyAll
 
 from ..config import PluginConfig
 
+CALIBRATION = "calibration.json"
+"""File of a learned drafter's folder: its own calibration, in place of the profile's."""
 
-def load_plan(config: PluginConfig) -> tuple[Planner, CalibrationTable | None]:
-    """Planner and calibration; without a profile nothing is known of costs, and every draft is verified."""
+
+def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, CalibrationTable | None]:
+    """Planner and calibration; without a profile nothing is known of costs, and every draft is verified.
+
+    learned: folder of the drafter that serves in place of the configured one.
+    """
     if config.drafter == "off":
         return VerifyAll(), None
     if not registry.find(config.planner).needs_profile:
@@ -23,7 +29,9 @@ def load_plan(config: PluginConfig) -> tuple[Planner, CalibrationTable | None]:
     if not (Path(config.profile) / store.PROFILE).is_file():
         return VerifyAll(), None
     profile = store.read(Path(config.profile))
-    calibration = CalibrationTable.load(profile.calibration) if profile.calibration else None
+    own = Path(learned) / CALIBRATION
+    fitted = own if learned and own.is_file() else profile.calibration
+    calibration = CalibrationTable.load(fitted) if fitted else None
     planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=profile.cost())
     return planner, calibration
 

@@ -1,0 +1,119 @@
+"""Look at what a server with `--learn` has learned, delete it, or take the drafter out.
+
+  outrider learn status                        answers kept, drafters tried, the one in use
+  outrider learn forget                        delete answers and learned drafters; a running server goes back at once
+  outrider learn export --out runs/learned     the drafter in use, for --drafter-path or `outrider export`
+
+Without --learn-folder it is the only folder of the cache, as `outrider serve --learn` makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..settings.learning import DRAFTERS, root
+
+ACTIONS = ("status", "forget", "export")
+SHOWN = 8
+"""Promotions and rollbacks that `status` lists."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=ACTIONS)
+    parser.add_argument("--learn-folder", type=Path, metavar="FOLDER", help="as given to `outrider serve`")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="export: folder to write, which is not there yet")
+    parser.add_argument("--json", action="store_true", help="status: as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; returns the exit status."""
+    from outrider.drafters.learning.answers import ServerState, forget
+
+    folder = _folder(args.learn_folder)
+    if (args.out is not None) != (args.what == "export"):
+        raise UserError("--out FOLDER goes with export, and export needs it")
+    if args.what == "forget":
+        try:
+            forget(folder)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        print(f"Deleted: answers and learned drafters in {folder}")
+        return 0
+    state = ServerState.read(folder)
+    if args.what == "status":
+        found = _status(folder, state.in_use, state.refused)
+        print(json.dumps(found, indent=2) if args.json else _shown(found))
+        return 0
+    if state.in_use is None:
+        raise UserError(f"{folder} has no drafter that is better than the one of the start; nothing to export")
+    if args.out.exists():
+        raise UserError(f"{args.out} is there already; name a folder that is not")
+    shutil.copytree(folder / DRAFTERS / state.in_use, args.out, ignore=shutil.ignore_patterns("held-out.npz"))
+    print(f"Drafter {state.in_use} is in {args.out}; serve it with --drafter-path {args.out}")
+    return 0
+
+
+def _folder(given: Path | None) -> Path:
+    if given is not None:
+        if not given.expanduser().is_dir():
+            raise UserError(f"{given} is no folder")
+        return given.expanduser()
+    found = sorted(path for path in root().glob("*") if path.is_dir())
+    if not found:
+        raise UserError(f"nothing has been learned: {root()} is empty; start a server with --learn")
+    if len(found) > 1:
+        raise UserError(f"several models have learned; choose with --learn-folder: {', '.join(map(str, found))}")
+    return found[0]
+
+
+def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[str, Any]:
+    numbers, events = folder / "learner.json", folder / "events.jsonl"
+    known = json.loads(numbers.read_text()) if numbers.is_file() else {}
+    lines = events.read_text().splitlines() if events.is_file() else []
+    exchanges = [event for line in lines if (event := _parsed(line)).get("event") in ("promotion", "rollback")]
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return {
+        "folder": str(folder), "in_use": in_use, "refused": list(refused), **known, "bytes": size,
+        "exchanges": exchanges[-SHOWN:],
+    }  # fmt: skip
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:  # half a line of one who was killed
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _shown(found: dict[str, Any]) -> str:
+    lines = [f"{found['folder']}: {found['bytes'] / 1e6:.1f} MB"]
+    lines.append(f"drafter in use: {found['in_use'] or 'the one of the start'}")
+    if "phase" in found:
+        error = f" ({found['error']})" if found.get("error") else ""
+        lines.append(f"learner: {found['phase']}{error}, {_ago(found['at'])}")
+        lines.append(
+            f"answers: {found['answers']} to train on, {found['held_out']} held out, {found['tokens']} tokens in all"
+        )
+        lines.append(
+            f"trained: {found['anchors']} drafts in {found['seconds']:.0f} s; {found['gates']} comparisons, "
+            f"{found['candidates']} passed"
+        )
+        if found.get("candidate_tau"):
+            in_use = found.get("in_use_tau") or 1.0
+            lines.append(f"tokens a step, held out: in use {in_use:.2f}, in training {found['candidate_tau']:.2f}")
+    for event in found["exchanges"]:
+        what = f"drafter {event['drafter']} " + ("put to use" if event["event"] == "promotion" else "taken back")
+        taus = f": {event['tau_before'] or 1.0:.2f} -> {event['tau']:.2f}" if "tau" in event else ""
+        lines.append(f"  {datetime.fromtimestamp(event['at']):%Y-%m-%d %H:%M:%S}  {what}{taus}")
+    return "\n".join(lines)
+
+
+def _ago(at: float) -> str:
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,225 @@
+"""Learning beside the requests: the learner goes on while nobody is served, and what it offers is put to use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prometheus_client import Counter, Gauge
+
+from outrider.drafters.learning.answers import ServerState
+from outrider.profiles import store
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.fit import fit_joint, unless_worse
+from outrider.scheduler.calibration.records import Records
+from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.storage.replacing import replace
+
+from ..plugin import worker_rpc
+from ..plugin.loading.planner import CALIBRATION
+from ..processes.learner import LearnerProcess
+from ..settings.learning import DRAFTERS
+from ..settings.settings import Settings
+from .lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 1.0
+"""Without a request before the learner goes on; it is stopped at once when one comes."""
+LOOK_SECONDS = 2.0
+"""Between looks at what the learner offers, and at the engine's drafter."""
+RESTART_SECONDS = 60.0
+"""Until a learner that has ended is started again."""
+SHOWN_EVENTS = 64
+"""Promotions and rollbacks that the page shows at most."""
+GREEDY = CLASSES.index("greedy, model")
+
+
+class LearningMetrics:
+    """Learning in numbers."""
+
+    def __init__(self) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"outrider_learn_{name}", text, multiprocess_mode="livemax")
+
+        self.answers = gauge("answers", "Answers that the drafter is trained on.")
+        self.held_out = gauge("held_out_answers", "Answers that are kept to judge drafters, and never trained on.")
+        self.tokens = gauge("tokens", "Tokens of both, prompts included.")
+        self.anchors = gauge("anchors", "Drafts that were trained on since the folder was made.")
+        self.seconds = gauge("seconds", "Seconds of processor time spent training since the folder was made.")
+        self.in_use_tau = gauge("in_use_tau", "Tokens a step of the drafter in use, on answers that none has seen.")
+        self.candidate_tau = gauge("candidate_tau", "The same of the drafter in training.")
+        self.in_use = gauge("in_use", "Number of the learned drafter that serves; 0: the drafter of the start.")
+        self.training = gauge("training", "1 while the learner trains, 0 while it waits.")
+        self.failed = gauge("failed", "1 while the learner cannot go on.")
+        self.promoted_at = gauge("last_promotion_seconds", "When a learned drafter was last put to use, in unix time.")
+        self.promotions = Counter("outrider_learn_promotions", "Learned drafters that were put to use.")
+        self.rollbacks = Counter("outrider_learn_rollbacks", "Learned drafters that were taken back.")
+
+
+@dataclass
+class Learning:
+    """One server's learning. state: what state.json says, of which this is the only writer."""
+
+    settings: Settings
+    manager: Any
+    lifecycle: Lifecycle
+    state: ServerState = field(init=False)
+    metrics: LearningMetrics = field(default_factory=LearningMetrics)
+
+    def __post_init__(self) -> None:
+        assert self.settings.learn_folder is not None
+        self.folder: Path = self.settings.learn_folder
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.process = LearnerProcess(self.settings)
+        self.state = ServerState.read(self.folder)
+        self.numbers: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+
+    async def run(self) -> None:
+        """Learn until cancelled."""
+        self._start()
+        pausing = asyncio.create_task(self._go_on_while_idle())
+        try:
+            await self._settle()
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                try:
+                    await self._look()
+                except (OSError, ValueError) as error:  # a full disk, a folder that somebody has changed
+                    logger.warning("learning: %s", error)
+                if not self.process.running:
+                    logger.warning("the learner has ended: %s", self.numbers.get("error") or "it was killed")
+                    await asyncio.sleep(RESTART_SECONDS)
+                    self._start()
+        finally:
+            pausing.cancel()
+            self.process.end()
+
+    def _start(self) -> None:
+        self.process.start()
+        if not self.lifecycle.idle:
+            self.process.pause()
+
+    async def _go_on_while_idle(self) -> None:
+        while True:
+            await self.lifecycle.wait_until_quiet(QUIET_SECONDS)
+            self.process.go_on()
+            await self.lifecycle.wait_for_request()
+            self.process.pause()
+
+    async def _settle(self) -> None:
+        """Have state.json say what the engine started with: a drafter that is gone or damaged is not in use."""
+        exchanges = await self._exchanges()
+        if self.state.in_use and any(each["in_use"] != self._path(self.state.in_use) for each in exchanges):
+            self._write(None, (*self.state.refused, self.state.in_use))
+
+    async def _look(self) -> None:
+        """Put the newest candidate to use, notice what the engine took back, and read the learner's numbers."""
+        self.state = ServerState.read(self.folder)  # `outrider learn forget` may have written it
+        await self._notice_rollback()
+        if name := self._newest():
+            await self._promote(name)
+        self._read_numbers()
+
+    def _newest(self) -> str | None:
+        there = sorted(os.listdir(self.folder / DRAFTERS)) if (self.folder / DRAFTERS).is_dir() else []
+        offered = [name for name in there if name > (self.state.in_use or "") and name not in self.state.refused]
+        return offered[-1] if offered else None
+
+    async def _promote(self, name: str) -> None:
+        folder = Path(self._path(name))
+        await asyncio.to_thread(write_calibration, folder, self.settings.profile)
+        await worker_rpc.command(self.manager, worker_rpc.USE, str(folder))
+        if any(each["in_use"] != str(folder) for each in await self._exchanges()):
+            self._write(self.state.in_use, (*self.state.refused, name))
+            return
+        found = json.loads((folder / "gate.json").read_text())
+        taus = {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
+        before = self.state.in_use
+        self._write(name, self.state.refused)
+        self.metrics.promotions.inc()
+        self.metrics.promoted_at.set_to_current_time()
+        self._event("promotion", drafter=name, before=before, **taus)
+
+    async def _notice_rollback(self) -> None:
+        """Where an engine has taken the drafter in use back, have all engines draft with the one before."""
+        exchanges = await self._exchanges()
+        if (worse := self.state.in_use) is None:
+            if any(each["in_use"] for each in exchanges):  # all was forgotten
+                await worker_rpc.command(self.manager, worker_rpc.USE, "")
+            return
+        if all(each["in_use"] == self._path(worse) for each in exchanges):
+            return
+        now = next(each["in_use"] for each in exchanges if each["in_use"] != self._path(worse))
+        await worker_rpc.command(self.manager, worker_rpc.USE, now)
+        self._write(Path(now).name if now else None, (*self.state.refused, worse))
+        self.metrics.rollbacks.inc()
+        self._event("rollback", drafter=worse, before=self.state.in_use)
+
+    async def _exchanges(self) -> list[dict[str, Any]]:
+        return [state["exchange"] for state in await worker_rpc.read_live(self.manager)]
+
+    def _path(self, name: str) -> str:
+        return str(self.folder / DRAFTERS / name)
+
+    def _write(self, in_use: str | None, refused: tuple[str, ...]) -> None:
+        self.state = ServerState(in_use, refused)
+        replace({self.folder / "state.json": json.dumps({"in_use": in_use, "refused": list(refused)})}, 0o600)
+
+    def _event(self, name: str, **numbers: Any) -> None:
+        """Append to events.jsonl, to which the learner appends as well: whole lines."""
+        logger.info("learning: %s %s", name, numbers)
+        self.events.append({"at": round(time.time(), 3), "event": name, **numbers})
+        line = json.dumps(self.events[-1]) + "\n"
+        handle = os.open(self.folder / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def snapshot(self) -> dict[str, Any]:
+        """For the page: the learner's numbers, the drafter in use, and the last promotions and rollbacks."""
+        return self.numbers | {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:]}
+
+    def _read_numbers(self) -> None:
+        try:
+            self.numbers = json.loads((self.folder / "learner.json").read_text())
+        except FileNotFoundError:
+            return
+        for name in ("answers", "held_out", "tokens", "anchors", "seconds", "in_use_tau", "candidate_tau"):
+            if (value := self.numbers.get(name)) is not None:
+                getattr(self.metrics, name).set(value)
+        self.metrics.in_use.set(int(self.state.in_use or 0))
+        self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
+        self.metrics.failed.set(self.numbers["phase"] == "failed" or not self.process.running)
+
+
+def write_calibration(folder: Path, profile: str | None) -> None:
+    """Write a learned drafter's calibration, fitted on what it drafted of answers that it had not seen.
+
+    Greedy drafts of its model have their own; the others keep the profile's.
+    """
+    path = Path(profile) / store.PROFILE if profile else None
+    found = store.read(path.parent) if path is not None and path.is_file() else None
+    if found is None or found.calibration is None:
+        return
+    table = CalibrationTable.load(found.calibration)
+    with np.load(folder / "held-out.npz") as kept:
+        confidence, reach, accepted = kept["confidence"], kept["reach"], kept["accepted"]
+    more = table.gamma - confidence.shape[1]
+    confidence = np.pad(confidence, ((0, 0), (0, max(more, 0))), constant_values=0.5)[:, : table.gamma]
+    reach = np.minimum(reach, table.gamma)
+    records = Records(confidence, reach, np.minimum(accepted, reach), np.full(len(reach), GREEDY))
+    even = np.arange(len(records)) % 2 == 0
+    greedy = unless_worse(fit_joint(records.select(even)), records.select(~even))
+    by_class = tuple(greedy if place == GREEDY else each for place, each in enumerate(table.by_class))
+    fitted = CalibrationTable(by_class, table.sglang, f"{len(records)} drafts of answers held out")
+    replace({folder / CALIBRATION: json.dumps(fitted.to_json()) + "\n"}, 0o600)

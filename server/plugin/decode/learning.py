@@ -1,0 +1,173 @@
+"""The engine's part in learning: it keeps finished answers, and watches a drafter that has just been exchanged."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.runtime_context import get_parallel
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.learning.answers import AnswerStore
+from outrider.scheduler.calibration.classes import SOURCES
+
+from ..config import PluginConfig
+from ..options import RequestOptions
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 512
+"""Drafts over which the share of the drafter that serves is averaged."""
+WATCHED = 2048
+"""Drafts after which an exchanged drafter is no longer watched."""
+LOSS = 0.1
+"""A drafter may accept so many first tokens less than the one before: the traffic may have changed as well."""
+UNKNOWN = 0.4
+"""Share taken for that of the drafter before, where too few of its drafts were seen."""
+CHANCE = 1e-4
+"""Chance of taking a drafter back that is as good as the one before less `LOSS`, at each look."""
+
+
+class AnswerKeeper:
+    """Keeps answers as they finish, but those of requests that refused. Nothing else of a request is kept."""
+
+    def __init__(self, store: AnswerStore):
+        self.store = store
+        self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._failed = False
+
+    @classmethod
+    def of(cls, config: PluginConfig) -> AnswerKeeper | None:
+        """The keeper of a server that learns; of several engines the first one's answers are enough."""
+        if not config.learning or (get_parallel().dp_rank or 0) > 0:
+            return None
+        return cls(AnswerStore(Path(config.learning), config.learn_tokens))
+
+    def admit(self, reqs: Sequence[Any]) -> None:
+        """Note SGLang's requests that are prefilled."""
+        for req in reqs:
+            if RequestOptions.from_custom_params(req.sampling_params.custom_params).learn:
+                self._running[req.rid] = req
+
+    def finished(self, rid: str) -> None:
+        """A request has ended by itself or at its limit. A full disk does not end the engine: it is logged, once."""
+        req = self._running.pop(rid, None)
+        if req is None or isinstance(req.finished_reason, FINISH_ABORT):
+            return
+        params = req.sampling_params
+        temperature = 0.0 if params.top_k == 1 else float(params.temperature)
+        try:
+            self.store.append(list(req.origin_input_ids), list(req.output_ids_through_stop), temperature)
+        except OSError as error:
+            if not self._failed:
+                logger.warning("answers cannot be kept for the drafter to learn from: %s", error)
+            self._failed = True
+
+
+class Exchange:
+    """The drafter whose weights serve, of those that one server has learned.
+
+    in_use: its folder; "": the weights of the start. refused: folders that were taken back, or did not fit.
+    watch: compares the drafter with the one before.
+    """
+
+    def __init__(self, config: PluginConfig, drafter: Drafter | None):
+        self.drafter, self._start = drafter, config.drafter_path
+        self.in_use, self._before = "", ""
+        self.refused: list[str] = []
+        self.watch = DrafterWatch()
+        if config.learned and self.take(config.learned):
+            self.watch.forget()
+
+    def take(self, folder: str) -> bool:
+        """Draft with these weights; False where they are in use already or do not fit, which is logged."""
+        if folder == self.in_use or self.drafter is None:
+            return False
+        try:
+            self.drafter.reload(folder or self._start)
+        except (ValueError, OSError) as error:
+            logger.warning("the learned drafter %s is not used: %s", folder, error)
+            self.refused.append(folder)
+            return False
+        self.in_use, self._before = folder, self.in_use
+        self.watch.exchanged()
+        return True
+
+    def take_back_if_worse(self) -> bool:
+        """Draft with the weights of before where those in use do worse; True if it came to that."""
+        if not self.watch.worse:
+            return False
+        worse = self.in_use
+        logger.warning("the learned drafter %s is taken back: fewer of its tokens were accepted than before", worse)
+        self.take(self._before)
+        self.watch.forget()
+        self.refused.append(worse)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """For another process."""
+        return {"in_use": self.in_use, "refused": list(self.refused)}
+
+
+class DrafterWatch:
+    """Tells when a drafter that was exchanged accepts less than the one before.
+
+    What counts is the first token of each of the model's drafts, because no decision about how much is verified changes
+    its chance: 1 or 0 where it was verified, and the drafter's own confidence where it was not.
+    """
+
+    def __init__(self) -> None:
+        self._mean, self._weight = 0.0, 0.0  # of the drafter that serves
+        self._before: float | None = None  # share of the one before; None: nothing is watched
+        self._sum, self._drafts = 0.0, 0  # since the exchange
+
+    def observe(
+        self,
+        confidence: np.ndarray,
+        classes: np.ndarray,
+        draft_lens: np.ndarray,
+        verify_lens: np.ndarray,
+        accept_lens: np.ndarray,
+    ) -> None:
+        """Take in a step: confidence [R, gamma], calibrated; the others [R], as of `FinishedStep`."""
+        by_model = (classes % len(SOURCES) == SOURCES.index("model")) & (draft_lens > 0)
+        if not np.count_nonzero(by_model):
+            return
+        first = np.where(verify_lens > 0, accept_lens > 1, confidence[:, 0])[by_model]
+        count, total = len(first), float(first.sum())
+        self._weight = min(self._weight + count, max(WINDOW, count))
+        self._mean += (total / count - self._mean) * count / self._weight
+        if self._before is not None:
+            self._sum, self._drafts = self._sum + total, self._drafts + count
+            if self._drafts > WATCHED:
+                self._before = None
+
+    def exchanged(self) -> None:
+        """Another drafter drafts from now on, and is compared with the one before."""
+        known = self._weight >= WINDOW / 8
+        self._before = max((self._mean if known else UNKNOWN) - LOSS, 0.05)
+        self._mean = self._weight = self._sum = 0.0
+        self._drafts = 0
+
+    def forget(self) -> None:
+        """Another drafter drafts, and is not watched."""
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def worse(self) -> bool:
+        """True if so few were accepted by a chance of `CHANCE` at most (Chernoff's bound)."""
+        if self._before is None or not self._drafts:
+            return False
+        share, least = self._sum / self._drafts, self._before
+        if share >= least:
+            return False
+        distance = (1 - share) * math.log((1 - share) / (1 - least))
+        if share > 0:
+            distance += share * math.log(share / least)
+        return self._drafts * distance > -math.log(CHANCE)

@@ -1,0 +1,72 @@
+"""The learner's process: started beside the engine, stopped while requests run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from ..model.target import plain_folder
+from ..settings.learning import START
+from ..settings.settings import Settings
+from .process import PR_SET_PDEATHSIG
+
+GENERAL = Path(__file__).parents[2] / "profiles" / "prompts.jsonl"
+"""Prompts whose answers are trained on beside those that are served, so that nothing is forgotten."""
+
+BOUND_TO_PARENT = (
+    f"import ctypes, runpy; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
+    "runpy.run_module('outrider.drafters.learning.learner', run_name='__main__')"
+)
+"""The learner, which may be stopped as soon as it runs, and is then ended with its parent all the same."""
+
+
+class LearnerProcess:
+    """A process that trains the drafter (`drafters/learning/learner.py`), at the lowest priority.
+
+    It ends with this process, and whatever ends it, its folder is whole.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.learn_folder is not None
+        folder, path = settings.learn_folder, str(settings.drafter_path)
+        self.command = [sys.executable, "-c", BOUND_TO_PARENT]
+        self.command += ["--folder", str(folder), "--target", plain_folder(settings.model), "--kind", settings.drafter]
+        self.command += ["--start", "target" if Path(path) == folder / START else path, "--general", str(GENERAL)]
+        self.command += ["--threads", str(settings.learn_threads), "--device", settings.learn_device]
+        self.command += ["--dtype", "float32" if settings.resolved_dtype == "float32" else "bfloat16"]
+        self.command += ["--most-feature-bytes", str(int(settings.learn_gigabytes * 2**30))]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        environment = {**os.environ, "OMP_NUM_THREADS": self.command[self.command.index("--threads") + 1]}
+        environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        self._process = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL)
+
+    @property
+    def running(self) -> bool:
+        """False once it has ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def pause(self) -> None:
+        """Stop it where it stands."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End it at once."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)

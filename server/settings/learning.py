@@ -1,0 +1,78 @@
+"""What `--learn` starts with: the learner's folder, the drafter that is trained, and the one learned so far."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.kernels.cache import cache_root
+from outrider.profiles.fingerprint import folder_digest
+
+from ..errors import UserError
+from ..model.target import Model, plain_folder
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+KINDS = ("dspark", "dflash")
+"""Drafters that learn."""
+START = "start"
+"""Folder, in a learner's, of the untrained drafter of a model that has none."""
+DRAFTERS = "drafters"
+"""The same of those that were learned."""
+
+
+def root() -> Path:
+    """Folder of all learners' folders."""
+    return cache_root() / "learned"
+
+
+def folder_of(settings: Settings, model: Model, kind: str) -> Path:
+    """The folder of this model's learner."""
+    if settings.learn_folder is not None:
+        return settings.learn_folder.expanduser()
+    digest = folder_digest(model.folder) if model.folder else ""
+    return root() / re.sub(r"[^a-z0-9._-]+", "-", f"{model.name}-{kind}-{digest[:8]}".lower()).strip("-.")
+
+
+def with_start(settings: Settings, model: Model) -> Settings:
+    """Settings with the learner's folder, and with a drafter that learns; raises UserError where none can.
+
+    A model without a drafter gets one that is untrained: the planner asks it for nothing until it has learned.
+    """
+    if not settings.learn:
+        return settings
+    if settings.diffusion is not None:
+        raise UserError("--learn trains drafters; a block-diffusion model has none")
+    if settings.parallel.tp_size > 1 or settings.parallel.nnodes > 1:
+        raise UserError("--learn serves one rank so far; leave --tp-size and --nnodes out")
+    if settings.drafter not in ("auto", *KINDS):
+        raise UserError(f"--learn goes with --drafter {' or '.join(KINDS)}, not {settings.drafter}")
+    from .checkpoints import shipped
+
+    kind = KINDS[0] if settings.drafter == "auto" else settings.drafter
+    folder = folder_of(settings, model, kind)
+    settings = replace(settings, learn_folder=folder)
+    if settings.drafter_path is not None or (shipped(model, kind) / "config.json").is_file():
+        return settings if settings.drafter_path else replace(settings, drafter=kind)
+    start = folder / START
+    if not (start / "config.json").is_file():
+        from outrider.drafters.learning.start import write_start
+
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            write_start(start, plain_folder(settings.model), kind)
+        except (ValueError, OSError) as error:
+            raise UserError(f"no drafter can be learned for {model.name}: {error}") from None
+    return replace(settings, drafter=kind, drafter_path=str(start))
+
+
+def in_use(folder: Path) -> str:
+    """Folder of the learned drafter that serves; "" for the one of the start."""
+    from outrider.drafters.learning.answers import ServerState
+
+    name = ServerState.read(folder).in_use
+    found = folder / DRAFTERS / name if name else None
+    return str(found) if found is not None and (found / "config.json").is_file() else ""

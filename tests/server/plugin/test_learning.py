@@ -1,0 +1,159 @@
+"""The engine's part in learning: answers kept, drafters exchanged and taken back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+
+from outrider.drafters.dummy import FixedDrafter
+from outrider.drafters.learning.answers import AnswerStore
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.decode.learning import WATCHED, WINDOW, AnswerKeeper, DrafterWatch, Exchange
+from outrider.server.plugin.options import RequestOptions
+
+MODEL, LOOKUP = 0, 1
+
+
+def show(watch: DrafterWatch, steps: int, chance: float, seed: int = 0, source: int = MODEL, verified: int = 1) -> int:
+    """Show steps of four requests whose first tokens are accepted with that chance; steps until it says worse."""
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        accepted = verified * (rng.random(4) < chance)
+        watch.observe(
+            np.full((4, 3), chance), np.full(4, source), np.full(4, 3), np.full(4, verified), accepted.astype(int) + 1
+        )
+        if watch.worse:
+            return step + 1
+    return steps + 1
+
+
+def watching(chance: float) -> DrafterWatch:
+    watch = DrafterWatch()
+    show(watch, 2 * WINDOW, chance)
+    watch.exchanged()
+    return watch
+
+
+def test_a_broken_drafter_is_seen_within_a_few_steps() -> None:
+    assert show(watching(0.8), 50, 0.05) <= 10
+
+
+def test_a_clearly_worse_drafter_is_seen_within_200_steps() -> None:
+    assert all(show(watching(0.8), 200, 0.55, seed) <= 200 for seed in range(10))
+
+
+@pytest.mark.parametrize("chance", [0.75, 0.8, 0.9])
+def test_a_drafter_as_good_or_better_is_left_alone(chance: float) -> None:
+    """For as long as it is watched, in 40 trials: each may fail with a chance far below one in 40."""
+    assert all(show(watching(0.8), WATCHED, chance, seed) > WATCHED for seed in range(40))
+
+
+def test_lookups_say_nothing_of_the_drafter() -> None:
+    watch = watching(0.8)
+    assert show(watch, 100, 0.0, source=LOOKUP) == 101
+    assert show(watch, 50, 0.05) <= 10
+
+
+def test_drafts_that_nobody_verified_count_as_the_drafter_rates_them() -> None:
+    """Else a drafter that never trusts itself would be kept."""
+    assert show(watching(0.8), 50, 0.1, verified=0) <= 20
+
+
+def test_a_drafter_is_no_longer_watched_after_a_while() -> None:
+    watch = watching(0.8)
+    show(watch, WATCHED, 0.9)
+    assert show(watch, 100, 0.0) == 101
+
+
+class Reloading(FixedDrafter):
+    """Remembers whose weights it has."""
+
+    def __init__(self) -> None:
+        self.folder = "start"
+
+    def reload(self, checkpoint: str) -> None:
+        if checkpoint == "bad":
+            raise ValueError("it has another shape")
+        self.folder = checkpoint
+
+
+def test_exchange_and_back() -> None:
+    drafter = Reloading()
+    exchange = Exchange(PluginConfig(drafter_path="start"), drafter)
+    assert exchange.take("one")
+    assert exchange.take("two")
+    assert not exchange.take("two")  # it is there already
+    assert not exchange.take("bad")
+    assert (drafter.folder, exchange.in_use, exchange.refused) == ("two", "two", ["bad"])
+    assert not exchange.take_back_if_worse()
+    show(exchange.watch, 100, 0.0)
+    assert exchange.take_back_if_worse()
+    assert (drafter.folder, exchange.in_use, exchange.refused) == ("one", "one", ["bad", "two"])
+    assert exchange.take("")
+    assert (drafter.folder, exchange.state()["in_use"]) == ("start", "")
+
+
+def test_a_server_starts_with_what_was_learned_unless_it_does_not_fit() -> None:
+    assert Exchange(PluginConfig(drafter_path="start", learned="one"), Reloading()).in_use == "one"
+    assert Exchange(PluginConfig(drafter_path="start", learned="bad"), Reloading()).in_use == ""
+
+
+class Request(SimpleNamespace):
+    """As SGLang's, it can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+def request(rid: str, learn: bool = True, reason: Any = None, top_k: int = 1) -> Request:
+    params = RequestOptions(learn=learn).to_custom_params()
+    return Request(
+        rid=rid,
+        sampling_params=SimpleNamespace(custom_params=params, top_k=top_k, temperature=0.7),
+        origin_input_ids=[1, 2, 3],
+        output_ids_through_stop=[4, 5, 6],
+        finished_reason=reason or FINISH_LENGTH(3),
+        to_finish=None,
+    )
+
+
+def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path) -> None:
+    keeper = AnswerKeeper(AnswerStore(tmp_path, 10_000))
+    reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
+    keeper.admit(reqs[:2])
+    keeper.admit(reqs)  # again, after a retraction
+    for req in reqs:
+        keeper.finished(req.rid)
+        keeper.finished(req.rid)
+    kept = [json.loads(line) for path in (tmp_path / "answers").iterdir() for line in path.read_text().splitlines()]
+    assert [(row["prompt_ids"], row["response_ids"], row["temperature"]) for row in kept] == [
+        ([1, 2, 3], [4, 5, 6], 0.0),
+        ([1, 2, 3], [4, 5, 6], 0.7),
+    ]
+
+
+def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
+    keeper = AnswerKeeper(AnswerStore(tmp_path, 10_000))
+    keeper.admit([request("gone")])
+    assert not list(keeper._running)
+
+
+def test_a_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = AnswerStore(tmp_path, 10_000)
+    store.close()  # every write fails from now on
+    keeper = AnswerKeeper(store)
+    reqs = [request(str(number)) for number in range(3)]
+    keeper.admit(reqs)
+    for req in reqs:
+        keeper.finished(req.rid)
+    assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
+
+
+def test_options_say_nothing_by_default() -> None:
+    assert not RequestOptions().learn
+    assert RequestOptions(learn=True).to_custom_params() is not None
