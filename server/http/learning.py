@@ -190,6 +190,7 @@ class Learning:
         return self.numbers | {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:]}
 
     def _read_numbers(self) -> None:
+        self.metrics.in_use.set(int(self.state.in_use or 0))
         try:
             self.numbers = json.loads((self.folder / "learner.json").read_text())
         except FileNotFoundError:
@@ -197,7 +198,6 @@ class Learning:
         for name in ("answers", "held_out", "tokens", "anchors", "seconds", "in_use_tau", "candidate_tau"):
             if (value := self.numbers.get(name)) is not None:
                 getattr(self.metrics, name).set(value)
-        self.metrics.in_use.set(int(self.state.in_use or 0))
         self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
         self.metrics.failed.set(self.numbers["phase"] == "failed" or not self.process.running)
 

@@ -3,7 +3,7 @@ behind the last test of this folder: memory does not hold them beside all others
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,22 @@ def specdiff_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 def int8_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     flags = _small(small_target, "dspark", small_target.dspark)
     yield from _serve(tmp_path_factory.mktemp("int8") / "log", *EXACT, *ONE_THREAD, *flags, "--quantization", "int8")
+
+
+@pytest.fixture
+def start_learning(tmp_path: Path, small_target: SmallTarget) -> Iterator[Callable[[], Server]]:
+    """Starts servers of the small target that learn in `tmp_path`/learned, one after another."""
+    flags = (*_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
+    flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
+    started: list[Server] = []
+
+    def start() -> Server:
+        started.append(Server(tmp_path / f"log-{len(started)}", *SHARING, *ONE_THREAD, *flags))
+        return started[-1].wait_until_ready()
+
+    yield start
+    for server in started:
+        server.kill()
 
 
 @pytest.fixture

@@ -1,0 +1,122 @@
+"""Drafters exchanged under running requests, taken back, and kept over a kill: no text changes through any of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from asking import complete, tokens
+from metrics_page import metric
+from running import HTTP, Server
+from small_target import SmallTarget
+
+from outrider.drafters.block import checkpoint
+
+pytestmark = pytest.mark.server
+TOKENS = 60
+BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
+STEPS = 200
+"""Within so many steps of a request a worse drafter is taken back."""
+
+
+def answers(server: Server, prompts: list[str], *, speculate: bool, at_once: int = 1) -> list[list[int]]:
+    """Each prompt answered greedily and with a seed."""
+    asked = [(prompt, body) for prompt in prompts for body in BODIES]
+
+    def ask(one: tuple[str, dict[str, Any]]) -> list[int]:
+        return tokens(complete(server, one[0], speculate=speculate, max_tokens=TOKENS, ignore_eos=True, **one[1]))
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(ask, asked))
+
+
+def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool) -> None:
+    """Put a candidate where the learner puts one that has passed: the drafter itself, or one of random weights."""
+    model = checkpoint.load(small_target.dspark, dtype=torch.float32)
+    if broken:
+        torch.manual_seed(1)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+    made = folder / "made"
+    checkpoint.save_compact(model, made)
+    (made / "gate.json").write_text(json.dumps({"candidate_tau": 2.0, "in_use_tau": 1.0}))
+    gamma = model.config.gamma
+    drafts = np.full((200, gamma), 0.5, np.float32), np.zeros(200, np.int64), np.full(200, gamma)
+    np.savez(made / "held-out.npz", **dict(zip(("confidence", "accepted", "reach"), drafts, strict=True)))
+    (folder / "drafters").mkdir(exist_ok=True)
+    made.rename(folder / "drafters" / name)
+
+
+def wait_for_state(folder: Path, **wanted: Any) -> None:
+    """Until state.json says so."""
+    found: dict[str, Any] = {}
+    for _ in range(300):
+        if (folder / "state.json").is_file():
+            found = json.loads((folder / "state.json").read_text())
+            if wanted.items() <= found.items():
+                return
+        time.sleep(0.1)
+    pytest.fail(f"state.json is {found}, not {wanted}")
+
+
+def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
+    start_learning: Callable[[], Server], small_target: SmallTarget, prompts: list[str], tmp_path: Path
+) -> None:
+    folder, some = tmp_path / "learned", prompts[:6]
+    server = start_learning()
+    plain = answers(server, some, speculate=False, at_once=4)
+    assert answers(server, some, speculate=True, at_once=4) == plain
+    first = "outrider_accepted_position_total"
+    assert metric(server.url, first, source="model", position="1") > 64  # the drafter in use is known
+
+    offer(folder, "0001", small_target, broken=True)
+    with ThreadPoolExecutor(1) as pool:  # exchanged while requests run
+        while_exchanged = pool.submit(answers, server, some, speculate=True, at_once=2)
+        wait_for_state(folder, in_use="0001")
+        assert while_exchanged.result() == plain
+    before = metric(server.url, "outrider_request_steps_total")
+    while metric(server.url, "outrider_request_steps_total") - before < STEPS - 2 * TOKENS:
+        assert answers(server, some[:1], speculate=True) == plain[:2]
+    wait_for_state(folder, in_use=None, refused=["0001"])
+    assert "is taken back" in server.output()
+    assert answers(server, some, speculate=True, at_once=4) == plain
+    assert metric(server.url, "outrider_learn_rollbacks_total") == 1
+
+    offer(folder, "0002", small_target, broken=False)
+    wait_for_state(folder, in_use="0002", refused=["0001"])
+    learner = [
+        child for child in psutil.Process(server.process.pid).children() if "learner" in " ".join(child.cmdline())
+    ]
+    assert len(learner) == 1
+    server.process.kill()
+    psutil.wait_procs(learner, timeout=10)
+    assert not learner[0].is_running()
+
+    server = start_learning()
+    assert answers(server, some, speculate=True, at_once=4) == plain
+    time.sleep(3)  # until the server has looked
+    assert metric(server.url, "outrider_learn_in_use") == 2
+    assert json.loads((folder / "state.json").read_text()) == {"in_use": "0002", "refused": ["0001"]}
+
+
+def test_nothing_is_kept_of_requests_that_refuse(start_learning: Callable[[], Server], tmp_path: Path) -> None:
+    server = start_learning()
+    for number, (headers, body) in enumerate([({"X-Outrider-Learn": "off"}, {}), ({}, {"store": False}), ({}, {})]):
+        request = {"messages": [{"role": "user", "content": f"number {number}"}], "max_tokens": 9, "ignore_eos": True}
+        answer = HTTP.post(f"{server.url}/v1/chat/completions", json=request | body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+    answer = HTTP.post(
+        f"{server.url}/v1/chat/completions", json=request, headers={"X-Outrider-Learn": "perhaps"}, timeout=60
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    kept = [line for path in (tmp_path / "learned" / "answers").iterdir() for line in path.read_text().splitlines()]
+    assert len(kept) == 1
+    assert (tmp_path / "learned").stat().st_mode & 0o077 == 0
