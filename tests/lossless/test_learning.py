@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from asking import complete, tokens
-from metrics_page import metric
+from metrics_page import MetricsPage, documented, metric
 from running import HTTP, Server
 from small_target import SmallTarget
 
@@ -103,7 +103,10 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     server = start_learning()
     assert answers(server, some, speculate=True, at_once=4) == plain
     time.sleep(3)  # until the server has looked
-    assert metric(server.url, "outrider_learn_in_use") == 2
+    page = MetricsPage(server.url)
+    assert page.value("outrider_learn_in_use") == 2
+    found = {name for name in page.families if name.startswith("outrider_learn_")}
+    assert found == set(documented("metric of a server that learns"))
     assert json.loads((folder / "state.json").read_text()) == {"in_use": "0002", "refused": ["0001"]}
 
 

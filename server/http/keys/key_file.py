@@ -248,7 +248,7 @@ def _key(path: Path, name: str, table: Any) -> Key:
             rate = Rate.parse(str(rate))
         except ValueError:
             raise wrong("rate", 'a number per second, minute or hour, like "600/minute"') from None
-    numbers = {field: table.get(field) for field in NUMBERS}
+    numbers: dict[str, Any] = {field: table.get(field) for field in NUMBERS}
     for field, number in numbers.items():
         if number is not None and not (type(number) is int and 1 <= number <= MOST):
             raise wrong(field, f"a number of {NUMBERS[field]} from 1 on")
