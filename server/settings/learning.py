@@ -11,9 +11,9 @@ from outrider.kernels.cache import cache_root
 from outrider.profiles.fingerprint import folder_digest
 
 from ..errors import UserError
-from ..model.target import Model, plain_folder
 
 if TYPE_CHECKING:
+    from ..model.target import Model
     from .settings import Settings
 
 KINDS = ("dspark", "dflash")
@@ -54,12 +54,14 @@ def with_start(settings: Settings, model: Model) -> Settings:
 
     kind = KINDS[0] if settings.drafter == "auto" else settings.drafter
     folder = folder_of(settings, model, kind)
-    settings = replace(settings, learn_folder=folder)
+    settings = replace(settings, learn_folder=folder, learned=in_use(folder))
     if settings.drafter_path is not None or (shipped(model, kind) / "config.json").is_file():
         return settings if settings.drafter_path else replace(settings, drafter=kind)
     start = folder / START
     if not (start / "config.json").is_file():
         from outrider.drafters.learning.start import write_start
+
+        from ..model.target import plain_folder
 
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:

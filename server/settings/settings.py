@@ -11,7 +11,7 @@ from ..machine import hardware, host_names, threads, topology
 from ..machine.topology import Topology
 from ..plugin.config import PluginConfig
 from ..plugin.diffusion.target import DiffusionTarget
-from . import learning, traces
+from . import traces
 from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, PROFILED_PLANNERS, Declared
 from .parallel import Parallel
 from .setting import check, require_between
@@ -21,11 +21,13 @@ from .setting import check, require_between
 class Settings(Declared):
     """Everything `outrider serve` can be told.
 
-    diffusion: what the model is, where it is a block-diffusion model; found by `resolve`. sglang_flags: further flags,
-    as SGLang's own command line takes them.
+    diffusion: what the model is, where it is a block-diffusion model; learned: folder of the learned drafter that serves
+    in place of the one of drafter_path, "" for none; both found by `resolve`. sglang_flags: further flags, as SGLang's
+    own command line takes them.
     """
 
     diffusion: DiffusionTarget | None = None
+    learned: str = ""
     sglang_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -173,6 +175,6 @@ class Settings(Declared):
             unmasking_tokens=self.unmasking_tokens,
             unmasking_threshold=self.unmasking_threshold,
             learning=str(self.learn_folder) if self.learn else "",
-            learned=learning.in_use(self.learn_folder) if self.learn and self.learn_folder else "",
+            learned=self.learned,
             learn_tokens=self.learn_tokens,
         )
