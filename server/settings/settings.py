@@ -21,8 +21,8 @@ from .setting import check, require_between
 class Settings(Declared):
     """Everything `outrider serve` can be told.
 
-    diffusion: what the model is, where it is a block-diffusion model; learned: folder of the learned drafter that serves
-    in place of the one of drafter_path, "" for none; both found by `resolve`. sglang_flags: further flags, as SGLang's
+    diffusion: what the model is, where it is a block-diffusion model. learned: folder of the learned drafter that
+    serves in place of the one of drafter_path; "": none. `resolve` finds both. sglang_flags: further flags, as SGLang's
     own command line takes them.
     """
 
