@@ -166,7 +166,7 @@ class Draft:
         return replace(self, tokens=pad(self.tokens, more), confidence=pad(self.confidence, more))
 
     def spread(self, requests: torch.Tensor, anchors: torch.Tensor, *, drafting: int | None = None) -> Draft:
-        """These drafts as those of `requests` [M] among the R of anchors [R]; the others' have length 0.
+        """The drafts as those of `requests` [M] among the R of anchors [R]; the others' have length 0.
 
         drafting: requests that a model drafted for; None: those of this draft.
         """

@@ -17,7 +17,7 @@ QUERY_TILE = 4
 KV_CHUNK = 128
 """Positions of one reduction step; fixed, since the order of the sums depends on it."""
 LONG_EXTEND = 64
-"""From this many queries on, the torch version gives a request its own scaled-dot-product call."""
+"""Queries of a request from which on the torch version gives it a scaled-dot-product call of its own."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def available() -> bool:
-    """Whether matplotlib is installed."""
+    """True if matplotlib is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:

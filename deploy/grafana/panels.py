@@ -34,7 +34,7 @@ def rate(name: str, by: str = "", **labels: str) -> str:
 
 
 def ratio(above: str, below: str, by: str = "", only: dict[str, str] | None = None, **labels: str) -> str:
-    """only: labels of what is above alone."""
+    """A ratio of two rates. only: labels of what is above alone."""
     return f"{rate(above, by, **labels, **(only or {}))} / {rate(below, by, **labels)}"
 
 

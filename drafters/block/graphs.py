@@ -19,7 +19,7 @@ from ..base import DraftBatch
 Block = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 """Tokens, probs and confidence of `Draft`."""
 Record = Callable[[Callable[[], Block]], tuple[Callable[[], None], Block]]
-"""From what is to be captured to what replays it, and to where its results lie then."""
+"""Captures a call: maps it to what replays it and to where its results then lie."""
 
 
 class DraftGraphs:

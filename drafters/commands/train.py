@@ -211,7 +211,7 @@ def gather_features(
 
 
 def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
-    """This drafter's configuration, from the flags."""
+    """The drafter's configuration, from the flags."""
     given = {
         name: getattr(args, name)
         for name in (

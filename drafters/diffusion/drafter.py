@@ -103,7 +103,7 @@ class DiffusionDrafter(Drafter):
 
     @torch.inference_mode()
     def prefilled(self, chunks: Prefilled) -> None:
-        """On a device they are encoded at once; what lies before them and is not, goes first, in their place."""
+        """Encode chunks of prompts at once on a device; an older backlog goes first, in their place."""
         if self.on_host:
             return
         room, most = sum(chunks.counts), max(chunks.counts)

@@ -10,7 +10,7 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """So many minutes from now; None: never."""
+    """An end in so many minutes from now; None: never."""
 
     def __init__(self, minutes: float | None = None) -> None:
         self.end = None if minutes is None else time.monotonic() + 60 * minutes

@@ -59,7 +59,7 @@ class Sequence:
     top_probs: torch.Tensor
 
     def first(self, tokens: int) -> Sequence:
-        """Its first so many tokens."""
+        """The sequence cut to its first `tokens` tokens."""
         answer = max(0, tokens - self.prompt)
         return Sequence(
             self.tokens[:tokens], self.prompt, self.features[:tokens], self.top_ids[:answer], self.top_probs[:answer]

@@ -1,4 +1,4 @@
-"""Which drafts of a round are admitted: those with which steps per second are most, after the service levels.
+"""Admission of a round's drafts: those with the most steps per second, after the service levels.
 
 Drafts of all requests are put into one order, each request's in their own, and the first n of it are admitted. What is
 compared are all n, none among them.

@@ -206,7 +206,7 @@ class StatePlanner:
         self._load(open_blocks).observe_deciding(seconds)
 
     def observe_steps(self, steps: int, tokens: int) -> None:
-        """So many steps of open blocks revealed so many tokens."""
+        """Learn that so many steps of open blocks revealed so many tokens."""
         self._steps = MEMORY * self._steps + steps
         self._tokens = MEMORY * self._tokens + tokens
 

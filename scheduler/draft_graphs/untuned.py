@@ -10,7 +10,7 @@ LONGEST = 7
 
 
 def untuned_graph(block_size: int, step_tokens: int | None, size: int = NODES) -> DraftGraph:
-    """At most `size` nodes for blocks of `block_size` tokens.
+    """A graph of at most `size` nodes for blocks of `block_size` tokens.
 
     step_tokens: how many a step reveals; None: any number, so that an edge leads to every larger node. First come the
     states to which steps lead that reveal the most probable tokens in their order; then those in which the last token

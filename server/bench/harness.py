@@ -99,7 +99,7 @@ def alternate_arms(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> I
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """While it is entered, `count` processes compute without a pause, as somebody else's would."""
+    """Background load: `count` processes compute without a pause while it is entered."""
     started = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -128,7 +128,7 @@ async def closed_loop(
 
 
 class Ratio(NamedTuple):
-    """How one arm compares with another, over all rounds."""
+    """Comparison of one arm with another over all rounds."""
 
     median: float
     least: float
@@ -140,7 +140,7 @@ class Ratio(NamedTuple):
 
     @property
     def cell(self) -> str:
-        """For a table."""
+        """The comparison as text for a table."""
         return f"{self.median:.2f} ({self.spread})"
 
 

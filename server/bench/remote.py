@@ -17,7 +17,7 @@ from ..errors import UserError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK_SECONDS = 30
-"""How long questions about the server itself may take: which model it has, its metrics."""
+"""Longest time for a question about the server itself: which model it has, its metrics."""
 
 LINE_BYTES = 1 << 20
 """Longest event of a stream; one with the logprobs of a long prompt is large."""

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> Rows:
 
 
 def _profiles(wanted: str | None) -> Iterator[store.Profile]:
-    """That of this name, or all shipped ones with a calibration."""
+    """The profile of this name, or all shipped ones with a calibration."""
     from ..settings import profile_lookup
 
     if wanted:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the lines that `plugin/hooks/step_profiler.py` wrote, as a table."""
+"""Breakdown of step times: the lines that `plugin/hooks/step_profiler.py` wrote, as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = tuple[int, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Of the steps of one kind. parts: median milliseconds by part; total: median of their sums."""
+    """Times of the steps of one kind. parts: median milliseconds by part; total: median of their sums."""
 
     steps: int
     total: float

@@ -1,1 +1,1 @@
-"""This machine: processors, topology, threads, host names."""
+"""The machine: processors, topology, threads, host names."""

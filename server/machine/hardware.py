@@ -1,4 +1,4 @@
-"""This machine's device, fast number formats and free memory."""
+"""The machine's device, fast number formats and free memory."""
 
 from __future__ import annotations
 

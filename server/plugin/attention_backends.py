@@ -63,11 +63,11 @@ BACKENDS = {
     OURS: Entry(majors=(8, 9, 10, 12), capped=True, heads=CUDA_HEADS, float32=True, narrow=False),
 }
 DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("flashinfer",)}
-"""By major, the first that fits is taken."""
+"""Backends by the GPU's major version; the first that fits is taken."""
 
 
 def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
-    """Why a backend cannot verify here; None: it can."""
+    """The reason why a backend cannot verify here; None: it can."""
     major, minor = capability
     entry = BACKENDS.get(name)
     if entry is None:

@@ -30,7 +30,7 @@ class RequestOptions:
     learn: bool = False
 
     def to_custom_params(self) -> dict[str, Any] | None:
-        """For SGLang's `custom_params`; None where nothing differs from the defaults."""
+        """The options for SGLang's `custom_params`; None where nothing differs from the defaults."""
         return None if self == DEFAULTS else {KEY: asdict(self)}
 
     @classmethod

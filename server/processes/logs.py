@@ -19,7 +19,7 @@ SGLANGS_FILE = "SGLANG_LOGGING_CONFIG_PATH"
 
 
 def configure(settings: Settings) -> None:
-    """This process's logs; again after SGLang has configured them, which it does for all loggers."""
+    """Configure this process's logs; called again after SGLang has configured all loggers."""
     if settings.log_format == "json":
         logging.config.dictConfig(_json(settings))
     else:
@@ -35,7 +35,7 @@ def configure(settings: Settings) -> None:
 
 
 def configure_processes(settings: Settings, run_dir: Path) -> None:
-    """Those of the processes that are started from now on, and what SGLang makes of this one's."""
+    """Configure logs of processes that are started from now on, and of SGLang in this one."""
     os.environ[LOG_LEVEL] = settings.log_level.upper()
     if settings.log_format == "json":
         file = run_dir / "logging.json"

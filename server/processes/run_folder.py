@@ -29,7 +29,7 @@ class RunFolder:
 
     @classmethod
     def make(cls) -> RunFolder:
-        """Also removes those that killed servers of this user have left behind."""
+        """Make the folder, and remove those that killed servers of this user have left behind."""
         for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
             _remove_if_stale(path)
         while True:

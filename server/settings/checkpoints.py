@@ -1,4 +1,4 @@
-"""Which drafter checkpoint goes with which target."""
+"""Choice of the drafter checkpoint for a target."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def find(wanted: str) -> Path:
 
 
 def shipped(model: Model, drafter: str) -> Path:
-    """Where our own checkpoint for this target would stand."""
+    """The folder in which our own checkpoint for this target would be."""
     return WEIGHTS / model.name.lower() / (registry.find(drafter).kind or drafter)

@@ -1,4 +1,4 @@
-"""Whether the model is a block-diffusion model, and whether the settings go with one."""
+"""Check if the model is a block-diffusion model, and if the settings go with one."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
 SCATTERING = ("moe_a2a_backend", "moe_dense_tp_size")
 """Flags of SGLang with which ranks share a step's tokens out; graphs are then for multiples of the ranks alone."""
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-"""Of SGLang, by any of which verification may run."""
+"""SGLang's flags of backends, by any of which verification may run."""
 
 
 def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:
@@ -54,7 +54,7 @@ def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, hidden_sta
 
 
 def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = None) -> Needs:
-    """What a model asks of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
+    """A model's needs of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
     heads = config.get("num_attention_heads") or 0
     return Needs(
         latent=bool(config.get("kv_lora_rank")),

@@ -1,4 +1,4 @@
-"""How much memory a server will take, told before it starts to load."""
+"""Memory that a server will take, known before it loads."""
 
 from __future__ import annotations
 

@@ -61,12 +61,12 @@ class Parallel:
 
     @property
     def ranks_here(self) -> int:
-        """Of each engine, on this node."""
+        """Ranks of each engine on this node."""
         return self.tp_size // self.nnodes
 
     @property
     def leads(self) -> bool:
-        """Whether this node takes the requests."""
+        """True if this node takes the requests."""
         return self.node_rank == 0
 
     @property

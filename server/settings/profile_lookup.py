@@ -1,4 +1,4 @@
-"""Which measured profile goes with a server: its fingerprint, where profiles lie, and what is done without one."""
+"""Lookup of the measured profile for a server: its fingerprint, the folders, and what is done without one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def roots() -> list[Path]:
 
 
 def fingerprint(settings: Settings, model: Model) -> Fingerprint:
-    """Of the engine that these settings start; settings.drafter_path is known (`checkpoints.with_drafter_path`)."""
+    """Fingerprint of the engine that these settings start; they name the drafter's path (`with_drafter_path`)."""
     on_cpu = settings.resolved_device == "cpu"
     drafter, gamma = settings.drafter, settings.gamma
     if settings.diffusion is not None:
@@ -68,7 +68,7 @@ def _digest(model: Model) -> str:
 
 
 def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> GraphFingerprint:
-    """Of a draft graph for requests of this class, one of `TEMPERATURES`, of a block-diffusion model."""
+    """Fingerprint of a draft graph for requests of this class, one of `TEMPERATURES`, of a block-diffusion model."""
     assert settings.diffusion is not None
     return GraphFingerprint(
         model=_digest(model),

@@ -1,4 +1,4 @@
-"""Which quantised checkpoints a CPU can serve: AWQ and GPTQ with 4-bit codes in groups; all others are refused."""
+"""Quantised checkpoints that a CPU can serve: AWQ and GPTQ with 4-bit codes in groups; all others are refused."""
 
 from __future__ import annotations
 

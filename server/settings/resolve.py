@@ -1,4 +1,4 @@
-"""From settings to everything that an engine is started with: one way for `serve`, `tune` and `bench`."""
+"""Everything that an engine is started with, resolved from settings for `serve`, `tune` and `bench` alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What an engine is started with.
+    """Everything that an engine is started with.
 
     settings: as given, with the drafter, its checkpoint and the profile named.
     model: the target, found. memory: what it will take, known to fit.
@@ -27,7 +27,7 @@ class Resolved:
     unmeasured: bool
 
     def to_measure(self, name: str | None) -> Resolved:
-        """With the profile's folder set to `name`, of the form `store.NAME`; None: made of model, drafter, machine."""
+        """A copy that writes the profile to `name`, of the form `store.NAME`; None: made of model, drafter, machine."""
         if name is None:
             name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)
         folder = profile_lookup.roots()[0] / name
@@ -50,7 +50,7 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
 
 
 def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
-    """As `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
+    """Like `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
     settings, model, plan = _without_profile(settings)
     return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
 

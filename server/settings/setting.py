@@ -125,7 +125,7 @@ def _default_in_words(each: Field[Any], flag: Flag) -> str:
 
 
 def _plain(markdown: str) -> str:
-    """Without the marks of code and links."""
+    """The text without the marks of code and links."""
     words = markdown.replace("`", "")
     while "](" in words:
         before, _, rest = words.partition("](")

@@ -100,21 +100,21 @@ class Settings(Declared):
 
     @property
     def resolved_dtype(self) -> str:
-        """On a CPU without bfloat16 instructions, float32 is the faster of the two."""
+        """The type of weights. On a CPU without bfloat16 instructions, float32 is the faster of the two."""
         if self.dtype != "auto" or self.resolved_device == "cuda":
             return self.dtype
         return hardware.faster_dtype("cpu")
 
     @property
     def resolved_engines(self) -> int:
-        """With flags of SGLang's own, which may spread one engine over the nodes, only as many as are asked for."""
+        """Number of engines. With SGLang's own flags, which may spread one over nodes, only those asked for."""
         if self.engines is not None:
             return self.engines
         return 1 if self.resolved_device == "cuda" or self.sglang_flags else topology.here().nodes
 
     @property
     def parallel(self) -> Parallel:
-        """How an engine is spread over ranks and machines; raises UserError for flags that cannot be."""
+        """Spread of an engine over ranks and machines; raises UserError for flags that cannot be."""
         return Parallel.of(self.sglang_flags)
 
     @property
@@ -128,7 +128,7 @@ class Settings(Declared):
 
     @property
     def resolved_threads(self) -> int:
-        """That an engine computes with, or each of its ranks; 0 on a GPU."""
+        """Threads of an engine, or of each of its ranks; 0 on a GPU."""
         if self.resolved_device == "cuda":
             return 0
         return self.threads or min(threads.default(part) for part in self._parts)
@@ -152,7 +152,7 @@ class Settings(Declared):
 
     @property
     def unmasking_policy(self) -> str:
-        """How a block-diffusion model's tokens are revealed, with its number."""
+        """The policy by which a block-diffusion model's tokens are revealed, with its number."""
         number = self.unmasking_tokens if self.unmasking == "static" else self.unmasking_threshold
         return f"{self.unmasking} {number:g}"
 

@@ -54,7 +54,7 @@ def protocol_of(endpoint: str) -> tuple[str, str]:
 
 
 def arguments(endpoint: str) -> dict[str, Any]:
-    """For SGLang's ServerArgs. The environment that its processes will read is set along with them.
+    """Arguments for SGLang's ServerArgs. Also sets the environment that its processes will read.
 
     endpoint: of a collector; see `protocol_of`.
     """
@@ -65,7 +65,7 @@ def arguments(endpoint: str) -> dict[str, Any]:
 
 
 def begin(arguments: Any) -> None:
-    """In this process, whose part SGLang's own HTTP server would otherwise begin; arguments: SGLang's ServerArgs."""
+    """Start traces in this process, as SGLang's own HTTP server would; arguments: SGLang's ServerArgs."""
     from sglang.srt.observability.trace import process_tracing_init, trace_set_thread_info
 
     process_tracing_init(arguments.otlp_traces_endpoint, arguments.otlp_service_name, arguments.trace_modules)

@@ -35,7 +35,7 @@ class Capacity:
     context: int
 
     def prompts(self, lengths: Sequence[int], behind: int) -> list[int]:
-        """Those of `lengths`, ascending, that leave room in a context for `behind` tokens.
+        """The `lengths`, ascending, that leave room in a context for `behind` tokens.
 
         The longest prompt that does stands in for those that do not, where it is not so near to another that a slope
         between the two would be noise.

@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """what: is being done. done, total: units of it."""
+    """Progress. what: is being done. done, total: units of it."""
 
     what: str
     done: int

@@ -73,8 +73,8 @@ async def measure_grid(
 
 
 def points_of(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
-    """Those of the shapes. What another effort left when it was interrupted has contexts a few tokens apart, between
-    which the slope would be noise."""
+    """The points of these shapes. An interrupted measurement of another effort left contexts a few tokens apart,
+    between which the slope would be noise."""
     wanted = {(shape.requests, shape.total_context(steps)) for shape in shapes}
     return [point for point in points if (point.requests, point.context) in wanted]
 

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 QUIET_SECONDS = 3.0
-"""Without a request before a piece of work begins: a conversation's pauses are its own."""
+"""Seconds without a request before a piece of work begins: a conversation has pauses."""
 
 
 class Traffic(Protocol):

@@ -41,7 +41,7 @@ DIFFUSION_ARMS = {
     **{f"D={states}": RequestOptions(gamma=states, planned=False) for states in range(4)},
     "planned": RequestOptions(),
 }
-"""Of a block-diffusion model. D=0 makes drafts' tokens ready and drafts none."""
+"""Arms of a block-diffusion model. D=0 makes drafts' tokens ready and drafts none."""
 LEVEL_EVERY = 3
 """Every third request is one with a service level."""
 CONCURRENCY = "1,2,4,8,16,32"
@@ -113,7 +113,7 @@ async def _measure(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What all requests have in common. level: the service level of every third one, in tokens per second."""
+    """Settings that all requests share. level: the service level of every third one, in tokens per second."""
 
     manager: Any
     resolved: Resolved
@@ -163,7 +163,7 @@ class Load:
         return reply
 
     async def _counts(self) -> Acceptance | dict[str, int]:
-        """What the worker has counted since it started: of drafts, or of block diffusion."""
+        """The worker's counts since it started: of drafts, or of block diffusion."""
         settings = self.resolved.settings
         if settings.diffusion is not None:
             engines = [live["diffusion"] for live in await worker_rpc.read_live(self.manager)]
@@ -203,7 +203,7 @@ def level_kept(replies: Sequence[Reply], level: float | None) -> float | None:
 
 
 def acceptance_of(results: Results) -> dict[str, Acceptance]:
-    """Of all rounds and loads together, by arm, where something was drafted."""
+    """Acceptance over all rounds and loads, by arm, where something was drafted."""
     found: dict[str, Acceptance] = {}
     for arms in results.values():
         for arm, rounds in arms.items():

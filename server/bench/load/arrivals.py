@@ -1,4 +1,4 @@
-"""When requests come, in seconds from the start: pure arithmetic, and the times of a trace."""
+"""Arrival times of requests, in seconds from the start: pure arithmetic, and the times of a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .scenario import Bursts, Rate
 
 
 def times(arrivals: Rate | Bursts, rate: float, rng: np.random.Generator) -> Iterator[float]:
-    """Without end; `rate` requests per second in the mean."""
+    """Endless arrival times; `rate` requests per second in the mean."""
     if isinstance(arrivals, Bursts):
         for burst in itertools.count():
             yield from itertools.repeat(burst * arrivals.size / rate, arrivals.size)
@@ -45,7 +45,7 @@ class Traced:
 
 
 BLOCK_TOKENS = 512
-"""Of the Mooncake traces, whose format this is; they write one id per so many tokens."""
+"""Tokens per id in Mooncake traces, whose format this is."""
 
 
 def read_trace(path: Path) -> list[Traced]:

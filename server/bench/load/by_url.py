@@ -20,9 +20,9 @@ from .workload import Counting, Workload
 
 URL = "http://127.0.0.1:30000"
 ROUNDS = 3
-"""Of several servers; of one a single round."""
+"""Rounds of several servers; one server has a single round."""
 Records = dict[tuple[float, str, int], list[Record]]
-"""By load, arm and round."""
+"""Measurements by load, arm and round."""
 OBJECTIVES = ("ttft", "tpot", "e2e")
 
 
@@ -113,7 +113,7 @@ async def _measure(test: Scenario, args: argparse.Namespace, records: Records, m
 
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags say, in the shape of a scenario; paths from where the command runs."""
+    """The flags as a scenario; paths start where the command runs."""
     changes: dict[str, Any] = {}
     for name in ("seconds", "warm_up", "timeout", "seed"):
         if (value := getattr(args, name)) is not None:

@@ -41,7 +41,7 @@ from .. import harness
 from . import arms, by_url
 
 SHARED = ("model",)
-"""Of an engine's flags, what a server by URL takes as well: the name that it is asked for."""
+"""The engine flag that a server by URL takes too: the name that it is asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ COLUMNS = (
     *("prompt_tokens", "completion_tokens", "finish_reason", "status", "failure", "detail"),
 )
 NOTHING = "–"
-"""Where no answer was whole."""
+"""Shown where no answer was whole."""
 LATE_SECONDS = 0.05
 """Requests sent later than this are worth a word."""
 OURS, ALSO_OURS = "planned", "no levels"
@@ -38,7 +38,7 @@ def show(results: Results, unit: str, picture: Path | None) -> None:
 
 
 def named(results: Results) -> dict[str, dict[str, list[Summary]]]:
-    """For JSON, whose names are strings."""
+    """Results for JSON, whose names are strings."""
     return {f"{load:g}": arms for load, arms in results.items()}
 
 

@@ -43,7 +43,7 @@ class Length(_Table):
 
 
 class Closed(_Table):
-    """So many requests in flight; as one ends, the next begins."""
+    """A closed loop: so many requests in flight; as one ends, the next begins."""
 
     kind: Literal["closed"]
     concurrency: list[PositiveInt] = Field(min_length=1)
@@ -129,7 +129,7 @@ class Objectives(_Table):
     e2e: PositiveFloat | None = None
 
     def kept(self, ttft: float, tpot: float, e2e: float) -> bool:
-        """Whether an answer with these times, in seconds, is good."""
+        """True if an answer with these times, in seconds, is good."""
         limits = ((self.ttft, ttft), (self.tpot, tpot), (self.e2e, e2e))
         return all(limit is None or seconds * 1e3 <= limit for limit, seconds in limits)
 

@@ -1,4 +1,4 @@
-"""What the requests at one load amount to: rates, percentiles, goodput, failures apart."""
+"""Summary of the requests at one load: rates, percentiles, goodput, failures apart."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ Results = dict[float, dict[str, list[Summary]]]
 def summarise(
     records: Sequence[Record], load: float, warm_up: float, seconds: float, objectives: Objectives
 ) -> Summary:
-    """Of the records at one load, those due after the warm-up."""
+    """Summary of the records at one load that were due after the warm-up."""
     measured = [record for record in records if record.due >= warm_up]
     whole = [record for record in measured if not record.reply.failure]
     spoken = [record for record in whole if record.reply.completion_tokens > 1]

@@ -1,4 +1,4 @@
-"""What requests ask: prompts from files, or made-up text of given lengths in the server's own tokens."""
+"""Contents of requests: prompts from files, or made-up text of given lengths in the server's own tokens."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Workload:
 
 
 def needs_counting(scenario: Scenario, trace: list[Traced]) -> bool:
-    """Whether text has to be made up."""
+    """True if text has to be made up."""
     of_mix = not trace and any(one.input_tokens or one.shared_prefix_tokens for one in scenario.requests)
     return of_mix or any(not traced.prompt for traced in trace)
 

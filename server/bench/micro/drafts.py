@@ -150,7 +150,7 @@ class _Case:
         return Features(hidden, torch.zeros_like(slots), torch.arange(start, stop).repeat(len(self.table)), slots)
 
     def measure(self, rounds: int, clock: timing.Clock) -> dict[str, Any]:
-        """By drafter: `times`, milliseconds of each arm, one per round, and `parts` of its compiled drafts.
+        """Results by drafter: `times`, milliseconds of each arm, one per round, and `parts` of its compiled drafts.
 
         A draft follows what it has to observe, and the drafters take turns.
         """

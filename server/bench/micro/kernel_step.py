@@ -13,7 +13,7 @@ from outrider.kernels.flat_batch import FlatBatch
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the model that is timed; the defaults are SmolLM2-135M."""
+    """Shapes of the model that is timed; the defaults are SmolLM2-135M."""
 
     hidden: int = 576
     heads: int = 9
@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What a step is made of: PLAIN is torch alone, OURS the compiled kernels."""
+    """Parts of a step: PLAIN is torch alone, OURS the compiled kernels."""
 
     prepare: Callable
     multiply: Callable

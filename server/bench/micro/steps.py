@@ -53,7 +53,7 @@ Results = dict[str, dict[str, list[float]]]
 """Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […], "step beside 1": […]}}."""
 ARMS = ("torch", "ours", "step")
 HELPERS = "HTTP and detokenizer"
-"""Their processor time per step, beside the scheduler's process."""
+"""Processor time per step of the other processes, beside the scheduler's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def measure(arms: Mapping[str, Arm], rounds: int, clock: Clock) -> dict[str, lis
 
 
 def quartiles(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """Of the ratios of ours to theirs, round by round: the lower quartile, the median, the upper quartile."""
+    """Quartiles of the ratios of ours to theirs, round by round: the lower, the median, the upper quartile."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return low, middle, high

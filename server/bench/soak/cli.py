@@ -48,7 +48,7 @@ PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 SAMPLE_SECONDS = 2.0
 SAY_SECONDS = 30.0
 EMPTY_SECONDS = 60.0
-"""How long the cache may take to become empty; SGLang's metrics are renewed every 30 s while it is idle."""
+"""Time that the cache may take to become empty; SGLang's metrics are renewed every 30 s while it is idle."""
 HELD = re.compile(
     r"^(sglang:num_running_reqs|sglang:num_queue_reqs|sglang:num_used_tokens"
     r"|vllm:num_requests_running|vllm:num_requests_waiting|vllm:kv_cache_usage_perc)(?:\{[^}]*\})? (\S+)",

@@ -1,4 +1,4 @@
-"""What a soak found: its faults, a table, and memory over time."""
+"""Results of a soak: its faults, a table, and memory over time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Soak:
         return beside / without if without else 0.0
 
     def growth(self) -> dict[str, Growth]:
-        """By process, of those that lived from the warm-up to the end."""
+        """Growth by process, of those that lived from the warm-up to the end."""
         warm = [sample for sample in self.samples if sample.seconds >= self.warm_up]
         if len(warm) < 4:
             return {}
@@ -109,7 +109,7 @@ class Soak:
         }
 
     def faults(self) -> list[str]:
-        """What must not happen, and did."""
+        """Everything that must not happen, and did."""
         counts, found = self.counts, []
         if counts.broken:
             found.append(f"{counts.broken} requests failed")

@@ -1,4 +1,4 @@
-"""What a soak asks: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
+"""Requests of a soak: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import attacks
 from .attacks import ATTACKS, Attacked, Attacker
 
 KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
-"""How often each kind is asked, of all together."""
+"""Relative frequency of each kind."""
 COMPARED = ("greedy", "sampled")
 """Kinds whose waits are compared without attackers and beside them."""
 SCHEMA = {
@@ -32,7 +32,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TURNED_AWAY = "429"
-"""Not a failure of the server: it is asked again later."""
+"""The status that is no failure of the server: it is asked again later."""
 PAUSE_SECONDS = 0.5
 SHOWN = 5
 """Examples kept of what went wrong."""
@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the requests.
+    """Outcomes of the requests.
 
     whole: answers that came to their end, by kind. failures: by HTTP status or what broke, of all kinds. compared:
     greedy answers held against the same prompt's alone. examples: some of what went wrong, in words. waits: seconds of

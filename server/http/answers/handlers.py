@@ -193,8 +193,8 @@ class ChatHandler(_Handler, TokenwiseChat):
         return await OpenAIServingChat.handle_request(prepared, request, raw_request)
 
     def _prepared(self, request: ChatRequest, raw: Request) -> ChatHandler:
-        """This handler with the results of what SGLang does before its first wait: checking the tools, rendering and
-        tokenising the template. For a thread."""
+        """A copy with the results of what SGLang does before its first wait: checking the tools, rendering and tokenising
+        the template. For a thread."""
         prepared = copy.copy(self)
         prepared._validate_request = _result_of(self._validate_request, request)  # type: ignore[method-assign]
         with contextlib.suppress(Exception):  # comes again where SGLang asks for the result

@@ -25,7 +25,7 @@ from ..decode.readback import Readback
 from .flashinfer_plan import PAGE, Plan, plan_verify
 
 PLAN_BYTES = 1 << 20
-"""Of a plan on the device and, pinned, on the host: 17 for every row and slot, of which no bucket has 60,000.
+"""Bytes of a plan, on the device and pinned on the host: 17 for every row and slot, and no bucket has 60,000.
 FlashInfer's own 8 MB would be taken by every bucket."""
 
 
@@ -162,7 +162,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _staged(self, numbers: np.ndarray) -> torch.Tensor:
-        """On the host, from where a GPU is given them without waiting."""
+        """The numbers as a host tensor, from which a GPU copies without waiting."""
         found = torch.from_numpy(numbers)
         return found if self.workspace_buffer.is_cpu else found.pin_memory()
 
@@ -182,8 +182,8 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return wrapper
 
     def _workspace_bytes(self, slots: int, tokens: int, device: torch.device) -> int:
-        """For partial results of the largest bucket; FlashInfer reserves them for packed rows, too many by the factor
-        of grouped heads (its pull request 5177)."""
+        """Room for partial results of the largest bucket. FlashInfer reserves it for packed rows, too much by the
+        factor of grouped heads (its pull request 5177)."""
         heads = self.indices_updater_prefill
         return int(
             self._full_cg_prefill_workspace_bytes(
@@ -197,7 +197,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _windowed_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Of the pool of layers with windows, where it is another."""
+        """The same slots in the pool of layers with windows, where it is another."""
         return self._swa_kv_pool.translate_loc_from_full_to_swa(slots)
 
 

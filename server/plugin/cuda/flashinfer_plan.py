@@ -1,4 +1,4 @@
-"""What FlashInfer is told of a ragged verification: which rows and which cached positions belong together.
+"""FlashInfer's plan of a ragged verification: which rows and which cached positions belong together.
 
 FlashInfer's fa2 kernels cut a request's keys into chunks, and both the plan (on the host) and the kernel (from its own
 copy of the lengths) count them to know where a partial result lies: `PrefillSplitQOKVIndptr` of its scheduler.cuh,
@@ -18,7 +18,7 @@ PAGE = 1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of R requests, laid out in S slots and T rows of queries.
+    """A plan for R requests, laid out in S slots and T rows of queries.
 
     qo_indptr: [S + 1] int32, rows `qo_indptr[s]:qo_indptr[s + 1]` belong to slot s; the last is T.
     kv_indptr: [S + 1] int32, where each slot's list of cached positions begins in the one list of all.

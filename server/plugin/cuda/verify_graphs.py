@@ -22,7 +22,7 @@ from ..spec_inputs import VerifyInput
 
 
 class VerifyGraphRunner(DecodeCudaGraphRunner):
-    """For a runner of the target that has buckets (`buckets_of`)."""
+    """Captures graphs for a runner of the target that has buckets (`buckets_of`)."""
 
     captured_req_width: int
     capture_bs: list[int]
@@ -54,7 +54,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
 
     @contextmanager
     def _counting_tokens(self) -> Iterator[None]:
-        """In which SGLang's loop over numbers of requests, of gamma + 1 tokens each, is one over tokens."""
+        """A context in which SGLang's loop over numbers of requests, of gamma + 1 tokens each, is one over tokens."""
         sizes, width = self.capture_bs, self.captured_req_width
         self.capture_bs, self.captured_req_width = list(self.buckets.graphs), 1
         try:
@@ -63,7 +63,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
             self.capture_bs, self.captured_req_width = sizes, width
 
     def get_spec_info(self, num_tokens: int) -> VerifyInput:
-        """What a graph of so many tokens is captured with; SGLang has it for its own algorithms alone."""
+        """Input with which a graph of so many tokens is captured; SGLang has it for its own algorithms alone."""
         lens = build_capture_verify_lens(
             num_tokens=num_tokens, num_slots=self.buckets.slots(num_tokens), num_draft_tokens=self.buckets.width
         )
@@ -77,6 +77,6 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
 
 
 def shows_hidden_states() -> bool:
-    """Whether the drafter wants what the target's layers put out."""
+    """True if the drafter wants the outputs of the target's layers."""
     name = PluginConfig.from_env().drafter
     return name != "off" and registry.find(name).needs_hidden_states

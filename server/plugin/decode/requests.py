@@ -35,7 +35,7 @@ class Entries:
 
 
 class RequestTable:
-    """On the device, for the forward:
+    """Options and state of the requests, by row. On the device, for the forward:
 
     seeds: [rows] int64, of the request's random numbers. seeded: [rows] bool, it came with the request.
     ends: [rows, E] int64, tokens that end the answer, filled up with -1.

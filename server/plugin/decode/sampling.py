@@ -1,4 +1,4 @@
-"""From logits to tokens under each request's sampling rules and seed, for single rows and for verify batches.
+"""Sampling of tokens from logits by each request's rules and seed, for single rows and for verify batches.
 
 A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token),
 and its drafts are drawn with the same noise and kept if equal: nothing else can change its text. Other requests' drafts

@@ -1,4 +1,4 @@
-"""Who made each token of an answer, for the requests that ask: sent along with the tokens themselves.
+"""Source of each token of an answer, for requests that ask: sent along with the tokens.
 
 SGLang has a way for what belongs to the tokens of a step (`managers/auxiliary_output.py`): it comes with the step's
 result, is told which tokens were committed to which request, and leaves what it says of them in the request's
@@ -17,14 +17,14 @@ import torch
 from .step import Admission
 
 KEY = "outrider_trace"
-"""In `meta_info`: of each token its place in MAKERS, and its confidence (NaN for the target's own)."""
+"""Key in `meta_info`: each token's index in MAKERS, and its confidence (NaN for the target's own)."""
 MAKERS = ("target", "model", "lookup")
 TARGET, MODEL, LOOKUP = range(len(MAKERS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTrace:
-    """Who made what a step brought its R requests.
+    """Sources of the tokens that a step brought its R requests.
 
     traced: [R] bool, requests that ask, on the host. makers: [R, n] int64, of each token its place in MAKERS; the
     first accept_lens of a row are read. confidence: [R, n] float32, calibrated; NaN for the target's own tokens.

@@ -80,7 +80,7 @@ class Round:
         return bool(end < wanted and end + block <= self.longest)
 
     def view(self, mask_id: int) -> RoundView:
-        """For the planner, of the requests with an open block."""
+        """The planner's view of the requests with an open block."""
         going = [number for number, root in enumerate(self.roots) if root >= 0]
         asked = [self.served[number] for number in going]
         levels = np.array([own.options.min_tokens_per_second or 0.0 for own in asked])

@@ -40,6 +40,6 @@ class Recording:
             self.counts[sampled].add(Trajectory(states, said), self._mask_id)
 
     def to_json(self) -> dict[str, Any]:
-        """For another process: `rounds`, and `counts` by class."""
+        """The recording for another process: `rounds`, and `counts` by class."""
         counts = {name: self.counts[name == "sampled"].to_json() for name in TEMPERATURES}
         return {"rounds": list(self.rounds), "counts": counts}

@@ -34,7 +34,7 @@ TOO_SLOW = "the request's grammar takes too long to follow; simplify its repetit
 
 
 class GrammarCache:
-    """In place of SGLang's dictionary of grammars: the latest used of them, up to a number of bytes.
+    """Replaces SGLang's dictionary of grammars: keeps the latest used, up to a number of bytes.
 
     registry: a process can have a metric once in each; other than the default only for tests.
     """

@@ -137,7 +137,7 @@ class Compilations:
             self._kill(running)
 
     def _timed_out(self, running: Running) -> dict[str, Any]:
-        """Its time is over. One that hardly had a processor is not to blame."""
+        """Verdict on a grammar whose time is over. One that hardly had a processor is not to blame."""
         used = self._kill(running)
         if used < self._limits.seconds * LEAST_USED:
             return _busy(running.job)
@@ -165,7 +165,7 @@ class Compilations:
         self._running.append(Running(job, process, readable, time.monotonic()))
 
     def _work(self, job: Job, pipe: int) -> None:
-        """In the copy, which ends here."""
+        """Run the job in the forked copy, which ends here."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)

@@ -85,8 +85,8 @@ def _widen_page_table() -> None:
 
 
 def _leave_room_for_a_step() -> None:
-    """In a cache not larger than the context, SGLang aborts the answer that leaves no slots for a decode step: answers
-    have to end before, as answers that reach their length do."""
+    """Have answers end before the cache is full, as answers that reach their length do: in a cache not larger than the
+    context, SGLang aborts the one that leaves no slots for a decode step."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     worker = "sglang.srt.managers.tp_worker.TpModelWorker.get_worker_info"

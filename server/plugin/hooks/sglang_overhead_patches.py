@@ -37,8 +37,8 @@ def register() -> None:
 
 
 def _without_time_stats(payload: Any, *_: Any, **__: Any) -> Any:
-    """Only of requests that end are the times of their stages read; pickled three times on their way to HTTP, they are
-    the better part of a step's output."""
+    """Drop the times of stages unless a request ends, when alone they are read. Pickled three times on their way to
+    HTTP, they are the better part of a step's output."""
     if payload is not None and not any(payload.finished_reasons):
         payload.time_stats = None
     return payload

@@ -24,7 +24,7 @@ DRAFT, PLAN, COMMIT = "draft", "plan", "commit"
 FORWARD, WORKER, SCHEDULER = "forward, rest", "worker, rest", "scheduler"
 PARTS = (PRODUCTS, ATTENTION, SMALL, DRAFT, PLAN, SAMPLING, COMMIT, FORWARD, WORKER, SCHEDULER)
 COMPILED = (PRODUCTS, ATTENTION, SMALL, SAMPLING)
-"""In the order of kernels/cpu/csrc/ops.h, whose operations time themselves."""
+"""Parts in the order of kernels/cpu/csrc/ops.h, whose operations time themselves."""
 
 
 class Stopwatch:
@@ -118,7 +118,7 @@ class StepLog:
         return watch
 
     def _counting_tokens(self, forward: Callable) -> Callable:
-        """Of a batch, which has `input_ids`."""
+        """`forward`, which also notes the tokens of its batch."""
 
         def wrapper(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             if self.step is not None:
@@ -129,7 +129,7 @@ class StepLog:
 
 
 def _clock() -> Callable[[], float]:
-    """On a GPU it waits for what was launched, so that a part has the time that its own work takes."""
+    """A clock in seconds. It waits for a GPU's launched work, so that each part has its own work's time."""
     if not torch.cuda.is_available():
         return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 

@@ -1,1 +1,1 @@
-"""From the plugin's configuration to the drafter and the planner."""
+"""Makes the drafter and the planner from the plugin's configuration."""

@@ -14,7 +14,7 @@ from ..config import PluginConfig
 
 
 def load_graphs(config: PluginConfig) -> dict[bool, DraftGraph]:
-    """By whether a request is sampled; without a profile the graph that is the same for every model."""
+    """Draft graphs by whether a request is sampled; without a profile the graph that is the same for every model."""
     assert config.diffusion is not None
     if not (Path(config.profile) / store.PROFILE).is_file():
         untuned = untuned_graph(config.diffusion.block_size, config.step_tokens)
