@@ -12,7 +12,16 @@ ROWS = 128
 """Tokens that wait at most; larger batches are not cheaper per token."""
 
 
-class DeferredObserve(Drafter):
+class _Wrapper(Drafter):
+    def __init__(self, model: Drafter):
+        self.model = model
+        self.gamma, self.target_layers, self.shortens = model.gamma, model.target_layers, model.shortens
+
+    def allocate(self, slots: int) -> None:
+        self.model.allocate(slots)
+
+
+class DeferredObserve(_Wrapper):
     """Buffers observed tokens until `propose`, the only reader of the draft state, or until ROWS tokens wait.
 
     Observing one token costs as much as observing many, since both read the model's weights; in most steps of a busy
@@ -20,16 +29,10 @@ class DeferredObserve(Drafter):
     """
 
     def __init__(self, model: Drafter):
-        self.model = model
-        self.gamma = model.gamma
-        self.target_layers = model.target_layers
-        self.shortens = model.shortens
+        super().__init__(model)
         self.waiting = 0
         self.hidden = torch.empty(0)  # [ROWS, m*d], the features of `waiting` tokens; made by the first
         self.tokens, self.positions, self.slots = torch.zeros((3, ROWS), dtype=torch.int64)
-
-    def allocate(self, slots: int) -> None:
-        self.model.allocate(slots)
 
     def observe(self, features: Features) -> None:
         if features.hidden is None:
@@ -70,7 +73,7 @@ class DeferredObserve(Drafter):
         self.waiting = 0
 
 
-class Initialised(Drafter):
+class Initialised(_Wrapper):
     """`model`, which drafts for answers of at least `tokens` tokens (sequence initialisation: SpecDiff, section 4).
 
     Shorter ones are left to prompt lookup beside it, or go without drafts: an answer's beginning is decided by the
@@ -79,13 +82,8 @@ class Initialised(Drafter):
     """
 
     def __init__(self, model: Drafter, tokens: int):
-        self.model, self.tokens = model, tokens
-        self.gamma = model.gamma
-        self.target_layers = model.target_layers
-        self.shortens = model.shortens
-
-    def allocate(self, slots: int) -> None:
-        self.model.allocate(slots)
+        super().__init__(model)
+        self.tokens = tokens
 
     def observe(self, features: Features) -> None:
         self.model.observe(features)

@@ -25,21 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="drafter to train; both: dspark and dflash, one after the other, on the same answers; dllm: no drafter, "
         "the target is made into a block-diffusion model",
     )
-    add("--target", required=True, help="Hugging Face folder or name of the target model")
+    add("--target", required=True, metavar="PATH_OR_HUB_NAME", help="the model to train for, or its GGUF file")
     add("--prompts", nargs="*", default=[], metavar="FILE", help="JSONL files of prompts, or of answered prompts")
-    add("--out", required=True, type=Path, help="folder of this run; an interrupted run in it is resumed")
-    add("--data", type=Path, help="folder of answers and features to share between runs (default: OUT)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--out", required=True, type=Path, metavar="FOLDER", help="folder of this run; an interrupted run goes on")
+    add("--data", type=Path, metavar="FOLDER", help="answers and features to share between runs (default: OUT)")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (default: %(default)s)")
     add(
         "--dtype",
         choices=["auto", "bfloat16", "float32"],
         default="auto",
-        help="of the target and of the products, the weights that are trained are float32 anyway; auto: bfloat16, but "
-        "float32 on a processor without bfloat16 products",
+        help="type of the target and of the products; trained weights are float32 anyway. auto: bfloat16, but "
+        "float32 on a processor without bfloat16 products (default: %(default)s)",
     )
-    add("--threads", type=int, default=0, help="CPU threads (default: torch's)")
-    add("--seed", type=int, default=0)
-    add("--minutes", type=float, help="stop after so many, with everything on disk; the same command goes on")
+    add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
+    _number(parser, "--seed", 0, "seed of all random choices")
+    add("--minutes", type=float, metavar="M", help="stop after so many, with everything on disk (default: never)")
     add(
         "--follow",
         action="store_true",
@@ -51,37 +51,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="FILE",
-        help="answered prompts that only tell the sequential head which token follows which; needs no features",
+        help="answered prompts that only teach the sequential head which token follows which; they need no features",
     )
-    data.add_argument("--self-prompts", type=int, default=0, help="prompts the target writes itself")
-    data.add_argument("--openings", nargs="*", default=[""], help="how those begin; '' leaves them free")
-    data.add_argument("--temperatures", nargs="*", type=float, default=[0.0, 0.0, 0.7, 1.0], help="of the answers")
-    data.add_argument("--answer-tokens", type=int, default=256)
-    data.add_argument("--batch", type=int, default=64, help="answers written at a time")
-    data.add_argument("--max-tokens", type=int, default=1024, help="longest training sequence")
-    data.add_argument("--top", type=int, default=32, help="likeliest target tokens kept per position")
+    _number(data, "--self-prompts", 0, "prompts that the target writes itself")
     data.add_argument(
-        "--validation",
-        type=int,
-        default=24,
-        help="greedy answers held out to measure tau, beside as many that are trained on",
+        "--openings", nargs="*", default=[""], metavar="TEXT", help="how those begin; '' leaves them free"
     )
+    data.add_argument(
+        "--temperatures",
+        nargs="*",
+        type=float,
+        default=[0.0, 0.0, 0.7, 1.0],
+        metavar="T",
+        help="temperatures at which answers are written, in turn (default: 0 0 0.7 1)",
+    )
+    _number(data, "--answer-tokens", 256, "tokens of an answer, at most")
+    _number(data, "--batch", 64, "answers written at a time")
+    _number(data, "--max-tokens", 1024, "tokens of a training sequence, at most")
+    _number(data, "--top", 32, "likeliest target tokens kept per position")
+    _number(data, "--validation", 24, "greedy answers held out to measure tau, beside as many that are trained on")
     shape = parser.add_argument_group("drafter")
-    shape.add_argument("--gamma", type=int, default=7)
-    shape.add_argument("--draft-layers", type=int, help="(default: 2, of deer and specdiff 3)")
-    shape.add_argument("--target-layers", nargs="*", type=int, help="layers read (default: five, evenly spread)")
+    _number(shape, "--gamma", 7, "draft tokens of a block")
+    shape.add_argument("--draft-layers", type=int, metavar="N", help="layers (default: 2; 3 for deer and specdiff)")
+    shape.add_argument(
+        "--target-layers", nargs="*", type=int, metavar="N", help="target layers read (default: five, evenly spread)"
+    )
     shape.add_argument(
         "--start-layers",
         nargs="*",
         type=int,
+        metavar="N",
         help="target layers that the layers of deer and specdiff begin as (default: the first ones, and the last)",
     )
-    shape.add_argument("--draft-vocab", type=int, default=8192, help="tokens it can propose; 0 for all")
-    shape.add_argument("--rank", type=int, default=64, help="rank of the sequential head (dspark)")
-    shape.add_argument("--markov-head", choices=["vanilla", "gated", "rnn"], default="vanilla")
+    _number(shape, "--draft-vocab", 8192, "tokens that can be proposed; 0: all")
+    _number(shape, "--rank", 64, "rank of the sequential head (dspark)")
+    shape.add_argument(
+        "--markov-head",
+        choices=["vanilla", "gated", "rnn"],
+        default="vanilla",
+        help="kind of the sequential head (default: %(default)s)",
+    )
     shape.add_argument(
         "--mask-token",
         type=int,
+        metavar="ID",
         help="token id of the mask (default: unknown, else padding; for dllm a special token that nothing uses)",
     )
     shape.add_argument(
@@ -92,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for both, drafters FOLDER/dspark and FOLDER/dflash (default: %(default)s)",
     )
     conversion = parser.add_argument_group("conversion (dllm)")
-    conversion.add_argument("--block-size", type=int, default=4, help="tokens of a block (default: %(default)s)")
+    _number(conversion, "--block-size", 4, "tokens of a block")
     conversion.add_argument(
         "--layout",
         choices=LAYOUTS,
@@ -100,69 +113,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shift: each row predicts the next token, finished rows are causal, as in the target; sdar: each row "
         "predicts its own token, finished rows see their whole block (default: %(default)s)",
     )
-    conversion.add_argument(
-        "--delta-rank", type=int, default=20, metavar="R", help="of every projection's delta (default: %(default)s)"
-    )
-    conversion.add_argument(
-        "--streams",
-        type=int,
-        default=2,
-        help="times a block is masked anew each time it is read (default: %(default)s)",
-    )
+    _number(conversion, "--delta-rank", 20, "rank of every projection's delta")
+    _number(conversion, "--streams", 2, "times a block is masked anew each time it is read")
     recipe = parser.add_argument_group("recipe")
-    recipe.add_argument("--steps", type=int, default=20000)
-    recipe.add_argument("--refine-steps", type=int, default=5000, help="of stage II, after --steps of stage I (deer)")
-    recipe.add_argument(
-        "--refine-alpha",
-        type=float,
-        default=1.15,
-        metavar="A",
-        help="in stage II the i-th of R masked tokens weighs A ** (R - i) (default: %(default)s)",
-    )
-    recipe.add_argument("--sequences", type=int, default=4, help="sequences per step")
-    recipe.add_argument("--anchors", type=int, default=64, help="most anchors per sequence and step")
-    recipe.add_argument("--lr", type=float, default=1.0e-3)
-    recipe.add_argument("--warmup", type=int, default=100)
-    recipe.add_argument("--decay-steps", type=int, default=6000, help="last steps, over which the rate falls to 0")
-    recipe.add_argument("--short-block", type=int, default=3, help="block length of the first --short-steps steps")
-    recipe.add_argument("--short-steps", type=int, default=10000)
-    recipe.add_argument("--validate-every", type=int, default=500)
-    recipe.add_argument("--save-seconds", type=float, default=120.0)
-    recipe.add_argument(
-        "--ema",
-        type=float,
-        default=0.0,
-        metavar="F",
-        help="save running means of the weights, F of them kept each step",
-    )
+    _number(recipe, "--steps", 20000, "training steps")
+    _number(recipe, "--refine-steps", 5000, "steps of stage II, after --steps of stage I (deer)")
+    _number(recipe, "--refine-alpha", 1.15, "in stage II the i-th of R masked tokens weighs X ** (R - i)")
+    _number(recipe, "--sequences", 4, "sequences per step")
+    _number(recipe, "--anchors", 64, "anchors per sequence and step, at most")
+    _number(recipe, "--lr", 1.0e-3, "largest learning rate")
+    _number(recipe, "--warmup", 100, "first steps, over which the rate rises to --lr")
+    _number(recipe, "--decay-steps", 6000, "last steps, over which the rate falls to 0")
+    _number(recipe, "--short-block", 3, "block length of the first --short-steps steps")
+    _number(recipe, "--short-steps", 10000, "steps with --short-block")
+    _number(recipe, "--validate-every", 500, "steps from one measurement of tau to the next")
+    _number(recipe, "--save-seconds", 120.0, "seconds from one checkpoint to the next")
+    _number(recipe, "--ema", 0.0, "save running means of the weights, X of them kept each step")
     loss = parser.add_argument_group("loss")
     loss.add_argument(
         "--loss",
         choices=["dspark", "authors"],
         default="dspark",
-        help="dspark: the weights below for either drafter; authors: DFlash by cross entropy alone, as its authors do",
+        help="dspark: the weights below for either drafter; authors: DFlash by cross entropy alone, as its authors do "
+        "(default: %(default)s)",
     )
-    loss.add_argument("--alpha-ce", type=float, default=0.1, help="of the true token's cross entropy, after the start")
-    loss.add_argument("--alpha-ce-start", type=float, default=1.0, help="and before the first step")
+    _number(loss, "--alpha-ce", 0.1, "weight of the true token's cross entropy, after the start")
+    _number(loss, "--alpha-ce-start", 1.0, "the same at the first step")
     loss.add_argument(
-        "--alpha-ce-steps", type=int, help="steps from one to the other (default: 500; 0 where --start is a drafter)"
+        "--alpha-ce-steps",
+        type=int,
+        metavar="N",
+        help="steps from one to the other (default: 500; 0 where --start is a drafter)",
     )
-    loss.add_argument("--alpha-tv", type=float, default=0.9, help="of the total variation")
+    _number(loss, "--alpha-tv", 0.9, "weight of the total variation")
+    _number(loss, "--alpha-kl", 0.0, "weight of the divergence from the target's stored tokens, from 0 at first")
+    _number(loss, "--kl-falloff", 0.0, "it is times exp(-X x the position's acceptance)")
+    _number(loss, "--alpha-conf", 1.0, "weight of the confidence head's loss")
     loss.add_argument(
-        "--alpha-kl", type=float, default=0.0, help="of the divergence from the target's stored tokens, from 0 at first"
-    )
-    loss.add_argument(
-        "--kl-falloff", type=float, default=0.0, metavar="ETA", help="times exp(-ETA x the position's acceptance)"
-    )
-    loss.add_argument("--alpha-conf", type=float, default=1.0, help="of the confidence head")
-    loss.add_argument(
-        "--position-decay", type=float, metavar="D", help="position k weighs exp(-(k - 1) / D) (default: gamma)"
+        "--position-decay", type=float, metavar="X", help="position k weighs exp(-(k - 1) / X) (default: gamma)"
     )
     loss.add_argument(
         "--survival-weights",
         action="store_true",
-        help="times the chance that verification gets there: the product of the acceptances before it",
+        help="weigh a position by the chance that verification gets there: the product of the acceptances before it",
     )
+
+
+def _number(group: argparse._ActionsContainer, name: str, default: float, help: str) -> None:
+    """A flag with a number of the default's type."""
+    metavar = "N" if isinstance(default, int) else "X"
+    help += " (default: %(default)s)"
+    group.add_argument(name, type=type(default), default=default, metavar=metavar, help=help)
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,14 +172,16 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "drafter",
         nargs="+",
         type=Path,
+        metavar="DRAFTER",
         help="drafter folder, in any storage, a run's checkpoint.pt, or a dllm run's delta; of several runs from the"
         " same weights, their mean",
     )
-    parser.add_argument("--out", required=True, type=Path, help="folder to write")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write")
     parser.add_argument(
         "--storage",
         choices=["bf16", "int8"],
         default="bf16",
-        help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters",
+        help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--target", type=Path, help="folder of the model that a dllm run's delta is of")
+    parser.add_argument("--target", type=Path, metavar="FOLDER", help="the model that a dllm run's delta is of")

@@ -40,11 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, metavar="PATH_OR_HUB_NAME", help="the model that they draft for")
     add("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
     add("--count", type=int, default=64, metavar="N", help="prompts of each file (default: %(default)s)")
-    add("--new-tokens", type=int, default=256, metavar="N", help="of each answer, at most (default: %(default)s)")
-    add("--temperatures", nargs="+", type=float, default=[0.0, 1.0], metavar="T", help="(default: 0 1)")
+    add("--new-tokens", type=int, default=256, metavar="N", help="tokens of an answer, at most (default: %(default)s)")
+    add(
+        "--temperatures",
+        nargs="+",
+        type=float,
+        default=[0.0, 1.0],
+        metavar="T",
+        help="temperatures of answers (default: 0 1)",
+    )
     steps = "of diffusion drafters (default: 1 2)"
     add("--denoising-steps", nargs="+", type=int, default=[1, 2], metavar="N", help=steps)
-    add("--denoising-order", choices=["left", "even"], default="left", help="of theirs (default: left)")
+    add(
+        "--denoising-order",
+        choices=["left", "even"],
+        default="left",
+        help="their order of revealing tokens (default: left)",
+    )
     add(
         "--anchors",
         choices=STEPS,
@@ -54,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--answers", type=Path, metavar="FOLDER", help="keeps the target's answers for the next measurement")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (default: %(default)s)")
     add(
         "--dtype",
         choices=["auto", "bfloat16", "float32"],

@@ -3,7 +3,7 @@
 One table a question, one row a machine and model. A record is left out where its drafter's weights are not the shipped
 ones of today; `--json` of the benchmarks writes records.
 
-example:
+examples:
   outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-zen4.json
   outrider bench report
 """
@@ -39,11 +39,16 @@ Row = Sequence[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="of records (default: ours)")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="folder of records (default: ours)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    records = read_all(args.results)
+    if not (records := read_all(args.results)):
+        raise UserError(
+            f"--results {args.results} has no records of today's weights; `--json` of the benchmarks writes some"
+        )
     if not README.is_file():
         raise UserError(f"{README} is missing: this command writes into a checkout of Outrider")
     PAGE.write_text(page(records))

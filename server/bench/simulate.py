@@ -91,41 +91,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--acceptance",
         default="0.8,0.78,0.76,0.75,0.74,0.73,0.72",
         metavar="LIST_OR_FILE",
-        help="by position, given those before; or a file of `outrider bench load --json` (default: %(default)s)",
+        help="acceptance by position, given those before; or a file of `outrider bench load --json` "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--overconfidence", type=float, default=1.0, metavar="X", help="of the drafter; 1 is calibrated (default: 1)"
+        "--overconfidence", type=float, default=1.0, metavar="X", help="that of the drafter; 1: calibrated (default: 1)"
     )
     parser.add_argument(
-        "--planners", default=",".join(PLANNERS), metavar="LIST", help="threshold=P sets it (default: %(default)s)"
+        "--planners", default=",".join(PLANNERS), metavar="LIST", help="threshold=P sets its P (default: %(default)s)"
     )
-    parser.add_argument("--concurrency", default="1,8,64,512,4096", metavar="LIST", help="(default: %(default)s)")
-    parser.add_argument("--arrivals", choices=("closed", "poisson", "bursty"), default="closed")
-    parser.add_argument("--load", type=float, default=0.9, metavar="X", help="with poisson and bursty (default: 0.9)")
-    parser.add_argument("--prompt", type=int, default=256, metavar="N", help="mean tokens (default: 256)")
-    parser.add_argument("--output", type=int, default=256, metavar="N", help="mean tokens (default: 256)")
     parser.add_argument(
-        "--prefill", type=float, metavar="MS", help="per prompt token (default: as a verified token of a large step)"
+        "--concurrency", default="1,8,64,512,4096", metavar="LIST", help="requests (default: %(default)s)"
     )
-    parser.add_argument("--level", type=float, default=0.0, metavar="TOK/S", help="asked for by --level-share")
-    parser.add_argument("--level-share", type=float, default=1 / 3, metavar="X", help="(default: a third)")
+    arrivals = ("closed", "poisson", "bursty")
+    parser.add_argument("--arrivals", choices=arrivals, default="closed", help="as above (default: closed)")
+    parser.add_argument(
+        "--load", type=float, default=0.9, metavar="X", help="share of what can be answered (default: 0.9)"
+    )
+    parser.add_argument("--prompt", type=int, default=256, metavar="N", help="tokens of a prompt, mean (default: 256)")
+    parser.add_argument("--output", type=int, default=256, metavar="N", help="tokens of an answer, mean (default: 256)")
+    parser.add_argument(
+        "--prefill",
+        type=float,
+        metavar="MS",
+        help="time of a prompt token (default: as a verified token in a large step)",
+    )
+    parser.add_argument("--level", type=float, default=0.0, metavar="TOK/S", help="service level (default: none)")
+    parser.add_argument(
+        "--level-share", type=float, default=1 / 3, metavar="X", help="requests with it (default: a third)"
+    )
     parser.add_argument(
         "--slowdown", type=float, default=1.0, metavar="X", help="steps really take X times the costs (default: 1)"
     )
-    parser.add_argument("--noise", type=float, default=0.02, metavar="X", help="of step times (default: 0.02)")
+    parser.add_argument(
+        "--noise", type=float, default=0.02, metavar="X", help="relative noise of step times (default: 0.02)"
+    )
     parser.add_argument(
         "--steps",
         type=int,
         metavar="N",
         help="simulated time, in steps without drafts (default: 1000, or 4000 where arrivals vary)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of arrivals and outcomes (default: 0)")
     recordings = parser.add_mutually_exclusive_group()
     recordings.add_argument("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
     recordings.add_argument("--record", type=Path, metavar="FILE", help="record answers of a target to --prompts")
-    parser.add_argument("--resamples", type=int, default=5, metavar="N", help="with --recorded (default: 5)")
-    parser.add_argument("--target", metavar="PATH_OR_HUB_NAME", help="with --record (default: the embedded model)")
-    parser.add_argument("--prompts", nargs="+", type=Path, metavar="FILE", help="with --record")
+    parser.add_argument(
+        "--resamples", type=int, default=5, metavar="N", help="resampled sets of answers for --recorded (default: 5)"
+    )
+    parser.add_argument(
+        "--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)"
+    )
+    parser.add_argument("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
     parser.add_argument("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
     harness.add_output_flags(parser, json="the table", plot="throughput, speed and verified tokens")
 
@@ -146,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
 
             if args.record:
                 return replay.record(args)
-            args.steps = args.steps or 600
+            args.steps = 600 if args.steps is None else args.steps
             rows = replay.run(args)
         else:
             rows = _simulate(args)
@@ -171,7 +188,9 @@ def _simulate(args: argparse.Namespace) -> list[dict[str, float | str]]:
     if max(sizes) > MOST_REQUESTS:
         raise UserError(f"--concurrency is from 1 to {MOST_REQUESTS}, not {args.concurrency!r}")
     names = [name for name in args.planners.split(",") if name]
-    args.steps = args.steps or (1000 if args.arrivals == "closed" else 4000)
+    harness.check_positive(args, "prompt", "output")
+    if args.steps is None:
+        args.steps = 1000 if args.arrivals == "closed" else 4000
     if args.steps < 10 or args.slowdown <= 0 or args.noise < 0 or args.load <= 0:
         raise UserError("--steps is at least 10, --slowdown and --load above 0, --noise 0 or more")
     scenario = _scenario(args, max(sizes))

@@ -1,8 +1,10 @@
 """Say what is wrong with this installation, and what to do.
 
 Takes the flags of `outrider serve`, and looks at whatever a server started with them would need. Nothing is started;
-kernels that are not compiled yet are. Exit code 1: there is a problem.
+kernels that are not compiled yet are. It prints a line for each check, with what to do; the exit code is 1 if there is
+a problem.
 
+examples:
   outrider doctor
   outrider doctor --model ./Qwen3-4B --port 8000 --json
 """

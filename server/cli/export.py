@@ -1,6 +1,11 @@
 """Write a drafter folder in another storage: int8, as Outrider ships drafters, or bfloat16, for stock SGLang.
 
-With --target, merge the delta that `outrider train dllm` made into that model's weights: a folder to serve.
+With --target, merge the delta that `outrider train dllm` made into that model's weights: a folder to serve. It prints
+the folder and its size in MB.
+
+examples:
+  outrider export runs/dspark/drafter --storage int8 --out dspark-int8
+  outrider export runs/dllm/delta --target ./model --out dllm
 """
 
 from __future__ import annotations

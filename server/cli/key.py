@@ -3,6 +3,7 @@
 The key is printed once; the file holds its hash. A running server takes a changed file up within a second. Tokens are
 those of prompts and answers together, as `usage` in the answers counts them, those from the cache too.
 
+examples:
   outrider key team-a --api-keys keys.toml --rate 600/minute --concurrency 8
   outrider key team-b --api-keys keys.toml --tokens-per-minute 100000 --tokens-per-day 5000000
   outrider key operator --api-keys keys.toml --admin
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="stands for the key in logs: letters, digits, dashes, underscores"
     )
-    parser.add_argument("--api-keys", required=True, type=Path, metavar="FILE", help="made if there is none")
+    parser.add_argument(
+        "--api-keys", required=True, type=Path, metavar="FILE", help="file of keys (TOML), made if there is none"
+    )
     limits = parser.add_argument_group("limits of a new key (default: none)")
     limits.add_argument("--rate", metavar="N/UNIT", help="requests per second, minute or hour")
     for name, text in HELP.items():

@@ -39,14 +39,14 @@ COMMANDS = {
     "serve": ("outrider.server.cli.serve", "start a server"),
     "prepare": ("outrider.server.cli.prepare", "prepare the embedded model and compile the CPU kernels"),
     "tune": ("outrider.server.tune.cli", "measure step costs and calibrate the drafter"),
-    "bench": ("outrider.server.bench.cli", "measure on this machine"),
+    "bench": ("outrider.server.bench.cli", "measure throughput, accepted length, kernels and steps"),
     "simulate": ("outrider.server.bench.simulate", "compare planners on a simulated server"),
     "train": ("outrider.server.cli.train", "train a drafter for a model"),
-    "export": ("outrider.server.cli.export", "write a drafter in another storage"),
+    "export": ("outrider.server.cli.export", "write a drafter in another storage, or a converted model"),
     "learn": ("outrider.server.cli.learn", "show, delete or take out what a server has learned"),
     "key": ("outrider.server.cli.key", "make an API key for `outrider serve --api-keys`"),
-    "doctor": ("outrider.server.cli.doctor", "say what is wrong with this installation, and what to do"),
-    "version": ("outrider.server.cli.version", "print versions"),
+    "doctor": ("outrider.server.cli.doctor", "check this installation and say what to do"),
+    "version": ("outrider.server.cli.version", "print the versions of Outrider and its packages"),
 }
 MOVED = {"gpu-check": "`make test-gpu` in a checkout (docs/gpu.md)"}
 

@@ -1,6 +1,11 @@
-"""Do once what a first start would do: prepare the model, compile the CPU kernels. Prints the model's folder.
+"""Prepare the model and compile the CPU kernels, as a first start would. Prints the model's path.
 
-With --unpack it is an ordinary Hugging Face folder with the weights in bfloat16, for other programs.
+With --unpack that is an ordinary Hugging Face folder with the weights in bfloat16, for other programs. The cache
+folder holds the results: OUTRIDER_CACHE, else XDG_CACHE_HOME/outrider, else ~/.cache/outrider.
+
+examples:
+  outrider prepare
+  outrider prepare --model qwen3-4b-q8_0.gguf --unpack
 """
 
 from __future__ import annotations
@@ -11,8 +16,7 @@ from ..machine import hardware
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """OUTRIDER_CACHE or XDG_CACHE_HOME choose the place."""
-    parser.add_argument("--model", metavar="FILE.gguf", help="(default: the embedded model)")
+    parser.add_argument("--model", metavar="FILE.gguf", help="the model to prepare (default: the embedded model)")
     parser.add_argument("--unpack", action="store_true", help="expand the weights to bfloat16")
 
 

@@ -1,15 +1,18 @@
-"""Train a drafter for a target: its answers, their features, the drafter, its accepted length.
+"""Train a drafter for a target.
 
+The target answers the prompts, its features are stored, the drafter is trained on them, and its accepted length (tau,
+tokens per step) is measured. Without prompts of your own the target writes some itself. The same command resumes a run
+that was interrupted.
+
+OUT/drafter is what `outrider serve --drafter dspark --drafter-path` takes. `dllm` makes the target itself a
+block-diffusion model: `outrider export` makes of OUT/delta the folder that `outrider serve --model` takes.
+
+examples:
   outrider train dspark --target ./model --prompts prompts.jsonl --out runs/dspark
   outrider train dflash --target ./model --self-prompts 2000 --out runs/dflash
   outrider train both --target ./model --prompts prompts.jsonl --out runs --loss authors --minutes 9
   outrider train deer --target ./model --prompts prompts.jsonl --out runs/deer
   outrider train dllm --target ./model --prompts prompts.jsonl --out runs/dllm
-
-Without prompts of your own the target writes some itself. The same command resumes a run that was interrupted.
-The result, OUT/drafter, is what `outrider serve --drafter dspark --drafter-path` takes. `dllm` makes the target itself
-a block-diffusion model: of OUT/delta `outrider export runs/dllm/delta --target ./model --out dllm` makes the folder
-that `outrider serve --model` takes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Measure what this machine's decode steps cost and how far the drafter's confidences hold; plan by it from then on.
-Of a block-diffusion model: what its rounds cost, and the draft graph of the states that it comes to most often.
+"""Measure this machine's step times and calibrate the drafter's confidences; planning uses both from then on.
 
+For a block-diffusion model it measures round times, and makes the draft graph of its most frequent states.
 Starts an engine as `outrider serve` would, or measures one that is running (--server, which must be idle). The profile
 goes to the cache folder, where `outrider serve` with the same model, drafter and machine finds it by itself.
-Interrupted, the same command goes on with the step times that are missing.
+Interrupted, the same command goes on with the step times that are missing. It prints the profile as a table, times in
+milliseconds, and its folder.
 
+examples:
   outrider tune                                 the embedded model, about eight minutes on two cores
   outrider tune --model ./Qwen3-4B --name fast  under a name, for `outrider serve --profile fast`
   outrider tune --server http://127.0.0.1:30000 a running server, which goes on with the new profile at once
@@ -45,13 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_unmasking_flags(parser.add_argument_group("block-diffusion models"))
     add = parser.add_argument
     add("--server", metavar="URL", help="measure a server that is running instead of starting an engine")
-    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="of that server")
-    add("--name", help="of the profile (default: made from model, drafter and machine)")
+    add(
+        "--api-key",
+        default=os.environ.get("OUTRIDER_API_KEY"),
+        metavar="KEY",
+        help="its key (default: OUTRIDER_API_KEY)",
+    )
+    add("--name", metavar="NAME", help="name of the profile (default: made from model, drafter and machine)")
     add("--quick", action="store_true", help="what a server without a profile does at its start: under a minute")
     most, rounds = THOROUGH.requests[-1], THOROUGH.rounds
     add("--max-requests", type=int, metavar="N", help=f"largest number of requests at a time (default: {most})")
     add("--rounds", type=int, metavar="N", help=f"repetitions of each step shape (default: {rounds})")
-    add("--prompts", type=Path, nargs="+", metavar="FILE", help="for the calibration (default: code, math and chat)")
+    add(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="prompts for the calibration (default: code, math and chat)",
+    )
     add("--pictures", type=Path, metavar="FOLDER", help="save pictures of steps and calibration there")
 
 
@@ -119,6 +132,8 @@ def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
     """Have a running server measure itself, and show what it says."""
     if args.prompts or args.pictures:
         raise UserError("--prompts and --pictures go without --server: the server measures with its own prompts")
+    if not args.server.startswith(("http://", "https://")):
+        raise UserError(f"--server is an address like http://127.0.0.1:30000, not {args.server!r}")
     headers = {"Content-Type": "application/json"}
     if args.api_key:
         headers["Authorization"] = f"Bearer {args.api_key}"
@@ -139,8 +154,6 @@ def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
 
 
 def _events(request: urllib.request.Request) -> Iterator[Event]:
-    if not request.full_url.startswith(("http://", "https://")):
-        raise UserError(f"--server is an address like http://127.0.0.1:30000, not {request.full_url}")
     try:
         with urllib.request.urlopen(request) as answer:
             for line in answer:

@@ -67,9 +67,7 @@ class Tuned:
 
     def draw(self, folder: Path) -> None:
         """Save steps-per-second.png and reliability.png; needs matplotlib."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with pictures.figure(folder / "steps-per-second.png") as figure:
-            plot_steps_per_second(self.profile.cost(), figure)
+        _draw_steps(self.profile, folder)
         with pictures.figure(folder / "reliability.png") as figure:
             plot_reliability(self.held_out, self.calibration, figure)
 
@@ -121,8 +119,12 @@ class TunedGraphs:
 
     def draw(self, folder: Path) -> None:
         """Save steps-per-second.png and draft-graphs.png; needs matplotlib."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with pictures.figure(folder / "steps-per-second.png") as figure:
-            plot_steps_per_second(self.profile.cost(), figure)
+        _draw_steps(self.profile, folder)
         with pictures.figure(folder / "draft-graphs.png") as figure:
             plot_graphs(self.graphs, self.counts, figure)
+
+
+def _draw_steps(profile: Profile, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with pictures.figure(folder / "steps-per-second.png") as figure:
+        plot_steps_per_second(profile.cost(), figure)

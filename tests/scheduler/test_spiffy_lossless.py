@@ -7,13 +7,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import spiffy_reference as reference
 from chi_square import p_value
 from denoising import MASK, calibrated, candidates, denoiser, static, threshold
+from spiffy_reference import Decoded, Denoiser, Policy, base_decode
 
-from outrider.scheduler.draft_graphs import reference
 from outrider.scheduler.draft_graphs.fill import Candidates
 from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.reference import Decoded, Denoiser, Policy, base_decode
 
 VOCABULARY, KEPT = 12, 3
 POLICIES = {"static": static, "threshold": threshold}

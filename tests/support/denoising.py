@@ -6,12 +6,12 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from spiffy_reference import Denoiser, Policy, base_decode, best_candidates
 
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, substreams, torch_exponentials
 from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
 from outrider.scheduler.draft_graphs.fill import Candidates
 from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.reference import Denoiser, Policy, base_decode, best_candidates
 
 MASK = 0
 

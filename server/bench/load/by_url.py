@@ -32,21 +32,26 @@ def add_flags(flags: Flags) -> None:
         "--url",
         nargs="+",
         metavar="[NAME=]URL",
-        help=f"of an OpenAI server, or of several that take turns (default with --scenario: {URL})",
+        help=f"address of an OpenAI server, or of several that take turns (default with --scenario: {URL})",
     )
     add("--scenario", type=Path, metavar="FILE", help="a load test as a file, see deploy/loadtest; flags win over it")
-    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="or OUTRIDER_API_KEY")
+    add(
+        "--api-key",
+        default=os.environ.get("OUTRIDER_API_KEY"),
+        metavar="KEY",
+        help="its key (default: OUTRIDER_API_KEY)",
+    )
     add("--arrivals", choices=["closed", "fixed", "poisson", "bursts", "trace"], help="when requests come")
     add("--rate", metavar="LIST", help="requests per second, for fixed, poisson (default) and bursts")
     add("--burst", type=int, metavar="N", help="requests at once, for bursts")
     add("--trace", type=Path, metavar="FILE", help="replay it: JSON lines with timestamp, input_length, output_length")
     add("--speed", metavar="LIST", help="how much faster the trace is played")
-    add("--seconds", type=float, metavar="S", help="measured at each load (default: 60)")
-    add("--warm-up", type=float, metavar="S", help="before that, at each load (default: 10)")
-    add("--timeout", type=float, metavar="S", help="for one answer (default: 600)")
+    add("--seconds", type=float, metavar="S", help="seconds measured at each load (default: 60)")
+    add("--warm-up", type=float, metavar="S", help="seconds before that, at each load (default: 10)")
+    add("--timeout", type=float, metavar="S", help="seconds for one answer (default: 600)")
     add("--input-tokens", type=int, metavar="N", help="made-up prompts of this length instead of --prompts")
-    add("--goodput", nargs="+", metavar="NAME:MS", help="what a good answer keeps, like ttft:500 tpot:50 e2e:10000")
-    add("--seed", type=int, help="of times, lengths and texts (default: 0)")
+    add("--goodput", nargs="+", metavar="NAME:MS", help="times in ms that a good answer keeps, like ttft:500 tpot:50")
+    add("--seed", type=int, metavar="N", help="seed of times, lengths and texts (default: 0)")
     add("--csv", type=Path, metavar="FILE", help="write a row per request there")
 
 

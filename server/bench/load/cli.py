@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = both.add_argument
     add("--prompts", type=Path, nargs="+", metavar="FILE", help=harness.PROMPTS_HELP)
     add("--concurrency", metavar="LIST", help=f"requests in flight (default: {arms.CONCURRENCY})")
-    add("--temperature", type=float, help="(default: 0)")
-    add("--new-tokens", type=int, metavar="N", help=f"of each answer, at most (default: {arms.NEW_TOKENS})")
+    add("--temperature", type=float, metavar="T", help="temperature of all requests (default: 0)")
+    add("--new-tokens", type=int, metavar="N", help=f"tokens of an answer, at most (default: {arms.NEW_TOKENS})")
     add("--rounds", type=int, metavar="N", help=f"measurements of each arm (default: {arms.ROUNDS}; of one server 1)")
     harness.add_output_flags(both, plot="throughput over speed per user, and times over load")
     of_url = _Noted(parser.add_argument_group("a server by URL"))
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = of_arms.add_argument
     count = "requests per round, at least; never fewer than twice those in flight (default: %(default)s)"
     add("--count", type=int, default=8, metavar="N", help=count)
-    add("--arms", nargs="+", choices=[*arms.ARMS | arms.DIFFUSION_ARMS], help="(default: all)")
+    add("--arms", nargs="+", choices=[*arms.ARMS | arms.DIFFUSION_ARMS], help="arms to compare (default: all)")
     add("--level", type=float, metavar="X", help="service level that every third request asks for, in tokens/s")
     add_engine_flags(of_arms, drafter=True)
     add_unmasking_flags(of_arms)

@@ -31,7 +31,7 @@ from .timing import Arm
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--only", default="", metavar="TEXT", help="only cases whose name contains this (default: all)")
-    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="(default: %(default)s)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="number format (default: %(default)s)")
     timing.add_flags(parser, threads=1)
 
 

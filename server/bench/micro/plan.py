@@ -4,7 +4,7 @@ A step is `budget`, `admit` and `observe` for a batch of requests of which some 
 random and calibrated: acceptance is drawn from them. The cost model is a made-up grid with cliffs, and learns from
 every step. Planners take turns, round by round.
 
-example:
+examples:
   outrider bench micro plan --requests 512 --levels
 """
 
@@ -37,9 +37,9 @@ WARM_STEPS = 50
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--requests", type=int, default=256, metavar="N", help="of a step (default: %(default)s)")
+    add("--requests", type=int, default=256, metavar="N", help="requests of a step (default: %(default)s)")
     add("--gamma", type=int, default=7, metavar="N", help="draft tokens of each (default: %(default)s)")
-    add("--steps", type=int, default=500, metavar="N", help="per round (default: %(default)s)")
+    add("--steps", type=int, default=500, metavar="N", help="steps of a round (default: %(default)s)")
     add("--rounds", type=int, default=7, metavar="N", help="measurements of each planner (default: %(default)s)")
     add("--levels", action="store_true", help="a third of the requests asks for a service level")
     harness.add_output_flags(parser, json="every round's median")

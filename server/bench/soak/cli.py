@@ -16,7 +16,7 @@ was answered with a 5xx or not at all, or where the p99 of the others was more t
 A server whose rounding depends on what else is in its batch changes some answers: with --no-compare they are counted
 and are no fault.
 
-example:
+examples:
   outrider bench soak --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json --plot soak.png
   outrider bench soak --url http://127.0.0.1:30000 --minutes 20 --concurrency 52 --attack --json attacked.json
 """
@@ -59,22 +59,45 @@ HELD = re.compile(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:30000", help="of an OpenAI server (default: %(default)s)")
-    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="or OUTRIDER_API_KEY")
-    add("--model", metavar="NAME", help="(default: the first that the server lists)")
+    add("--url", default="http://127.0.0.1:30000", help="address of an OpenAI server (default: %(default)s)")
+    add(
+        "--api-key",
+        default=os.environ.get("OUTRIDER_API_KEY"),
+        metavar="KEY",
+        help="its key (default: OUTRIDER_API_KEY)",
+    )
+    add("--model", metavar="NAME", help="model to ask for (default: the first that the server lists)")
     add("--prompts", type=Path, nargs="+", default=[PROMPTS], metavar="FILE", help=harness.PROMPTS_HELP)
     add("--count", type=int, default=48, metavar="N", help="different prompts, at most (default: %(default)s)")
     add("--new-tokens", type=int, default=96, metavar="N", help="longest greedy answer (default: %(default)s)")
     add("--concurrency", type=int, default=64, metavar="N", help="requests in flight (default: %(default)s)")
-    add("--minutes", type=float, default=30.0, metavar="M", help="of load (default: %(default)g)")
+    add("--minutes", type=float, default=30.0, metavar="M", help="minutes of load (default: %(default)g)")
     add("--no-compare", action="store_true", help="a changed answer is no fault")
     add("--warm-up", type=float, metavar="M", help="minutes in which memory may grow (default: a third of --minutes)")
-    add("--most-growth", type=float, default=64.0, metavar="MB", help="after the warm-up (default: %(default)g)")
+    add(
+        "--most-growth",
+        type=float,
+        default=64.0,
+        metavar="MB",
+        help="growth of memory allowed after the warm-up (default: %(default)g)",
+    )
     add("--attack", action="store_true", help="clients that mean harm as well, in every other stretch")
-    add("--stretch", type=float, default=60.0, metavar="S", help="of --attack (default: %(default)g s)")
-    add("--most-slower", type=float, default=1.5, metavar="X", help="p99 beside attackers (default: %(default)g ×)")
-    add("--timeout", type=float, default=600.0, metavar="S", help="for one answer (default: %(default)g s)")
-    add("--seed", type=int, default=0, help="of the choice of requests (default: %(default)s)")
+    add(
+        "--stretch",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds of a stretch of --attack (default: %(default)g)",
+    )
+    add(
+        "--most-slower",
+        type=float,
+        default=1.5,
+        metavar="X",
+        help="largest p99 of waits beside attackers, as a multiple (default: %(default)g)",
+    )
+    add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: %(default)g)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the choice of requests (default: 0)")
     harness.add_output_flags(parser, json="every count and memory sample", plot="memory of each process over time")
 
 

@@ -79,10 +79,6 @@ class Counts:
         """Requests that a right server would have answered."""
         return sum(count for failure, count in self.failures.items() if failure != TURNED_AWAY)
 
-    @property
-    def turned_away(self) -> int:
-        return self.failures[TURNED_AWAY]
-
     def note(self, example: str) -> None:
         if len(self.examples) < SHOWN:
             self.examples.append(example)

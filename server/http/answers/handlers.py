@@ -193,7 +193,7 @@ class ChatHandler(_Handler, TokenwiseChat):
         return await OpenAIServingChat.handle_request(prepared, request, raw_request)
 
     def _prepared(self, request: ChatRequest, raw: Request) -> ChatHandler:
-        """A copy with the results of what SGLang does before its first wait: checking the tools, rendering and tokenising
+        """A copy with the results of what SGLang does before its first wait: checking tools, rendering and tokenising
         the template. For a thread."""
         prepared = copy.copy(self)
         prepared._validate_request = _result_of(self._validate_request, request)  # type: ignore[method-assign]
