@@ -41,22 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help=harness.PROMPTS_HELP)
     add("--count", type=int, default=64, metavar="N", help="prompts of each file (default: %(default)s)")
     add("--new-tokens", type=int, default=256, metavar="N", help="tokens of an answer, at most (default: %(default)s)")
-    add(
-        "--temperatures",
-        nargs="+",
-        type=float,
-        default=[0.0, 1.0],
-        metavar="T",
-        help="temperatures of answers (default: 0 1)",
-    )
+    add("--temperatures", nargs="+", type=float, default=[0.0, 1.0], metavar="T", help="temperatures (default: 0 1)")
     steps = "of diffusion drafters (default: 1 2)"
     add("--denoising-steps", nargs="+", type=int, default=[1, 2], metavar="N", help=steps)
-    add(
-        "--denoising-order",
-        choices=["left", "even"],
-        default="left",
-        help="their order of revealing tokens (default: left)",
-    )
+    add("--denoising-order", choices=["left", "even"], default="left", help="their order (default: left)")
     add(
         "--anchors",
         choices=STEPS,

@@ -46,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if not (records := read_all(args.results)):
-        raise UserError(
-            f"--results {args.results} has no records of today's weights; `--json` of the benchmarks writes some"
-        )
+        raise UserError(f"--results {args.results} has no records of today's weights: `outrider bench load --json`")
     if not README.is_file():
         raise UserError(f"{README} is missing: this command writes into a checkout of Outrider")
     PAGE.write_text(page(records))

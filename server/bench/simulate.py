@@ -78,7 +78,7 @@ COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
+    parser.epilog, add = EXAMPLES, parser.add_argument
     costs = parser.add_mutually_exclusive_group()
     costs.add_argument("--profile", metavar="NAME_OR_FOLDER", help="step costs measured by `outrider tune`")
     costs.add_argument(
@@ -87,63 +87,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="milliseconds as above (default: base=20,token=0.1,knee=64,request=0.02,draft=2,draft_request=0.01)",
     )
-    parser.add_argument(
+    add(
         "--acceptance",
         default="0.8,0.78,0.76,0.75,0.74,0.73,0.72",
         metavar="LIST_OR_FILE",
         help="acceptance by position, given those before; or a file of `outrider bench load --json` "
         "(default: %(default)s)",
     )
-    parser.add_argument(
+    add(
         "--overconfidence", type=float, default=1.0, metavar="X", help="that of the drafter; 1: calibrated (default: 1)"
     )
-    parser.add_argument(
-        "--planners", default=",".join(PLANNERS), metavar="LIST", help="threshold=P sets its P (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--concurrency", default="1,8,64,512,4096", metavar="LIST", help="requests (default: %(default)s)"
-    )
+    add("--planners", default=",".join(PLANNERS), metavar="LIST", help="threshold=P sets its P (default: %(default)s)")
+    add("--concurrency", default="1,8,64,512,4096", metavar="LIST", help="requests (default: %(default)s)")
     arrivals = ("closed", "poisson", "bursty")
-    parser.add_argument("--arrivals", choices=arrivals, default="closed", help="as above (default: closed)")
-    parser.add_argument(
-        "--load", type=float, default=0.9, metavar="X", help="share of what can be answered (default: 0.9)"
-    )
-    parser.add_argument("--prompt", type=int, default=256, metavar="N", help="tokens of a prompt, mean (default: 256)")
-    parser.add_argument("--output", type=int, default=256, metavar="N", help="tokens of an answer, mean (default: 256)")
-    parser.add_argument(
-        "--prefill",
-        type=float,
-        metavar="MS",
-        help="time of a prompt token (default: as a verified token in a large step)",
-    )
-    parser.add_argument("--level", type=float, default=0.0, metavar="TOK/S", help="service level (default: none)")
-    parser.add_argument(
-        "--level-share", type=float, default=1 / 3, metavar="X", help="requests with it (default: a third)"
-    )
-    parser.add_argument(
-        "--slowdown", type=float, default=1.0, metavar="X", help="steps really take X times the costs (default: 1)"
-    )
-    parser.add_argument(
-        "--noise", type=float, default=0.02, metavar="X", help="relative noise of step times (default: 0.02)"
-    )
-    parser.add_argument(
+    add("--arrivals", choices=arrivals, default="closed", help="as above (default: closed)")
+    add("--load", type=float, default=0.9, metavar="X", help="share of what can be answered (default: 0.9)")
+    add("--prompt", type=int, default=256, metavar="N", help="tokens of a prompt, mean (default: 256)")
+    add("--output", type=int, default=256, metavar="N", help="tokens of an answer, mean (default: 256)")
+    add("--prefill", type=float, metavar="MS", help="per prompt token (default: as a verified token)")
+    add("--level", type=float, default=0.0, metavar="TOK/S", help="service level (default: none)")
+    add("--level-share", type=float, default=1 / 3, metavar="X", help="requests with it (default: a third)")
+    add("--slowdown", type=float, default=1.0, metavar="X", help="steps really take X times the costs (default: 1)")
+    add("--noise", type=float, default=0.02, metavar="X", help="relative noise of step times (default: 0.02)")
+    add(
         "--steps",
         type=int,
         metavar="N",
         help="simulated time, in steps without drafts (default: 1000, or 4000 where arrivals vary)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of arrivals and outcomes (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of arrivals and outcomes (default: 0)")
     recordings = parser.add_mutually_exclusive_group()
     recordings.add_argument("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
     recordings.add_argument("--record", type=Path, metavar="FILE", help="record answers of a target to --prompts")
-    parser.add_argument(
-        "--resamples", type=int, default=5, metavar="N", help="resampled sets of answers for --recorded (default: 5)"
-    )
-    parser.add_argument(
-        "--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)"
-    )
-    parser.add_argument("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
-    parser.add_argument("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
+    add("--resamples", type=int, default=5, metavar="N", help="resamplings of --recorded (default: 5)")
+    add("--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)")
+    add("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
+    add("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
     harness.add_output_flags(parser, json="the table", plot="throughput, speed and verified tokens")
 
 

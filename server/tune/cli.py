@@ -47,12 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_unmasking_flags(parser.add_argument_group("block-diffusion models"))
     add = parser.add_argument
     add("--server", metavar="URL", help="measure a server that is running instead of starting an engine")
-    add(
-        "--api-key",
-        default=os.environ.get("OUTRIDER_API_KEY"),
-        metavar="KEY",
-        help="its key (default: OUTRIDER_API_KEY)",
-    )
+    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--name", metavar="NAME", help="name of the profile (default: made from model, drafter and machine)")
     add("--quick", action="store_true", help="what a server without a profile does at its start: under a minute")
     most, rounds = THOROUGH.requests[-1], THOROUGH.rounds

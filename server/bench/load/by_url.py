@@ -35,12 +35,7 @@ def add_flags(flags: Flags) -> None:
         help=f"address of an OpenAI server, or of several that take turns (default with --scenario: {URL})",
     )
     add("--scenario", type=Path, metavar="FILE", help="a load test as a file, see deploy/loadtest; flags win over it")
-    add(
-        "--api-key",
-        default=os.environ.get("OUTRIDER_API_KEY"),
-        metavar="KEY",
-        help="its key (default: OUTRIDER_API_KEY)",
-    )
+    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--arrivals", choices=["closed", "fixed", "poisson", "bursts", "trace"], help="when requests come")
     add("--rate", metavar="LIST", help="requests per second, for fixed, poisson (default) and bursts")
     add("--burst", type=int, metavar="N", help="requests at once, for bursts")

@@ -48,38 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     kinds = dict.fromkeys(find(name).kind or name for name in CHECKPOINT_DRAFTERS)
     shipped = [path.parent for kind in kinds for path in sorted(WEIGHTS.glob(f"*/{kind}/config.json"))]
-    add(
-        "drafters",
-        nargs="*",
-        type=Path,
-        default=shipped,
-        metavar="FOLDER",
-        help="drafter folders (default: the shipped ones)",
-    )
+    add("drafters", nargs="*", type=Path, default=shipped, metavar="FOLDER", help="folders (default: the shipped ones)")
     add("--requests", default="1,2,4,8,16,32", metavar="N,…", help="requests in a batch (default: %(default)s)")
     add("--context", type=int, default=300, metavar="N", help="tokens in the cache of each (default: %(default)s)")
     add("--committed", type=int, default=3, metavar="N", help="tokens a request and step (default: %(default)s)")
-    add(
-        "--denoising-steps",
-        nargs="+",
-        type=int,
-        default=[1, 2],
-        metavar="N",
-        help="steps of diffusion drafters (default: 1 2)",
-    )
-    add(
-        "--denoising-order",
-        choices=DENOISING_ORDERS,
-        default="left",
-        help="their order of revealing tokens (default: left)",
-    )
+    add("--denoising-steps", nargs="+", type=int, default=[1, 2], metavar="N", help="denoising steps (default: 1 2)")
+    add("--denoising-order", choices=DENOISING_ORDERS, default="left", help="their order (default: left)")
     add("--temperature", type=float, default=0.0, metavar="T", help="temperature of all requests (default: 0)")
-    add(
-        "--weights",
-        choices=["bfloat16", *KINDS],
-        default="bfloat16",
-        help="storage of the target (default: %(default)s)",
-    )
+    add("--weights", choices=["bfloat16", *KINDS], default="bfloat16", help="target storage (default: %(default)s)")
     timing.add_flags(parser, torch.get_num_threads())
 
 

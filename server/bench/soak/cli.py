@@ -60,12 +60,7 @@ HELD = re.compile(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:30000", help="address of an OpenAI server (default: %(default)s)")
-    add(
-        "--api-key",
-        default=os.environ.get("OUTRIDER_API_KEY"),
-        metavar="KEY",
-        help="its key (default: OUTRIDER_API_KEY)",
-    )
+    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--model", metavar="NAME", help="model to ask for (default: the first that the server lists)")
     add("--prompts", type=Path, nargs="+", default=[PROMPTS], metavar="FILE", help=harness.PROMPTS_HELP)
     add("--count", type=int, default=48, metavar="N", help="different prompts, at most (default: %(default)s)")
@@ -79,23 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=64.0,
         metavar="MB",
-        help="growth of memory allowed after the warm-up (default: %(default)g)",
+        help="memory growth after the warm-up (default: %(default)g)",
     )
     add("--attack", action="store_true", help="clients that mean harm as well, in every other stretch")
-    add(
-        "--stretch",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds of a stretch of --attack (default: %(default)g)",
-    )
-    add(
-        "--most-slower",
-        type=float,
-        default=1.5,
-        metavar="X",
-        help="largest p99 of waits beside attackers, as a multiple (default: %(default)g)",
-    )
+    add("--stretch", type=float, default=60.0, metavar="S", help="seconds of an attack (default: %(default)g)")
+    add("--most-slower", type=float, default=1.5, metavar="X", help="most p99 beside attackers (default: %(default)g)")
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: %(default)g)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice of requests (default: 0)")
     harness.add_output_flags(parser, json="every count and memory sample", plot="memory of each process over time")
