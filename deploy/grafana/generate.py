@@ -226,6 +226,45 @@ SPECULATION: dict[str, list[Panel]] = {
             },
         ),
     ],
+    "Learning": [
+        Panel(
+            "Tokens a step, held out and live",
+            "Held out: answers that no drafter was trained on. Live: of all requests (τ).",
+            {
+                "{{instance}}, in use": "outrider_learn_in_use_tau{S} > 0",
+                "{{instance}}, candidate": "outrider_learn_candidate_tau{S} > 0",
+                "live": mean("outrider_accepted_length"),
+            },
+        ),
+        Panel(
+            "Promotions and rollbacks",
+            "Learned drafters put to use and taken back since the start.",
+            {
+                "promotions": "sum (outrider_learn_promotions_total{S})",
+                "rollbacks": "sum (outrider_learn_rollbacks_total{S})",
+            },
+        ),
+        Panel(
+            "Drafter in use",
+            "Number of the learned drafter; 0: that of the start.",
+            {"{{instance}}": "outrider_learn_in_use{S}"},
+            kind="stat",
+        ),
+        Panel(
+            "Answers kept",
+            "Held out: to judge drafters, never trained on.",
+            {
+                "trained on": "sum (outrider_learn_answers{S})",
+                "held out": "sum (outrider_learn_held_out_answers{S})",
+            },
+        ),
+        Panel("Tokens kept", "Of prompts and answers.", {"tokens": "sum (outrider_learn_tokens{S})"}),
+        Panel(
+            "Anchors per second",
+            "Drafts trained on; none while requests run.",
+            {"anchors": rate("outrider_learn_anchors")},
+        ),
+    ],
     "Block-diffusion models": [
         Panel(
             "Forwards per token",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from asking import MODEL, complete
+from metrics_page import documented
 from prometheus import Prometheus
 from running import HTTP, Server
 
@@ -23,9 +25,9 @@ VARIABLES = {"$job": "outrider", "$instance": ".*", "$__rate_interval": "30s"}
 SILENT = {"Drafter collapsed", "Error of the predicted step time", "Step time, predicted and taken"}
 """Panels that may stay empty or at 0: an alarm, and what needs a measured profile that fits this machine."""
 
-OF_OTHERS = {"Block-diffusion models", "Keys"}
-"""Rows of panels that stay empty with other models (tests/lossless/test_spiffy.py), and without keys
-(tests/server/http/test_limits.py)."""
+OF_OTHERS = {"Block-diffusion models", "Keys", "Learning"}
+"""Rows of panels that stay empty with other models (tests/lossless/test_spiffy.py), without keys
+(tests/server/http/test_limits.py), and on a server that does not learn (tests/lossless/test_learning.py)."""
 
 
 def targets() -> list[tuple[str, str, str]]:
@@ -63,6 +65,15 @@ def test_panels_are_asked_for_what_is_there() -> None:
                 assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
                 place = panel["gridPos"]
                 assert place["x"] + place["w"] <= 24
+
+
+def test_what_is_asked_of_a_server_that_learns_is_documented() -> None:
+    made = documented("metric of a server that learns")
+    named = {f"{name}_total" if kind == "counter" else name for name, (kind, _) in made.items()}
+    for file in ("grafana/dashboards/speculation.json", "prometheus/alerts.yml"):
+        asked = set(re.findall(r"outrider_learn_\w+", (FOLDER.parent / file).read_text()))
+        assert asked
+        assert asked <= named
 
 
 def test_provisioning_names_what_is_there() -> None:
