@@ -175,7 +175,7 @@ class StatePlanner:
         step = view.step_view()
         if self._resting.on and self._resting.holds(step):
             deciding = self._load(len(view.names)).deciding
-            if not self._looking.due(deciding, self._round):
+            if not self._looking.due(deciding, self._round, False):
                 self._resting.extend(step)
                 return False
         self._resting.end()

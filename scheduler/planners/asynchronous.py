@@ -189,10 +189,10 @@ class Asynchronous(Planner):
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
         samples, deciding = -(-self.smoothing // requests), self.cost.deciding
-        survival, taken = self._read(self.past.history, step, room, samples)
-        free = None
+        survival, taken, known = self._read(self.past.history, step, room, samples)
+        free, found_for = None, known
         if self.past.lookups is not None:
-            free, _ = self._read(self.past.lookups, step, room, samples)
+            free, _, found_for = self._read(self.past.lookups, step, room, samples)
         able = step.limits > 0
 
         rest = nobody = self._candidate(step, None, None, seconds)
@@ -226,7 +226,9 @@ class Asynchronous(Planner):
             threshold = curve.threshold(best.best)
             return Budget(True, self._most(issued, best), best.selection.who, threshold, first, seconds, depth=depth)
         drafting = deciding + self._drafting(everyone, drafted)
-        if self._probing.due(drafting, float(seconds[0])):
+        seen = self._number > self._last_probe + LAG
+        news, new_texts = (seen and bool((~those & able).any()) for those in (known, found_for))
+        if self._probing.due(drafting, float(seconds[0]), news):
             return Budget(draft=True, tokens=0, seconds=seconds + drafting, probe=True, depth=everyone.depth)
         if free is None:
             if not self._cannot_look_up:
@@ -234,7 +236,7 @@ class Asynchronous(Planner):
             return self._rest(step, seconds)
         if best is nobody:
             self._looking.reset_backoff()
-        elif not self._looking.due(deciding, float(seconds[0])):
+        elif not self._looking.due(deciding, float(seconds[0]), new_texts):
             return self._rest(step, seconds)
         return self._look_up(issued, nobody, seconds, probe=best is rest)
 
@@ -332,12 +334,14 @@ class Asynchronous(Planner):
         reach = min(max(int(self._verified), self.gamma), len(seconds) - 1)
         return max(float(seconds[reach] - seconds[0]) / reach, 0.0)
 
-    def _read(self, history: SurvivalHistory, step: StepView, room: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(
+        self, history: SurvivalHistory, step: StepView, room: int, samples: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, cut to the limits."""
-        survival, drafted = history.read(step.rows, step.generations, samples)
+        survival, drafted, known = history.read(step.rows, step.generations, samples)
         if room < self.gamma * len(step.rows):
             survival *= self._positions < step.limits[:, None]
-        return survival, drafted
+        return survival, drafted, known
 
     def _seconds(self, step: StepView, room: int) -> np.ndarray:
         """[room+1] seconds with 0..room admitted tokens, without drafting; not to be written to."""

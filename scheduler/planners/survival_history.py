@@ -92,15 +92,18 @@ class SurvivalHistory:
         self._pool_place += len(new)
         self._profile.take(records)
 
-    def read(self, rows: np.ndarray, generations: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    def read(
+        self, rows: np.ndarray, generations: np.ndarray, samples: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R]: 1 where it
-        was the model's draft, 0 where not.
+        was the model's draft, 0 where not. [R] bool: who has any.
 
         At most DEPTH samples of its own. A request with fewer repeats those it has; one without gets the mean of all.
         Several are followed by half as many of all requests: the next passage of a text is nearer to the mean of all
         than its last few were, and without them a plan rests after every hard passage.
         """
         counts = self._count(rows, generations)
+        known = counts > 0
         newest = counts - 1
         if samples > 1:
             back = np.arange(min(samples, DEPTH))[:, None]
@@ -110,12 +113,12 @@ class SurvivalHistory:
         found = self._records.take(newest, axis=0)
         if samples == 1:
             found = found[None]
-        if np.count_nonzero(counts) < len(counts):
+        if np.count_nonzero(known) < len(known):
             found[:, np.flatnonzero(counts == 0)] = self._profile.value
         if samples > 1:
             more = np.arange(int(POOLED * len(found)) * len(rows)).reshape(-1, len(rows))
             found = np.concatenate([found, self._pool[(self._pool_place + STRIDE * more) % POOL]])
-        return found[:, :, :-1], found[:, :, -1]
+        return found[:, :, :-1], found[:, :, -1], known
 
     def ages(self, rows: np.ndarray, generations: np.ndarray, step: int) -> np.ndarray:
         """[R] steps since each request's last survivals; 0 for those that have none."""

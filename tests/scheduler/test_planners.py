@@ -163,10 +163,12 @@ def test_history_belongs_to_a_request(other):
     good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
     for _ in range(50):
         run(planner, view(2, GAMMA), good_then_bad, draft=True)
-    same, _ = planner.past.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
+    same, _, known = planner.past.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
+    assert known.all()
     assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
     changed = view(2, GAMMA, **other)
-    found, _ = planner.past.history.read(changed.rows, changed.generations, 1)
+    found, _, known = planner.past.history.read(changed.rows, changed.generations, 1)
+    assert known.tolist() == [False, True]
     assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
     assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
 
@@ -179,8 +181,9 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last of `old` is absorbed
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
-    found, _ = planner.past.history.read(np.array([0]), np.array([2]), 4)
+    found, _, known = planner.past.history.read(np.array([0]), np.array([2]), 4)
     found = found[:4]  # its own; others' follow
+    assert known.all()
     assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
 
 
@@ -188,8 +191,8 @@ def test_requests_without_speculation_leave_no_history():
     planner = uncorrected(curve_cost(2, CHEAP))
     for _ in range(4):
         run(planner, view(2, GAMMA, limits=[0, GAMMA]), LIKELY, draft=True)
-    found, _ = planner.past.history.read(np.array([0, 1]), np.array([1, 1]), 1)
-    assert found[0] == pytest.approx(LIKELY.cumprod(1))  # of row 0 the mean of all, which has no zeros
+    _, _, known = planner.past.history.read(np.array([0, 1]), np.array([1, 1]), 1)
+    assert known.tolist() == [False, True]
     assert not planner.budget(view(2, GAMMA, limits=[0, 0])).draft
 
 
