@@ -186,11 +186,13 @@ class Learning:
             os.close(handle)
 
     def snapshot(self) -> dict[str, Any]:
-        """For the page: the learner's numbers, the drafter in use, and the last promotions and rollbacks."""
-        return self.numbers | {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:]}
+        """For the page: the learner's numbers, the drafter in use, the last promotions and rollbacks, and the time."""
+        shown = {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:], "now": round(time.time(), 3)}
+        return self.numbers | shown
 
     def _read_numbers(self) -> None:
         self.metrics.in_use.set(int(self.state.in_use or 0))
+        self.metrics.failed.set(not self.process.running)  # it may end before it has written anything
         try:
             self.numbers = json.loads((self.folder / "learner.json").read_text())
         except FileNotFoundError:
@@ -199,7 +201,8 @@ class Learning:
             if (value := self.numbers.get(name)) is not None:
                 getattr(self.metrics, name).set(value)
         self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
-        self.metrics.failed.set(self.numbers["phase"] == "failed" or not self.process.running)
+        if self.numbers["phase"] == "failed":
+            self.metrics.failed.set(1)
 
 
 def write_calibration(folder: Path, profile: str | None) -> None:

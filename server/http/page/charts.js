@@ -1,4 +1,5 @@
-// Eight small charts of what the server does: each a caption in words and numbers, and a plot of the same.
+// Eight small charts of what the server does, and one of what it learns: each a caption in words and numbers, and a
+// plot of the same.
 
 import { element } from "./dom.js";
 import uPlot from "./vendor/uPlot.esm.js";
@@ -52,6 +53,7 @@ const LINES = [
 /** All charts, in `parent`. */
 export class Charts {
   constructor(parent) {
+    this.parent = parent;
     this.charts = [
       ...LINES.slice(0, 3).map((about) => new Lines(parent, about)),
       new Throughput(parent),
@@ -63,6 +65,7 @@ export class Charts {
 
   /** samples: see `between` in live.js. now: the server's latest answer. */
   show(samples, now) {
+    if (now.learning && !this.learning) this.charts.push((this.learning = new Learning(this.parent)));
     for (const chart of this.charts) chart.show(samples, now);
   }
 
@@ -153,7 +156,10 @@ class Chart {
             : { show: about.points ?? false, size: 5, fill: colour(about.colour) },
         })),
       ],
-      hooks: { setCursor: [(drawn) => this.tell(drawn.cursor.idx ?? this.last)] },
+      hooks: {
+        setCursor: [(drawn) => this.tell(drawn.cursor.idx ?? this.last)],
+        draw: [(drawn) => this.mark?.(drawn, colour)],
+      },
     };
   }
 
@@ -305,5 +311,82 @@ class Levels extends Chart {
     this.plot([samples.map((sample) => sample.time - time), share]);
     this.tell(this.drawn?.cursor.idx ?? this.last);
     if (levels.met + levels.missed) this.extra.textContent = `${levels.met} met, ${levels.missed} missed`;
+  }
+}
+
+const EXCHANGES = [
+  { event: "promotion", label: "put to use", colour: "lookup" },
+  { event: "rollback", label: "taken back", colour: "warn" },
+];
+const PHASES = {
+  waiting: "waiting for answers",
+  reading: "reading answers",
+  training: "training",
+  gate: "trying a candidate",
+  failed: "failed, see the log",
+};
+const hour = {
+  x: { range: [-60, 0] },
+  xAxis: { splits: () => [-45, -30, -15, 0], values: (_, ticks) => ticks.map((minute) => (minute ? `${minute} min` : "now")) },
+};
+const POINT_SECONDS = 10;
+
+/** Tokens per step since the page was opened, with a line where a learned drafter was put to use, or taken back. */
+class Learning extends Chart {
+  constructor(parent) {
+    super(
+      parent,
+      "Learning: tokens per step, last hour",
+      [{ label: "live", colour: "target", spanGaps: true, show: round(2) }, ...EXCHANGES],
+      hour,
+    );
+    this.figure.classList.add("all");
+    this.words = element("p");
+    this.caption.append(this.words);
+    this.points = [];
+    this.exchanges = [];
+  }
+
+  show(_, now) {
+    const { learning, time } = now;
+    if (!(now.request_steps >= this.from?.request_steps)) [this.from, this.points] = [now, []]; // it was started anew
+    const steps = now.request_steps - this.from.request_steps;
+    const latest = { time, length: steps ? (now.tokens - this.from.tokens) / steps : null };
+    const points = [...this.points.filter((point) => time - point.time < 3600), latest];
+    if (time - this.from.time >= POINT_SECONDS) [this.from, this.points] = [now, points];
+    this.exchanges = learning.exchanges.map((each) => ({ ...each, minute: (each.at - learning.now) / 60 }));
+    const none = points.map(() => null); // exchanges are lines of their own
+    this.plot([points.map((point) => (point.time - time) / 60), points.map(({ length }) => length), none, none]);
+    this.tell(this.drawn?.cursor.idx ?? this.last);
+    const drafter = learning.in_use ? `drafter ${Number(learning.in_use)}` : "the drafter of the start";
+    const kept = (learning.answers ?? 0) + (learning.held_out ?? 0);
+    const paused = now.requests.running && learning.phase !== "failed";
+    this.words.textContent =
+      `${drafter} in use · ${kept} answers kept · ${paused ? "paused" : PHASES[learning.phase] ?? "starting"}`;
+  }
+
+  tell(index) {
+    super.tell(index);
+    EXCHANGES.forEach(({ event }, at) => {
+      this.values[at + 1].textContent = this.exchanges.filter((each) => each.event === event).length;
+    });
+  }
+
+  /** Lines over the plot, each with its drafter's number. */
+  mark({ ctx, bbox, valToPos }, colour) {
+    ctx.save();
+    ctx.lineWidth = 2 * devicePixelRatio;
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    [ctx.textAlign, ctx.textBaseline] = ["right", "top"];
+    for (const { event, drafter, minute } of this.exchanges.filter((each) => each.minute > -60)) {
+      ctx.strokeStyle = ctx.fillStyle = colour(EXCHANGES.find((about) => about.event === event).colour);
+      const x = Math.round(valToPos(minute, "x", true));
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.fillText(Number(drafter), x - 4 * devicePixelRatio, bbox.top);
+    }
+    ctx.restore();
   }
 }

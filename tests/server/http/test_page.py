@@ -14,7 +14,7 @@ import pytest
 from asking import complete
 from axe_playwright_python.sync_playwright import Axe
 from browser import chromium
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from running import HTTP, Server
 
 from outrider.server.http.routes import page as page_routes
@@ -178,6 +178,62 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
         ended.set()
         for thread in threads:
             thread.join()
+
+
+def test_what_is_learned_is_charted_where_the_server_learns(page: Page) -> None:
+    chart = page.locator(".chart", has=page.get_by_role("heading", name="Learning"))
+    expect(page.locator(".chart")).to_have_count(8)
+    learning: dict[str, Any] = {"in_use": None, "exchanges": [], "now": 1_700_000_000.5}
+
+    def add(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"learning": learning})
+
+    def drawn(colour: str) -> int:
+        """Height of what is drawn in a colour, in pixels."""
+        return chart.locator("canvas").evaluate(
+            """(canvas, name) => {
+              const { width, height } = canvas;
+              const copy = Object.assign(document.createElement("canvas"), { width, height });
+              const context = copy.getContext("2d", { willReadFrequently: true });
+              context.drawImage(canvas, 0, 0);
+              context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+              const wanted = context.fillStyle.match(/[0-9a-f]{2}/g).map((hex) => parseInt(hex, 16));
+              const { data } = context.getImageData(0, 0, width, height);
+              const rows = new Set();
+              for (let at = 0; at < data.length; at += 4)
+                if (wanted.every((value, part) => data[at + part] === value)) rows.add(Math.floor(at / 4 / width));
+              return rows.size;
+            }""",
+            colour,
+        )
+
+    page.route("**/outrider/live", add)
+    expect(chart.locator("p")).to_have_text(
+        "the drafter of the start in use · 0 answers kept · starting", timeout=20_000
+    )
+    expect(chart.locator(".value").nth(1)).to_have_text("put to use 0")
+    page.wait_for_function("document.querySelector('.chart.all canvas')")
+    assert (drawn("lookup"), drawn("warn")) == (0, 0)
+
+    promoted = {"at": learning["now"] - 600, "event": "promotion", "drafter": "0002", "before": None}
+    taken_back = {"at": learning["now"] - 120, "event": "rollback", "drafter": "0002", "before": None}
+    learning |= {"in_use": "0002", "answers": 290, "held_out": 22, "phase": "gate", "exchanges": [promoted]}
+    expect(chart.locator("p")).to_have_text("drafter 2 in use · 312 answers kept · trying a candidate", timeout=20_000)
+    page.wait_for_timeout(100)  # drawn in the next frame
+    height = chart.locator(".u-over").bounding_box()["height"]
+    assert drawn("lookup") >= height - 2
+    assert drawn("warn") == 0
+
+    learning |= {"in_use": None, "exchanges": [promoted, taken_back]}
+    expect(chart.locator(".value").nth(2)).to_have_text("taken back 1", timeout=20_000)
+    page.wait_for_timeout(100)
+    assert drawn("warn") >= height - 2
+    expect(chart.locator(".value b").first).to_have_text("–")
+    ask(page)
+    expect(chart.locator(".value b").first).to_have_text(re.compile(r"^\d\.\d\d$"), timeout=20_000)
+    answered(page)
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_all_of_it_by_keyboard(page: Page) -> None:
