@@ -74,28 +74,48 @@ class Learner:
 
     def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
         self.args, self.target, self.folder = args, target, Path(args.folder)
+        for leftover in [*self.folder.glob(".learner.json.*"), *self.folder.glob("run/.lineage.json.*")]:
+            leftover.unlink()
         self.progress = Progress(self.folder)
         self.reader = AnswerReader(self.folder)
         self.unread: list[Answer] = []
         self.training: Run | None = None
         self.lineage: list[str | None] = []
+        with contextlib.suppress(FileNotFoundError):
+            self.lineage = json.loads(self._lineage_path.read_text(encoding="utf-8"))
         self.order: list[Item] = []
         self.maker: BatchMaker
         self.means = Means()
         self.followed: dict[str | None, dict[str, Followed]] = {}
         self.fruitless, self.best_tau, self.wait_for, self.look_at, self.saved = 0, 0.0, 0, 0, 0.0
         self.state = ServerState.read(self.folder)
-        self.progress.phase("reading")
-        layers = self._layers()
-        features = self.folder / "features"
-        features.mkdir(mode=0o700, exist_ok=True)
-        self.features = features.stat().st_ino
-        self.general = general_answers(features / "general", target, layers, Path(args.general))
-        self.supply = Supply(features, target, layers, args.most_feature_bytes)
-        self.seen = len(self.supply.items)
+        self.features = self.folder / "features"
+        self.features.mkdir(mode=0o700, exist_ok=True)
+        self.made = self.features.stat().st_ino
 
     def run(self) -> None:
         """Learn for ever; raises Forgotten."""
+        try:
+            self._open()
+            self._learn()
+        except (OSError, ValueError, RuntimeError):
+            self._check_forgotten()  # files that were being used are gone
+            raise
+
+    def _open(self) -> None:
+        """Have the target write the general answers, open the stored features."""
+        self.progress.phase("reading")
+        layers, args = self._layers(), self.args
+        self.general = general_answers(self.features / "general", self.target, layers, Path(args.general))
+        self.supply = Supply(self.features, self.target, layers, args.most_feature_bytes)
+        self.seen = len(self.supply.items)
+
+    def _check_forgotten(self) -> None:
+        """Raise Forgotten if the features were deleted."""
+        if not self.features.exists() or self.features.stat().st_ino != self.made:
+            raise Forgotten
+
+    def _learn(self) -> None:
         while True:
             if self.training is None or self.training.step >= self.look_at:
                 self._look()
@@ -129,12 +149,10 @@ class Learner:
 
     def _look(self) -> None:
         """Read new answers, and what the server says."""
-        features = self.folder / "features"
-        if not features.exists() or features.stat().st_ino != self.features:
-            raise Forgotten
+        self._check_forgotten()
         self.look_at = LOOK_EVERY + (self.training.step if self.training else 0)
         self.state = ServerState.read(self.folder)
-        if self.training is not None and not self._continues():
+        if self.lineage and not self._continues():
             self.wait_for = self._more_answers() if set(self.lineage) & set(self.state.refused) else 0
             self._drop_run()
         self.unread = self.supply.missing(self.unread + self.reader.read())
@@ -195,11 +213,7 @@ class Learner:
         """Resume the run, or begin one from the drafter in use."""
         folder = self.folder / "run"
         folder.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            self.lineage = json.loads(self._lineage_path.read_text(encoding="utf-8"))
-        resumes = (folder / "checkpoint.pt").exists() and self._continues()
-        if not resumes:
-            self._drop_run()
+        if not (resumes := (folder / "checkpoint.pt").exists()):
             self._set_lineage([self.state.in_use])
         args = settings(self.args.kind, self.target, str(self._start_folder(self.lineage[0]) or FROM_TARGET))
         if resumes:
@@ -270,9 +284,11 @@ class Learner:
         numbers.gates += 1
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
         self.progress.event("gate", steps=run.step, anchors=run.anchors, passed=verdict.passed, **rounded(verdict))
-        if verdict.passed:
+        better = verdict.candidate_tau > self.best_tau * BETTER
+        undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only something better is worth another
+        if offers := verdict.passed and (better or not undecided):
             self._offer(run, folder, verdict, found + general)
-        self.fruitless = 0 if verdict.passed or verdict.candidate_tau > self.best_tau * BETTER else self.fruitless + 1
+        self.fruitless = 0 if better or offers else self.fruitless + 1
         self.best_tau = max(self.best_tau, verdict.candidate_tau)
         if self.fruitless >= PATIENCE:
             self.wait_for = self._more_answers()
@@ -351,8 +367,7 @@ def step_aside() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit(0)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM: at once, like a kill
     os.umask(0o077)
 
 
