@@ -102,8 +102,11 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
 
     server = start_learning()
     assert answers(server, some, speculate=True, at_once=4) == plain
-    time.sleep(3)  # until the server has looked
-    page = MetricsPage(server.url)
+    for _ in range(100):  # until the server has looked
+        page = MetricsPage(server.url)
+        if page.value("outrider_learn_in_use") == 2:
+            break
+        time.sleep(0.2)
     assert page.value("outrider_learn_in_use") == 2
     found = {name for name in page.families if name.startswith("outrider_learn_")}
     assert found == set(documented("metric of a server that learns"))
