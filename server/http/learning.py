@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -87,6 +88,7 @@ class Learning:
         """Learn until cancelled."""
         self._start()
         pausing = asyncio.create_task(self._go_on_while_idle())
+        restart_at = math.inf
         try:
             await self._settle()
             while True:
@@ -95,9 +97,12 @@ class Learning:
                     await self._look()
                 except (OSError, ValueError) as error:  # a full disk, a folder that somebody has changed
                     logger.warning("learning: %s", error)
-                if not self.process.running:
+                if self.process.running:
+                    restart_at = math.inf
+                elif restart_at == math.inf:
                     logger.warning("the learner has ended: %s", self.numbers.get("error") or "it was killed")
-                    await asyncio.sleep(RESTART_SECONDS)
+                    restart_at = time.monotonic() + RESTART_SECONDS
+                elif time.monotonic() > restart_at:
                     self._start()
         finally:
             pausing.cancel()
@@ -136,13 +141,18 @@ class Learning:
 
     async def _promote(self, name: str) -> None:
         folder = Path(self._path(name))
-        await asyncio.to_thread(write_calibration, folder, self.settings.profile)
+        try:
+            found = json.loads((folder / "gate.json").read_text())
+            taus = {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
+            await asyncio.to_thread(write_calibration, folder, self.settings.profile)
+        except Exception as error:  # whatever is wrong with its files, it is not used
+            logger.warning("the learned drafter %s is not used: %s", name, str(error) or repr(error))
+            self._write(self.state.in_use, (*self.state.refused, name))
+            return
         await worker_rpc.command(self.manager, worker_rpc.USE, str(folder))
         if any(each["in_use"] != str(folder) for each in await self._exchanges()):
             self._write(self.state.in_use, (*self.state.refused, name))
             return
-        found = json.loads((folder / "gate.json").read_text())
-        taus = {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
         before = self.state.in_use
         self._write(name, self.state.refused)
         self.metrics.promotions.inc()

@@ -90,8 +90,10 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     assert answers(server, some, speculate=True, at_once=4) == plain
     assert metric(server.url, "outrider_learn_rollbacks_total") == 1
 
-    offer(folder, "0002", small_target, broken=False)
-    wait_for_state(folder, in_use="0002", refused=["0001"])
+    (folder / "drafters" / "0002").mkdir()  # whatever is no drafter is refused
+    wait_for_state(folder, in_use=None, refused=["0001", "0002"])
+    offer(folder, "0003", small_target, broken=False)
+    wait_for_state(folder, in_use="0003", refused=["0001", "0002"])
     learner = [
         child for child in psutil.Process(server.process.pid).children() if "learner" in " ".join(child.cmdline())
     ]
@@ -104,13 +106,13 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     assert answers(server, some, speculate=True, at_once=4) == plain
     for _ in range(100):  # until the server has looked
         page = MetricsPage(server.url)
-        if page.value("outrider_learn_in_use") == 2:
+        if page.value("outrider_learn_in_use") == 3:
             break
         time.sleep(0.2)
-    assert page.value("outrider_learn_in_use") == 2
+    assert page.value("outrider_learn_in_use") == 3
     found = {name for name in page.families if name.startswith("outrider_learn_")}
     assert found == set(documented("metric of a server that learns"))
-    assert json.loads((folder / "state.json").read_text()) == {"in_use": "0002", "refused": ["0001"]}
+    assert json.loads((folder / "state.json").read_text()) == {"in_use": "0003", "refused": ["0001", "0002"]}
 
 
 def test_nothing_is_kept_of_requests_that_refuse(start_learning: Callable[[], Server], tmp_path: Path) -> None:
