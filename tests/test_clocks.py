@@ -10,8 +10,11 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server", "storage")
 WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now"}
 SAYS_WHEN = {
+    "drafters/learning/answers.py",
+    "drafters/learning/progress.py",
     "server/bench/record.py",
     "server/doctor/machine.py",
+    "server/http/learning.py",
     "server/http/routes/openai.py",
     "server/http/keys/token_limits.py",
     "server/tune/result.py",

@@ -34,6 +34,7 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode import worker as worker_module
 from outrider.server.plugin.decode.follower import FollowerWorker
+from outrider.server.plugin.decode.learning import Exchange
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
@@ -135,7 +136,9 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     metrics = SpeculationMetrics(worker.width - 1, drafter, CollectorRegistry())
     made = registry.make(planner, gamma=worker.width - 1, threshold=0.3, cost=cost)
     buckets = TokenBuckets(POOL, worker.width)
-    worker.planning = Planning(made, None, worker.requests, metrics, device, buckets)
+    worker.exchange, worker.keeper = Exchange(PluginConfig(), worker.drafter), None
+    watch = worker.exchange.watch
+    worker.planning = Planning(made, None, worker.requests, metrics, device, buckets, watch=watch)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)

@@ -4,7 +4,9 @@ import pytest
 
 from outrider.server.plugin.options import DEFAULTS, KEY, RequestOptions
 
-TOLD = RequestOptions(enabled=False, gamma=3, planned=False, replayed=True, min_tokens_per_second=12.5, trace=True)
+TOLD = RequestOptions(
+    enabled=False, gamma=3, planned=False, replayed=True, min_tokens_per_second=12.5, trace=True, learn=True
+)
 
 
 def test_what_is_written_is_read():
