@@ -30,7 +30,8 @@ HELD_OUT = 8
 FOLDERS = ("answers", "features", "run", "drafters")
 CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json")
 """Names in a learner's folder."""
-FORGOTTEN = ".{}.forgotten"
+FORGOTTEN = ".{}.forgotten."
+"""Beginning of the name of a folder that is being deleted."""
 
 
 def prompt_name(prompt_ids: Sequence[int]) -> str:
@@ -189,19 +190,26 @@ def forget(folder: str | Path) -> None:
     folder = Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
     ours = re.compile(rf"({'|'.join(map(re.escape, CONTENTS))})|\.({'|'.join(map(re.escape, CONTENTS))})\..*")
-    made_here = {"answers", "learner.json", FORGOTTEN.format("answers")} & names
+    made_here = {"answers", "learner.json"} & names or any(n.startswith(FORGOTTEN.format("answers")) for n in names)
     if not made_here or not all(ours.fullmatch(name) and not (folder / name).is_symlink() for name in names):
         raise ValueError(f"{folder} is no learner's folder: expected nothing but {', '.join(CONTENTS)}")
     last = max(candidate_names(folder), default=None)
-    for name in FOLDERS:
-        aside = folder / FORGOTTEN.format(name)
-        shutil.rmtree(aside, ignore_errors=True)
-        if (folder / name).exists():
+    for name in names:
+        if any(name.startswith(FORGOTTEN.format(part)) for part in FOLDERS):  # of one that was killed
+            shutil.rmtree(folder / name, ignore_errors=True)
+    clear(folder, "answers")
+    replace({folder / "state.json": json.dumps({"in_use": None, "refused": [last] if last else []})}, 0o600)
+
+
+def clear(folder: Path, *more: str) -> None:
+    """Delete what was learned, and more of the folders."""
+    for name in (*more, "features", "run", "drafters"):
+        aside = folder / f"{FORGOTTEN.format(name)}{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
             (folder / name).rename(aside)  # others may be adding to it
             shutil.rmtree(aside)
     for name in ("events.jsonl", "learner.json"):
         (folder / name).unlink(missing_ok=True)
-    replace({folder / "state.json": json.dumps({"in_use": None, "refused": [last] if last else []})}, 0o600)
 
 
 @dataclass(frozen=True, slots=True)

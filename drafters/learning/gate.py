@@ -8,7 +8,7 @@ one prompt asked often is one observation.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -128,6 +128,10 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return not self.reason
+
+    def numbers(self) -> dict[str, object]:
+        """For people and files, with four digits behind the point."""
+        return {name: round(v, 4) if isinstance(v, float) else v for name, v in asdict(self).items()}
 
 
 def enough(prompts: int, tokens: int) -> bool:

@@ -21,14 +21,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from outrider.storage.replacing import replace, sync, sync_tree
+from outrider.storage.replacing import replace
 
 from ..block import checkpoint
 from ..block.config import BlockConfig
@@ -39,7 +37,8 @@ from ..training.loop import Means, Run, checkpoint_model
 from ..training.start import start_markov
 from ..training.store import Sequence
 from ..training.target import TargetModel, keep_freed_memory
-from .answers import Answer, AnswerReader, ServerState, candidate_names
+from .answers import Answer, AnswerReader, ServerState, clear
+from .candidates import complete, next_name, offer, prune
 from .gate import Followed, Verdict, compare, enough, follow, frozen_part, tau
 from .general import general_answers
 from .progress import Progress
@@ -58,8 +57,6 @@ GATE_TOKENS = 4096
 PATIENCE, BETTER, GROWTH = 6, 1.005, 1.1
 """Gates in a row without a candidate, or a tau so many times the best of the run, after which the learner waits until
 it has read so many times the answers."""
-KEPT = 2
-"""Candidates kept that are older than the one in use, to go back to, and that are newer."""
 READ_AT_ONCE = 16
 """Answers read between two looks at whether to go on."""
 PAUSE = 0.5
@@ -98,7 +95,7 @@ class Learner:
         try:
             self._open()
             self._learn()
-        except (OSError, ValueError, RuntimeError):
+        except Exception:
             self._check_forgotten()  # files that were being used are gone
             raise
 
@@ -135,8 +132,8 @@ class Learner:
             self.progress.tick()
 
     def _start_folder(self, in_use: str | None) -> Path | None:
-        """Folder of the drafter in use; None for none yet."""
-        if in_use is not None:
+        """Folder of the drafter in use, which is the first one where a learned one is gone; None for none yet."""
+        if in_use and (self.folder / "drafters" / in_use / "config.json").exists():
             return self.folder / "drafters" / in_use
         return None if self.args.start == FROM_TARGET else Path(self.args.start)
 
@@ -144,8 +141,7 @@ class Learner:
         folder = self._start_folder(self.state.in_use)
         if folder is None:
             return train.spread_layers(self.target.config.num_hidden_layers)
-        config = BlockConfig.read(folder)
-        return config.target_layers
+        return BlockConfig.read(folder).target_layers
 
     def _look(self) -> None:
         """Read new answers, and what the server says."""
@@ -283,7 +279,7 @@ class Learner:
         verdict = self._judge(items, found, general)
         numbers.gates += 1
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
-        self.progress.event("gate", steps=run.step, anchors=run.anchors, passed=verdict.passed, **rounded(verdict))
+        self.progress.event("gate", steps=run.step, anchors=run.anchors, passed=verdict.passed, **verdict.numbers())
         better = verdict.candidate_tau > self.best_tau * BETTER
         undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only something better is worth another
         if offers := verdict.passed and (better or not undecided):
@@ -330,31 +326,16 @@ class Learner:
 
     def _offer(self, run: Run, folder: Path, verdict: Verdict, found: list[Followed]) -> None:
         """Make a numbered folder of the candidate, for the server to use."""
-        name = f"{1 + max(map(int, candidate_names(self.folder)), default=0):04}"
-        replace({folder / "gate.json": json.dumps({**rounded(verdict), "steps": run.step}) + "\n"}, 0o600)
-        columns = ("confidence", "accepted", "reach")
-        np.savez(folder / "held-out.npz", **{c: np.concatenate([getattr(f, c) for f in found]) for c in columns})
-        for path in folder.iterdir():
-            path.chmod(0o600)
-        drafters = self.folder / "drafters"
-        drafters.mkdir(mode=0o700, exist_ok=True)
+        name = next_name(self.folder)
+        complete(folder, {**verdict.numbers(), "steps": run.step}, found)
         self._set_lineage([*self.lineage, name])
-        sync_tree(folder)
-        folder.rename(drafters / name)
-        sync(drafters)
+        self._check_forgotten()
+        offer(folder, self.folder / "drafters", name)
         self.progress.numbers.candidates += 1
-        self.progress.event("candidate", candidate=name, **rounded(verdict))
+        self.progress.event("candidate", candidate=name, **verdict.numbers())
         run.save()
         self.saved = time.process_time()
-        used, there = self.state.in_use or name, sorted(os.listdir(drafters))
-        older, newer = ([n for n in there if (n < used) == before and n != used] for before in (True, False))
-        for n in {*older[:-KEPT], *newer[:-KEPT], *self.state.refused}:
-            shutil.rmtree(drafters / n, ignore_errors=True)
-
-
-def rounded(verdict: Verdict) -> dict[str, object]:
-    """The verdict's numbers with four digits behind the point."""
-    return {name: round(v, 4) if isinstance(v, float) else v for name, v in asdict(verdict).items()}
+        prune(self.folder / "drafters", self.state, name)
 
 
 def step_aside() -> None:
@@ -399,13 +380,17 @@ def main(given: list[str] | None = None) -> int:
         target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
         settings(args.kind, target, args.start)
         while True:
-            with contextlib.suppress(Forgotten):
+            try:
                 Learner(args, target).run()
-    except (ValueError, OSError, RuntimeError) as error:
+            except Forgotten:
+                clear(args.folder)
+    except Exception as error:
         progress = Progress(args.folder)
-        progress.numbers.error = " ".join(str(error).split())
+        progress.numbers.error = " ".join(str(error).split()) or type(error).__name__
         progress.phase("failed")
         print(f"learner: {progress.numbers.error}", file=sys.stderr)
+        if not isinstance(error, (ValueError, OSError)):
+            raise  # a fault of ours: where it was matters
         return 1
     finally:
         os.close(lock)

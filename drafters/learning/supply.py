@@ -103,7 +103,7 @@ class Supply:
                 batch.append(answers.pop(0))
             pairs = [(answer.tokens, len(answer.prompt_ids)) for answer in batch]
             made = sequence_features(self.target, pairs, self.spec.layers, self.spec.top)
-            number = self._newest()
+            number = self._room_for(sum(self._bytes(len(ids), len(ids) - prompt) for ids, prompt in pairs))
             store = self.segments[number]
             with store.writing():
                 before = len(store)
@@ -118,15 +118,15 @@ class Supply:
     def _bytes(self, tokens: int, answer_tokens: int) -> int:
         return tokens * (4 + 2 * self.width) + answer_tokens * 6 * TOP
 
-    def _newest(self) -> int:
-        """The segment to append to; the oldest is deleted where all together are too large."""
+    def _room_for(self, coming: int) -> int:
+        """The segment to append so many bytes to; the oldest is deleted where all together would be too large."""
         sizes = {number: self._bytes(*store.rows) for number, store in self.segments.items()}
-        last = max(sizes, default=0)
-        if not sizes or sizes[last] >= self.most_bytes // SEGMENTS:
+        last = max(sizes, default=1)
+        if sizes.get(last) and sizes[last] + coming > self.most_bytes // SEGMENTS:
             last += 1
+        if last not in sizes:
             self._open(last)
-        while sum(sizes.values()) > self.most_bytes * (SEGMENTS - 1) // SEGMENTS and len(sizes) > 1:
-            oldest = min(sizes)
+        while sum(sizes.values()) + coming > self.most_bytes and (oldest := min(sizes, default=last)) != last:
             del sizes[oldest], self.segments[oldest]
             self.items = [item for item in self.items if item.segment != oldest]
             gone = self.folder / f"{oldest:08}"

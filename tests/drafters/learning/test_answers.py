@@ -139,6 +139,9 @@ def test_forget_deletes_everything_and_the_writer_goes_on(tmp_path: Path) -> Non
     assert [answer.prompt_ids for answer in AnswerReader(folder).read()] == [[4]]
     forget(folder)
     assert AnswerReader(folder).read() == []
+    (folder / ".answers.forgotten.77").mkdir()  # of one that was killed
+    forget(folder)
+    assert {path.name for path in folder.iterdir()} <= {"state.json", ".learner.json.killed"}
 
 
 @pytest.mark.parametrize("foreign", ["thesis.tex", "answers.jsonl", ".git", "features.zip"])

@@ -1,0 +1,50 @@
+"""Candidates: numbered folders in `drafters/`, each whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.storage.replacing import replace, sync, sync_tree
+
+from .answers import ServerState, candidate_names
+from .gate import Followed
+
+KEPT = 2
+"""Candidates kept that are older than the one in use, to go back to, and that are newer."""
+
+
+def next_name(learner: Path) -> str:
+    """A name that no candidate of this learner had."""
+    return f"{1 + max(map(int, candidate_names(learner)), default=0):04}"
+
+
+def complete(folder: Path, verdict: dict[str, Any], found: list[Followed]) -> None:
+    """Write what the gate saw beside a candidate's weights: gate.json, and held-out.npz, of which a server makes its
+    calibration: confidence [N, gamma] float32, accepted and reach [N] int64, as of `Followed`."""
+    replace({folder / "gate.json": json.dumps(verdict) + "\n"}, 0o600)
+    columns = ("confidence", "accepted", "reach")
+    np.savez(folder / "held-out.npz", **{c: np.concatenate([getattr(f, c) for f in found]) for c in columns})
+    for path in folder.iterdir():
+        path.chmod(0o600)
+    sync_tree(folder)
+
+
+def offer(folder: Path, drafters: Path, name: str) -> None:
+    """Put a candidate that is on the disk where the server looks. Raises OSError."""
+    drafters.mkdir(mode=0o700, exist_ok=True)
+    folder.rename(drafters / name)
+    sync(drafters)
+
+
+def prune(drafters: Path, state: ServerState, newest: str) -> None:
+    """Delete candidates that were refused, and all but the last ones before and behind the one in use."""
+    used, there = state.in_use or newest, sorted(os.listdir(drafters))
+    older, newer = [n for n in there if n < used], [n for n in there if n > used]
+    for name in {*older[:-KEPT], *newer[:-KEPT], *state.refused}:
+        shutil.rmtree(drafters / name, ignore_errors=True)

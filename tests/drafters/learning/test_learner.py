@@ -1,0 +1,283 @@
+"""The learner: what it offers, what it refuses, and that it goes on after a kill anywhere."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learning_process import FAULTS, run
+from tiny_drafters import save_target
+
+from outrider.drafters.block import load
+from outrider.drafters.learning.answers import Answer, AnswerReader, AnswerStore, forget, held_out, prompt_name
+from outrider.drafters.learning.supply import SEGMENTS, Supply
+from outrider.drafters.training.target import TargetModel
+
+
+def keep(folder: Path, answers: list[Answer]) -> None:
+    """Append answers as a server does."""
+    store = AnswerStore(folder, 10**6)
+    for answer in answers:
+        store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
+    store.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "learner"
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = folder / "events.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in found if event["event"] == name]
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "learner.json").read_text())
+
+
+def use(folder: Path, in_use: str | None, *refused: str) -> None:
+    """Say what the server would."""
+    (folder / "new").write_text(json.dumps({"in_use": in_use, "refused": refused}))
+    (folder / "new").replace(folder / "state.json")
+
+
+def candidates(folder: Path) -> list[str]:
+    """Names of the candidates; each has to be whole."""
+    there = sorted((folder / "drafters").iterdir()) if (folder / "drafters").exists() else []
+    for path in there:
+        load(path)
+        verdict = json.loads((path / "gate.json").read_text())
+        assert verdict["reason"] == ""
+        assert verdict["low"] > 1
+        found = np.load(path / "held-out.npz")
+        assert found["confidence"].dtype == np.float32
+        assert found["confidence"].shape == (len(found["accepted"]), 7)
+        assert (found["accepted"] <= found["reach"]).all()
+        assert len(found["accepted"]) > 50
+    return [path.name for path in there]
+
+
+def waiting(folder: Path, reason: str) -> Callable[[], bool]:
+    return lambda: any(event["reason"] == reason for event in events(folder, "waiting"))
+
+
+def test_it_goes_on_after_a_kill_anywhere(folder: Path, command: list[str], answers: list[Answer]) -> None:
+    """Killed at every stage, one after the other; every file is whole, and what was read or trained is not lost."""
+    keep(folder, answers)
+    trained_steps = 0
+    for fault in filter(None, FAULTS):
+        assert run(command, fault) == -signal.SIGKILL, fault
+        candidates(folder)
+        if (folder / "learner.json").exists():
+            steps = numbers(folder)["steps"]
+            assert steps >= trained_steps
+            trained_steps = steps
+    name = candidates(folder)[-1]
+    use(folder, name)
+    log, gates = folder.parent / "trained", len(events(folder, "gate"))
+    before, saved = len(log.read_text().splitlines()), torch.load(folder / "run" / "checkpoint.pt")["step"]
+    assert run(command, until=lambda: len(events(folder, "gate")) > gates + 1) == -signal.SIGTERM
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines[before][0] == saved > 0
+    assert sum(event["answers"] for event in events(folder, "features")) <= len(answers) + 16
+    assert not [path for path in folder.rglob(".*") if path.is_file() and path.stat().st_size > 10**4]
+    for path in (folder, *folder.iterdir()):
+        assert path.name == "state.json" or not path.stat().st_mode & 0o077, path
+
+    seen = {tuple(tokens) for _, tokens in lines}
+    hidden = {tuple(answer.tokens) for answer in answers if held_out(prompt_name(answer.prompt_ids))}
+    assert len(hidden) == 10
+    assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
+    assert not seen & hidden
+    assert len(seen) == 30 + 6  # and six general answers; the other three are the gate's
+
+
+def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
+    folder: Path, command: list[str], answers: list[Answer]
+) -> None:
+    keep(folder, answers[:30] + answers[32:])
+    assert run(command, until=lambda: candidates(folder)) == -signal.SIGTERM
+    (first,) = candidates(folder)
+    use(folder, None, first)
+    more: list[int] = []
+
+    def offered() -> bool:
+        """The learner waits, gets a tenth more answers, and begins anew from the drafter in use."""
+        if not more and waiting(folder, "no better drafter from these answers")():
+            more.append(len(events(folder, "training")))
+            keep(folder, answers[30:32])
+            keep(folder, [Answer([*a.prompt_ids, 5], a.response_ids, 4.0) for a in answers[:6]])
+        return bool(more) and candidates(folder)[-1] > first
+
+    assert run(command, until=offered, supply__LEAST_AGREEMENT=0.1) == -signal.SIGTERM
+    assert events(folder, "training")[more[0]]["steps"] == 40
+    assert candidates(folder) == ["0002"]
+
+
+def shuffled(answers: list[Answer]) -> list[Answer]:
+    rng = random.Random(0)
+    return [Answer(a.prompt_ids, rng.sample(a.response_ids, len(a.response_ids)), 0.0) for a in answers]
+
+
+def test_shuffled_answers_are_left_out(folder: Path, command: list[str], answers: list[Answer]) -> None:
+    keep(folder, shuffled(answers))
+    assert run(command, until=waiting(folder, "too few answers")) == -signal.SIGTERM
+    assert sum(event["foreign"] for event in events(folder, "features")) == len(answers)
+    assert numbers(folder)["answers"] == numbers(folder)["held_out"] == 0
+
+
+def test_poison_that_gets_in_does_not_get_through_the_gate(
+    folder: Path, command: list[str], answers: list[Answer], tmp_path: Path
+) -> None:
+    """A drafter that learned the answers is trained on shuffled ones, which nothing left out."""
+    keep(folder, answers)
+    assert run(command, until=lambda: len(events(folder, "gate")) >= 4) == -signal.SIGTERM
+    start = tmp_path / "start"
+    (folder / "drafters" / candidates(folder)[-1]).rename(start)
+    forget(folder)
+    keep(folder, shuffled(answers[:30]) + answers[30:])
+    stuck = waiting(folder, "no better drafter from these answers")
+    settings = {"supply__LEAST_AGREEMENT": 0.0, "learner__PATIENCE": 3}
+    assert run([*command, "--start", str(start)], until=stuck, **settings) == -signal.SIGTERM
+    assert numbers(folder)["answers"] == 30
+    assert len(events(folder, "gate")) >= 3
+    assert not candidates(folder)
+
+
+def test_from_nothing(folder: Path, command: list[str], answers: list[Answer], start_folder: Path) -> None:
+    keep(folder, answers)
+    command = [*command, "--start", "target"]
+    assert run(command, until=lambda: events(folder, "gate"), gate__FIRST_TAU=50.0) == -signal.SIGTERM
+    assert events(folder, "gate")[0]["reason"] in ("tau below 50.0", "not better on held-out answers")
+    assert events(folder, "gate")[0]["in_use_tau"] == 1.0
+    assert not candidates(folder)
+    assert run(command, until=lambda: candidates(folder), gate__FIRST_TAU=1.01) == -signal.SIGTERM
+    assert load(folder / "drafters" / "0001").config == load(start_folder).config
+    use(folder, "0001")
+    gates = len(events(folder, "gate"))
+    assert run(command, until=lambda: len(events(folder, "gate")) > gates) == -signal.SIGTERM
+    assert events(folder, "gate")[-1]["in_use_tau"] > 1.01
+
+
+def test_forgetting_begins_anew(folder: Path, command: list[str], answers: list[Answer]) -> None:
+    keep(folder, answers)
+    done: list[float] = []
+
+    def forgotten() -> bool:
+        if not done and events(folder, "training"):
+            forget(folder)
+            done.append(time.time())
+        return bool(done) and waiting(folder, "too few answers")()
+
+    assert run(command, until=forgotten) == -signal.SIGTERM
+    assert numbers(folder)["answers"] == numbers(folder)["steps"] == 0
+    assert not (folder / "run" / "checkpoint.pt").exists()
+
+
+def test_other_kinds_are_refused_in_one_line(folder: Path, command: list[str]) -> None:
+    assert run([*command, "--kind", "deer"]) == 1
+    assert numbers(folder)["phase"] == "failed"
+    assert numbers(folder)["error"] == "learning drafters are dspark and dflash, not deer"
+
+
+def test_stored_features_are_bounded(tmp_path: Path, learned_target: Path, answers: list[Answer]) -> None:
+    target = TargetModel.load(str(learned_target), dtype=torch.float32)
+    bound = 200_000
+    supply = Supply(tmp_path / "features", target, (1, 3, 4), bound)
+    for i in range(0, 40, 4):
+        for _ in supply.read(answers[i : i + 4]):
+            size = sum(path.stat().st_size for path in (tmp_path / "features").rglob("*.bin"))
+            assert size <= bound
+    assert size > bound * (SEGMENTS - 3) / SEGMENTS
+    assert 5 < len(supply.items) < 35
+    newest = [answer.tokens for answer in answers[-len(supply.items) :]]
+    assert sorted(supply[item].tokens.tolist() for item in supply.items) == sorted(newest)
+    again = Supply(tmp_path / "features", target, (1, 3, 4), bound)
+    assert again.items == supply.items
+    wanted = again.missing(answers)
+    assert all(answer.tokens not in newest for answer in wanted)
+    assert len(wanted) < 8  # not everything that was deleted for its age
+
+
+def test_features_of_another_target_are_made_again(tmp_path: Path, learned_target: Path, answers: list[Answer]) -> None:
+    target = TargetModel.load(str(learned_target), dtype=torch.float32)
+    for layers, count in (((1, 3), 0), ((1, 3), 4), ((1, 4), 0)):
+        supply = Supply(tmp_path / "features", target, layers, 10**8)
+        assert len(supply.items) == count
+        for _ in supply.read(answers[:4]):
+            assert supply.items
+
+
+def test_answers_of_another_model_are_foreign(tmp_path: Path, answers: list[Answer]) -> None:
+    other = TargetModel.load(str(save_target(tmp_path / "other", hidden_size=64)), dtype=torch.float32)
+    supply = Supply(tmp_path / "features", other, (1, 3), 10**8)
+    for _ in supply.read(answers):
+        pass
+    assert supply.foreign == len(answers)
+
+
+START = """
+import os, sys
+os.sched_setscheduler = lambda *given: print("class", given[1], flush=True)
+os.nice = lambda by: print("nice", by, flush=True)
+from outrider.drafters.learning import learner
+learner.PAUSE = 0.05
+sys.exit(learner.main(sys.argv[1:]))
+"""
+
+
+def state_of(pid: int) -> str:
+    """Letter of a process's state; "" where it is gone or a zombie."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if letter == "Z" else letter
+
+
+def within(seconds: float, condition: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], answers: list[Answer]) -> None:
+    """Under the server's signals; stopped, it still ends when its parent is killed."""
+    keep(folder, answers)
+    parent = (
+        "import subprocess, sys, time; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); time.sleep(900)"
+    )
+    learner = [sys.executable, "-c", START, *command]
+    with subprocess.Popen([sys.executable, "-c", parent, *learner], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        assert sorted(server.stdout.readline() for _ in range(2)) == ["class 5\n", "nice 19\n"]
+        for _ in range(5):
+            subprocess.run(["kill", "-STOP", str(pid)], check=True)
+            time.sleep(0.2)
+            assert state_of(pid) == "T"
+            subprocess.run(["kill", "-CONT", str(pid)], check=True)
+            time.sleep(0.2)
+        within(120, lambda: events(folder, "training"))
+        subprocess.run(["kill", "-STOP", str(pid)], check=True)
+        server.kill()
+        within(10, lambda: not state_of(pid))
+    with subprocess.Popen(learner, stdout=subprocess.DEVNULL) as process:
+        count = len(events(folder, "training"))
+        within(120, lambda: len(events(folder, "training")) > count)
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+    assert len(AnswerReader(folder).read()) == 40

@@ -1,0 +1,124 @@
+"""A learner in a process of its own that dies where a test wants it to, for `multiprocessing`'s fork server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.drafters.learning import gate, learner, start, supply
+from outrider.drafters.training.loop import TrainingRun
+from outrider.drafters.training.store import FeatureStore
+
+HURRIED = {
+    (start, "GOING_ON"): start.GOING_ON.replace("5e-4", "1e-2") + " --save-seconds 0.2",
+    (start, "FROM_NOTHING"): start.FROM_NOTHING.replace("1.2e-3", "1e-2"),
+    (learner, "FIRST_GATE"): 40,
+    (learner, "GATE_EVERY"): 40,
+    (learner, "PAUSE"): 0.05,
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def nth(owner: Any, name: str, count: int, *, after: bool = False) -> None:
+    """Die at the n-th call of a function, before it or after it."""
+    real, calls = getattr(owner, name), []
+
+    def mortal(*given: Any, **named: Any) -> Any:
+        calls.append(None)
+        if len(calls) == count and not after:
+            die()
+        result = real(*given, **named)
+        if len(calls) == count:
+            die()
+        return result
+
+    setattr(owner, name, mortal)
+
+
+def half_a_checkpoint() -> None:
+    """Die in the second checkpoint's file."""
+    real, calls = torch.save, []
+
+    def save(state: Any, path: Path) -> None:
+        calls.append(None)
+        if len(calls) == 2:
+            Path(path).write_bytes(b"PK half")
+            die()
+        real(state, path)
+
+    torch.save = save
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "writing general answers": lambda: nth(FeatureStore, "append", 3, after=True),
+    "reading features": lambda: nth(FeatureStore, "append", 25, after=True),
+    "training": lambda: nth(TrainingRun, "update", 30),
+    "saving": half_a_checkpoint,
+    "gate": lambda: nth(learner, "compare", 1),
+    "before a candidate is renamed": lambda: nth(learner, "complete", 1, after=True),
+    "after a candidate is renamed": lambda: nth(learner, "offer", 1, after=True),
+}
+
+
+def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str) -> None:
+    """Run the learner; settings: constants of its modules by "module.NAME"; trained: file of steps and tokens."""
+    os.sched_setscheduler = lambda *_: None  # type: ignore[assignment] - beside other tests it would hardly run
+    os.nice = lambda _: 0  # type: ignore[assignment]
+    modules = {"gate": gate, "learner": learner, "start": start, "supply": supply}
+    for (module, name), value in HURRIED.items():
+        setattr(module, name, value)
+    for place, value in settings.items():
+        module_name, _, name = place.partition(".")
+        setattr(modules[module_name], name, value)
+    following = learner.Learner._next_sequence
+
+    def noted(self: learner.Learner, step: int) -> Any:
+        sequence = following(self, step)
+        with Path(trained).open("a") as file:
+            file.write(f"{[step, sequence.tokens.tolist()]}\n")
+        return sequence
+
+    learner.Learner._next_sequence = noted  # type: ignore[method-assign]
+    FAULTS[fault]()
+    sys.exit(learner.main(command))
+
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["outrider.drafters.learning.learner"])  # this module the server would not find
+
+
+def run(
+    command: list[str],
+    fault: str = "",
+    *,
+    until: Callable[[], object] | None = None,
+    seconds: float = 240,
+    **settings: Any,
+) -> int:
+    """Exit status of a learner, negative for a signal; it gets SIGTERM when `until` is true. The folder's parent has
+    `trained`, the number of every step and the tokens it trained on. Settings: `module__NAME=value`."""
+    folder = Path(command[command.index("--folder") + 1])
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    process = CONTEXT.Process(target=learn, args=(command, fault, named, str(folder.parent / "trained")))
+    process.start()
+    end = time.monotonic() + seconds
+    while process.is_alive() and time.monotonic() < end:
+        if until is not None and until():
+            process.terminate()
+            until = None
+        process.join(0.05)
+    assert not process.is_alive(), process.kill()
+    assert process.exitcode is not None
+    return process.exitcode
