@@ -70,10 +70,16 @@ class Progress:
 
     def event(self, name: str, **numbers: Any) -> None:
         """Append a line to events.jsonl, and write learner.json."""
-        line = json.dumps({"at": round(time.time(), 3), "event": name, **numbers}) + "\n"
-        handle = os.open(self.folder / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
+        append_event(self.folder, name, **numbers)
         self.write()
+
+
+def append_event(folder: Path, name: str, **numbers: Any) -> dict[str, Any]:
+    """Append a whole line to `folder`/events.jsonl, to which the server writes as well; returns the event."""
+    event = {"at": round(time.time(), 3), "event": name, **numbers}
+    handle = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, json.dumps(event).encode() + b"\n")
+    finally:
+        os.close(handle)
+    return event

@@ -16,6 +16,7 @@ import numpy as np
 from prometheus_client import Counter, Gauge
 
 from outrider.drafters.learning.answers import ServerState
+from outrider.drafters.learning.progress import append_event
 from outrider.profiles import store
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.fit import fit_joint, unless_worse
@@ -185,15 +186,9 @@ class Learning:
         replace({self.folder / "state.json": json.dumps({"in_use": in_use, "refused": list(refused)})}, 0o600)
 
     def _event(self, name: str, **numbers: Any) -> None:
-        """Append to events.jsonl, to which the learner appends as well: whole lines."""
+        """Log an event, and keep it for the page and for `outrider learn status`."""
         logger.info("learning: %s %s", name, numbers)
-        self.events.append({"at": round(time.time(), 3), "event": name, **numbers})
-        line = json.dumps(self.events[-1]) + "\n"
-        handle = os.open(self.folder / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
+        self.events.append(append_event(self.folder, name, **numbers))
 
     def snapshot(self) -> dict[str, Any]:
         """For the page: the learner's numbers, the drafter in use, the last promotions and rollbacks, and the time."""
