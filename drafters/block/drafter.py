@@ -76,7 +76,7 @@ class BlockDrafter(Drafter):
 
     @torch.inference_mode()
     def reload(self, checkpoint: str) -> None:
-        """In place: CUDA graphs read the weights where they are. It may draft from other tokens, but as many."""
+        """Exchange the weights in place, where CUDA graphs read them. It may draft from other tokens, but as many."""
         found = load_model(checkpoint, dtype=self.dtype, device=self.device)
         if found.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")

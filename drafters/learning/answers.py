@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -184,8 +184,8 @@ def _parse(line: bytes) -> Answer | None:
 def forget(folder: str | Path) -> None:
     """Delete all that was kept and learned: answers, features, runs and drafters.
 
-    A server that uses a learned drafter has it until it starts again. Numbers of drafters go on. Raises ValueError,
-    with nothing deleted, where the folder holds anything that is not a learner's.
+    A server that uses a learned drafter goes back to its first one within seconds. Numbers of drafters go on. Raises
+    ValueError, with nothing deleted, where the folder holds anything that is not a learner's.
     """
     folder = Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
@@ -198,7 +198,7 @@ def forget(folder: str | Path) -> None:
         if any(name.startswith(FORGOTTEN.format(part)) for part in FOLDERS):  # of one that was killed
             shutil.rmtree(folder / name, ignore_errors=True)
     clear(folder, "answers")
-    replace({folder / "state.json": json.dumps({"in_use": None, "refused": [last] if last else []})}, 0o600)
+    ServerState(None, (last,) if last else ()).write(folder)
 
 
 def clear(folder: Path, *more: str) -> None:
@@ -214,19 +214,23 @@ def clear(folder: Path, *more: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the server says of candidates: the one in use, None for the drafter it started with; those it refused."""
+    """A server's word on candidates: the one in use, None for the drafter it started with, and those it refused."""
 
     in_use: str | None = None
     refused: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> ServerState:
-        """From state.json, which is replaced as a whole; nothing in use where there is none."""
+        """Read state.json; nothing is in use where there is none."""
         try:
             found = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
         return cls(found["in_use"], tuple(found["refused"]))
+
+    def write(self, folder: Path) -> None:
+        """Replace state.json as a whole. Raises OSError."""
+        replace({folder / "state.json": json.dumps(asdict(self))}, 0o600)
 
 
 def candidate_names(folder: Path) -> list[str]:

@@ -108,7 +108,7 @@ def greedy_drafts(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate found.
+    """A comparison of a candidate with the drafter in use.
 
     ratio: tau of the candidate over that in use on held-out answers; low, high: its 95 % interval.
     reason: why the candidate was refused; "" if it passed.
@@ -130,7 +130,7 @@ class Verdict:
         return not self.reason
 
     def numbers(self) -> dict[str, object]:
-        """For people and files, with four digits behind the point."""
+        """The fields for people and files, with four digits behind the point."""
         return {name: round(v, 4) if isinstance(v, float) else v for name, v in asdict(self).items()}
 
 

@@ -1,4 +1,4 @@
-"""What others see of a learner: learner.json, replaced as a whole, and events.jsonl, which grows."""
+"""A learner's progress for others: learner.json, replaced as a whole, and events.jsonl, which grows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ others. Answers below it were not written by this target."""
 
 
 def read_layers(target: TargetModel, layers: tuple[int, ...]) -> tuple[FeatureSpec, int, dict[str, Any]]:
-    """What is kept of each answer: layers and likeliest tokens, feature columns, and what a store notes of it."""
+    """The features kept of each answer: layers and likeliest tokens, number of columns, and the store's notes."""
     name = checkpoint.target_identity(target.config, target.embedding)["embedding"]
     return FeatureSpec(layers, TOP), len(layers) * target.config.hidden_size, {"layers": list(layers), "target": name}
 

@@ -97,7 +97,7 @@ def _shown(found: dict[str, Any]) -> str:
     lines.append(f"drafter in use: {found['in_use'] or 'the one of the start'}")
     if "phase" in found:
         error = f" ({found['error']})" if found.get("error") else ""
-        lines.append(f"learner: {found['phase']}{error}, {_ago(found['at'])}")
+        lines.append(f"learner: {found['phase']}{error}, {_when(found['at'])}")
         lines.append(
             f"answers: {found['answers']} to train on, {found['held_out']} held out, {found['tokens']} tokens in all"
         )
@@ -111,9 +111,9 @@ def _shown(found: dict[str, Any]) -> str:
     for event in found["exchanges"]:
         what = f"drafter {event['drafter']} " + ("put to use" if event["event"] == "promotion" else "taken back")
         taus = f": {event['tau_before'] or 1.0:.2f} -> {event['tau']:.2f}" if "tau" in event else ""
-        lines.append(f"  {datetime.fromtimestamp(event['at']):%Y-%m-%d %H:%M:%S}  {what}{taus}")
+        lines.append(f"  {_when(event['at'])}  {what}{taus}")
     return "\n".join(lines)
 
 
-def _ago(at: float) -> str:
+def _when(at: float) -> str:
     return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import math
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import Counter, Gauge
 
-from outrider.drafters.learning.answers import ServerState
+from outrider.drafters.learning.answers import ServerState, candidate_names
 from outrider.drafters.learning.progress import append_event
 from outrider.profiles import store
 from outrider.scheduler.calibration.classes import CLASSES
@@ -125,7 +124,7 @@ class Learning:
         """Have state.json say what the engine started with: a drafter that is gone or damaged is not in use."""
         exchanges = await self._exchanges()
         if self.state.in_use and any(each["in_use"] != self._path(self.state.in_use) for each in exchanges):
-            self._write(None, (*self.state.refused, self.state.in_use))
+            self._write(None, refused=self.state.in_use)
 
     async def _look(self) -> None:
         """Put the newest candidate to use, notice what the engine took back, and read the learner's numbers."""
@@ -136,9 +135,8 @@ class Learning:
         self._read_numbers()
 
     def _newest(self) -> str | None:
-        there = sorted(os.listdir(self.folder / DRAFTERS)) if (self.folder / DRAFTERS).is_dir() else []
-        offered = [name for name in there if name > (self.state.in_use or "") and name not in self.state.refused]
-        return offered[-1] if offered else None
+        known = candidate_names(self.folder)
+        return max((n for n in known if n > (self.state.in_use or "") and n not in self.state.refused), default=None)
 
     async def _promote(self, name: str) -> None:
         folder = Path(self._path(name))
@@ -148,20 +146,20 @@ class Learning:
             await asyncio.to_thread(write_calibration, folder, self.settings.profile)
         except Exception as error:  # whatever is wrong with its files, it is not used
             logger.warning("the learned drafter %s is not used: %s", name, str(error) or repr(error))
-            self._write(self.state.in_use, (*self.state.refused, name))
+            self._write(self.state.in_use, refused=name)
             return
         await worker_rpc.command(self.manager, worker_rpc.USE, str(folder))
         if any(each["in_use"] != str(folder) for each in await self._exchanges()):
-            self._write(self.state.in_use, (*self.state.refused, name))
+            self._write(self.state.in_use, refused=name)
             return
         before = self.state.in_use
-        self._write(name, self.state.refused)
+        self._write(name)
         self.metrics.promotions.inc()
         self.metrics.promoted_at.set_to_current_time()
         self._event("promotion", drafter=name, before=before, **taus)
 
     async def _notice_rollback(self) -> None:
-        """Where an engine has taken the drafter in use back, have all engines draft with the one before."""
+        """Have all engines draft with the drafter before, where one of them has taken the one in use back."""
         exchanges = await self._exchanges()
         if (worse := self.state.in_use) is None:
             if any(each["in_use"] for each in exchanges):  # all was forgotten
@@ -171,7 +169,7 @@ class Learning:
             return
         now = next(each["in_use"] for each in exchanges if each["in_use"] != self._path(worse))
         await worker_rpc.command(self.manager, worker_rpc.USE, now)
-        self._write(Path(now).name if now else None, (*self.state.refused, worse))
+        self._write(Path(now).name if now else None, refused=worse)
         self.metrics.rollbacks.inc()
         self._event("rollback", drafter=worse, before=self.state.in_use)
 
@@ -181,9 +179,10 @@ class Learning:
     def _path(self, name: str) -> str:
         return str(self.folder / DRAFTERS / name)
 
-    def _write(self, in_use: str | None, refused: tuple[str, ...]) -> None:
-        self.state = ServerState(in_use, refused)
-        replace({self.folder / "state.json": json.dumps({"in_use": in_use, "refused": list(refused)})}, 0o600)
+    def _write(self, in_use: str | None, refused: str = "") -> None:
+        """Say what is in use from now on, and which candidate is refused."""
+        self.state = ServerState(in_use, self.state.refused + ((refused,) if refused else ()))
+        self.state.write(self.folder)
 
     def _event(self, name: str, **numbers: Any) -> None:
         """Log an event, and keep it for the page and for `outrider learn status`."""
@@ -191,7 +190,7 @@ class Learning:
         self.events.append(append_event(self.folder, name, **numbers))
 
     def snapshot(self) -> dict[str, Any]:
-        """For the page: the learner's numbers, the drafter in use, the last promotions and rollbacks, and the time."""
+        """The page's data: the learner's numbers, the drafter in use, the last promotions and rollbacks, the time."""
         shown = {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:], "now": round(time.time(), 3)}
         return self.numbers | shown
 
@@ -215,15 +214,13 @@ def write_calibration(folder: Path, profile: str | None) -> None:
 
     Greedy drafts of its model have their own; the others keep the profile's.
     """
-    path = Path(profile) / store.PROFILE if profile else None
-    found = store.read(path.parent) if path is not None and path.is_file() else None
+    found = store.read(Path(profile)) if profile and (Path(profile) / store.PROFILE).is_file() else None
     if found is None or found.calibration is None:
         return
     table = CalibrationTable.load(found.calibration)
     with np.load(folder / "held-out.npz") as kept:
         confidence, reach, accepted = kept["confidence"], kept["reach"], kept["accepted"]
-    more = table.gamma - confidence.shape[1]
-    confidence = np.pad(confidence, ((0, 0), (0, max(more, 0))), constant_values=0.5)[:, : table.gamma]
+    confidence = np.pad(confidence, ((0, 0), (0, table.gamma)), constant_values=0.5)[:, : table.gamma]
     reach = np.minimum(reach, table.gamma)
     records = Records(confidence, reach, np.minimum(accepted, reach), np.full(len(reach), GREEDY))
     even = np.arange(len(records)) % 2 == 0

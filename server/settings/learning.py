@@ -1,4 +1,4 @@
-"""What `--learn` starts with: the learner's folder, the drafter that is trained, and the one learned so far."""
+"""The start of `--learn`: the learner's folder, the drafter that is trained, and the one learned so far."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider.drafters.block.config import BLOCK_KINDS
 from outrider.kernels.cache import cache_root
 from outrider.profiles.fingerprint import folder_digest
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from ..model.target import Model
     from .settings import Settings
 
-KINDS = ("dspark", "dflash")
-"""Drafters that learn."""
 START = "start"
 """Folder, in a learner's, of the untrained drafter of a model that has none."""
 DRAFTERS = "drafters"
@@ -48,11 +47,11 @@ def with_start(settings: Settings, model: Model) -> Settings:
         raise UserError("--learn trains drafters; a block-diffusion model has none")
     if settings.parallel.tp_size > 1 or settings.parallel.nnodes > 1:
         raise UserError("--learn serves one rank so far; leave --tp-size and --nnodes out")
-    if settings.drafter not in ("auto", *KINDS):
-        raise UserError(f"--learn goes with --drafter {' or '.join(KINDS)}, not {settings.drafter}")
+    if settings.drafter not in ("auto", *BLOCK_KINDS):
+        raise UserError(f"--learn goes with --drafter {' or '.join(BLOCK_KINDS)}, not {settings.drafter}")
     from .checkpoints import shipped
 
-    kind = KINDS[0] if settings.drafter == "auto" else settings.drafter
+    kind = BLOCK_KINDS[0] if settings.drafter == "auto" else settings.drafter
     folder = folder_of(settings, model, kind)
     settings = replace(settings, learn_folder=folder, learned=in_use(folder))
     if settings.drafter_path is not None or (shipped(model, kind) / "config.json").is_file():

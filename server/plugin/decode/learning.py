@@ -63,7 +63,7 @@ class AnswerKeeper:
         params = req.sampling_params
         temperature = 0.0 if params.top_k == 1 else float(params.temperature)
         try:
-            self.store.append(list(req.origin_input_ids), list(req.output_ids_through_stop), temperature)
+            self.store.append(req.origin_input_ids, req.output_ids_through_stop, temperature)
         except OSError as error:
             if not self._failed:
                 logger.warning("answers cannot be kept for the drafter to learn from: %s", error)
@@ -105,13 +105,14 @@ class Exchange:
             return False
         worse = self.in_use
         logger.warning("the learned drafter %s is taken back: fewer of its tokens were accepted than before", worse)
-        self.take(self._before)
+        if not self.take(self._before):  # gone meanwhile
+            self.take("")
         self.watch.forget()
         self.refused.append(worse)
         return True
 
     def state(self) -> dict[str, Any]:
-        """For another process."""
+        """Folders in use and refused, for another process."""
         return {"in_use": self.in_use, "refused": list(self.refused)}
 
 
@@ -157,7 +158,8 @@ class DrafterWatch:
 
     def forget(self) -> None:
         """Another drafter drafts, and is not watched."""
-        self.__init__()  # type: ignore[misc]
+        self._before = None
+        self._mean = self._weight = 0.0
 
     @property
     def worse(self) -> bool:

@@ -45,7 +45,7 @@ class Planning:
     planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
     them as they are.
     device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
-    watch: is shown what became of drafts.
+    watch: is shown what became of drafts, on a server that learns.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Planning:
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
-        self.watch = watch or DrafterWatch()
+        self.watch = watch
         self._take(planner, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
@@ -237,7 +237,7 @@ class Planning:
             self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried])
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *counted)
-        if drafted:
+        if drafted and self.watch is not None:
             self.watch.observe(*counted[:-1])
         draft_seconds = float(admission.draft_seconds)
         self.metrics.observe_draft_and_planner(draft_seconds, admission.planner_seconds + self._learning)

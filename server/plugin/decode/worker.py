@@ -95,7 +95,7 @@ class SpeculativeWorker(BaseSpecWorker):
             device=self.device,
             buckets=buckets_of(runner, self.width),
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
-            watch=self.exchange.watch,
+            watch=self.exchange.watch if self.config.learning else None,
         )
         self._nothing = self._no_draft(0)
         self.keeper = AnswerKeeper.of(self.config)

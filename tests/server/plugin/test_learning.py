@@ -75,10 +75,10 @@ class Reloading(FixedDrafter):
     """Remembers whose weights it has."""
 
     def __init__(self) -> None:
-        self.folder = "start"
+        self.folder, self.gone = "start", "bad"
 
     def reload(self, checkpoint: str) -> None:
-        if checkpoint == "bad":
+        if checkpoint == self.gone:
             raise ValueError("it has another shape")
         self.folder = checkpoint
 
@@ -97,6 +97,17 @@ def test_exchange_and_back() -> None:
     assert (drafter.folder, exchange.in_use, exchange.refused) == ("one", "one", ["bad", "two"])
     assert exchange.take("")
     assert (drafter.folder, exchange.state()["in_use"]) == ("start", "")
+
+
+def test_a_drafter_that_is_gone_is_not_gone_back_to() -> None:
+    drafter = Reloading()
+    exchange = Exchange(PluginConfig(drafter_path="start"), drafter)
+    exchange.take("one")
+    exchange.take("two")
+    drafter.gone = "one"
+    show(exchange.watch, 100, 0.0)
+    assert exchange.take_back_if_worse()
+    assert (drafter.folder, exchange.in_use, exchange.refused) == ("start", "", ["one", "two"])
 
 
 def test_a_server_starts_with_what_was_learned_unless_it_does_not_fit() -> None:
