@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from ..attention_backends import buckets_of
 from ..loading.drafter import whole_weights
 from ..spec_inputs import flatten
 from .logprobs import write_logprobs, write_step_logprobs
+from .results import decoded, prefilled
 from .worker import SpeculativeWorker
 
 
@@ -36,7 +38,9 @@ class FollowerWorker(SpeculativeWorker):
             if batch.return_logprob:
                 logits, everyone = result.logits_output.next_token_logits, torch.arange(count, device=self.device)
                 write_logprobs(result.logits_output, batch, logits, everyone, tokens)
-        return self._prefilled(batch, result, tokens, on_publish)
+        if on_publish is not None:
+            on_publish(batch.seq_lens)
+        return prefilled(result, tokens, batch.seq_lens, self.width)
 
     def _decode(
         self,
@@ -57,7 +61,8 @@ class FollowerWorker(SpeculativeWorker):
         if batch.return_logprob:
             verified.logits_output.next_token_logits = verified.logits_output.next_token_logits.float()
             write_step_logprobs(verified.logits_output, batch, flat, tokens)
-        return self._decoded(batch, verified, verify_lens, tokens, accept_lens, new_seq_lens)
+        batch.forward_mode = ForwardMode.DECODE
+        return decoded(verified, verify_lens, tokens, accept_lens, new_seq_lens)
 
     def outrider_state(self) -> dict[str, Any]:
         return {}

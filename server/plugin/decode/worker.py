@@ -29,7 +29,7 @@ from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..loading.planner import load_plan
-from ..spec_inputs import FlatVerify, StepState, VerifyInput, extend_positions, flatten, ragged_layout
+from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
@@ -38,17 +38,11 @@ from .planning import Planning
 from .ranks import Ranks
 from .readback import DeviceTime, begin, since
 from .requests import RequestTable
+from .results import decoded, prefilled
 from .sampling import Sampling
 from .step import Step
 from .trace import StepTrace
 from .verify_tail import VerifyTail
-
-
-class HostResult(GenerationBatchResult):
-    """A result already on the CPU; skips SGLang's check of its device."""
-
-    def copy_to_cpu(self, return_logprob: bool, return_hidden_states: bool = True) -> None:
-        self.copy_done.record()
 
 
 class SpeculativeWorker(BaseSpecWorker):
@@ -178,7 +172,9 @@ class SpeculativeWorker(BaseSpecWorker):
         traced = self.requests.traced[batch.req_pool_indices_cpu.numpy()]
         if np.count_nonzero(traced):
             StepTrace.of_first_tokens(traced, self.device).attach(result)
-        return self._prefilled(batch, result, tokens, on_publish)
+        if on_publish is not None:
+            on_publish(seq_lens)
+        return prefilled(result, tokens, seq_lens, self.width)
 
     def _show_prefilled(self, batch: Any) -> None:
         if self.drafter is None:
@@ -192,23 +188,6 @@ class SpeculativeWorker(BaseSpecWorker):
                 longest=max(map(sum, zip(batch.prefix_lens, batch.extend_lens, strict=True))),
             )
         )
-
-    def _prefilled(
-        self,
-        batch: Any,
-        result: GenerationBatchResult,
-        tokens: torch.Tensor,
-        on_publish: Callable[[torch.Tensor], None] | None,
-    ) -> GenerationBatchResult:
-        """A prefill's result with the first tokens [R]."""
-        seq_lens = batch.seq_lens
-        if on_publish is not None:
-            on_publish(seq_lens)
-        result.next_token_ids = tokens
-        result.new_seq_lens = seq_lens
-        result.next_draft_input = StepState(result.next_token_ids, seq_lens)
-        result.speculative_num_draft_tokens = self.width
-        return result
 
     def _first_tokens(self, batch: Any, logits_output: Any, seq_lens: torch.Tensor) -> torch.Tensor:
         rows = batch.req_pool_indices.long()
@@ -267,35 +246,11 @@ class SpeculativeWorker(BaseSpecWorker):
         if batch.return_logprob:
             write_step_logprobs(logits_output, batch, flat, tokens)
         self.planning.finish(admission, accept_lens)
-        result = self._decoded(batch, verified, verify_lens, tokens, accept_lens, new_seq_lens)
+        batch.forward_mode = ForwardMode.DECODE
+        result = decoded(verified, verify_lens, tokens, accept_lens, new_seq_lens)
         traced = self.requests.traced[step.view.rows]
         if np.count_nonzero(traced):
             StepTrace.of_step(traced, admission, accept_lens).attach(result)
-        return result
-
-    def _decoded(
-        self,
-        batch: Any,
-        verified: GenerationBatchResult,
-        verify_lens: torch.Tensor,
-        tokens: torch.Tensor,
-        accept_lens: torch.Tensor,
-        new_seq_lens: torch.Tensor,
-    ) -> GenerationBatchResult:
-        """A decode step's result: tokens [R, gamma+1], of which the first accept_lens [R] count."""
-        batch.forward_mode = ForwardMode.DECODE
-        bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
-        result_type = HostResult if tokens.is_cpu else GenerationBatchResult
-        result = result_type(
-            logits_output=verified.logits_output,
-            next_token_ids=tokens.flatten(),
-            accept_lens=accept_lens.to(torch.int32),
-            new_seq_lens=new_seq_lens,
-            can_run_cuda_graph=verified.can_run_cuda_graph,
-            next_draft_input=StepState(bonus, new_seq_lens),
-            speculative_num_draft_tokens=self.width,
-        )
-        result.cap_lens = verify_lens + 1  # what SGLang counts as rows of a request's verification
         return result
 
     def _draft(

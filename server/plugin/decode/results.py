@@ -1,0 +1,49 @@
+"""What a prefill and a decode step return to SGLang's scheduler."""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.managers.scheduler import GenerationBatchResult
+
+from ..spec_inputs import StepState
+
+
+class HostResult(GenerationBatchResult):
+    """A result already on the CPU; skips SGLang's check of its device."""
+
+    def copy_to_cpu(self, return_logprob: bool, return_hidden_states: bool = True) -> None:
+        self.copy_done.record()
+
+
+def prefilled(
+    result: GenerationBatchResult, tokens: torch.Tensor, seq_lens: torch.Tensor, width: int
+) -> GenerationBatchResult:
+    """A prefill's result with the first tokens [R] of requests that have seq_lens [R] cached; width is gamma + 1."""
+    result.next_token_ids = tokens
+    result.new_seq_lens = seq_lens
+    result.next_draft_input = StepState(tokens, seq_lens)
+    result.speculative_num_draft_tokens = width
+    return result
+
+
+def decoded(
+    verified: GenerationBatchResult,
+    verify_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    accept_lens: torch.Tensor,
+    new_seq_lens: torch.Tensor,
+) -> GenerationBatchResult:
+    """A decode step's result: tokens [R, gamma + 1], of which the first accept_lens [R] count."""
+    bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
+    result_type = HostResult if tokens.is_cpu else GenerationBatchResult
+    result = result_type(
+        logits_output=verified.logits_output,
+        next_token_ids=tokens.flatten(),
+        accept_lens=accept_lens.to(torch.int32),
+        new_seq_lens=new_seq_lens,
+        can_run_cuda_graph=verified.can_run_cuda_graph,
+        next_draft_input=StepState(bonus, new_seq_lens),
+        speculative_num_draft_tokens=tokens.shape[1],
+    )
+    result.cap_lens = verify_lens + 1  # what SGLang counts as rows of a request's verification
+    return result
