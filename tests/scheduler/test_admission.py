@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from finished import observe
+from finished import seasoned
 from hypothesis import given
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, prefixes, value, view
@@ -91,26 +91,6 @@ def test_first_keeps_the_order_of_survivals_exactly():
     assert bool((scaled > 1).all())
 
 
-def seasoned(planner: Planner, requests: int) -> Planner:
-    """A planner that has seen a few steps."""
-    rng = np.random.default_rng(0)
-    for _ in range(4):
-        step = view(requests, GAMMA)
-        budget = planner.budget(step)
-        confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
-        verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
-        observe(
-            planner,
-            step,
-            survival_of(confidence).numpy(),
-            verify_lens,
-            verify_lens // 2 + 1,
-            budget.draft_mask(step.limits),
-            None,
-        )
-    return planner
-
-
 def planners(requests: int) -> list[Planner]:
     seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
     return [
@@ -124,7 +104,7 @@ def planners(requests: int) -> list[Planner]:
 
 @given(BLOCKS, st.data())
 def test_admission_of_a_token_does_not_look_behind_it(block, data):
-    made = [seasoned(planner, len(block)) for planner in planners(len(block))]
+    made = [seasoned(planner, len(block), GAMMA) for planner in planners(len(block))]
     check_nothing_is_read_behind_a_token(made, block, CONFIDENCES, data)
 
 

@@ -53,30 +53,13 @@ def test_a_request_that_joins_brings_the_probe_forward():
     def steps_to_probe(joins: bool) -> int:
         planner = Asynchronous(curve_cost(2, DEAR, draft=0.4), GAMMA)
         budget = None
-        for _ in range(500):  # the profile learns that drafting does not pay; then until just after a probe
+        steps = 0
+        while steps < 500 or not budget.probe:  # the profile learns that drafting does not pay; then just after a probe
             step = view(2, GAMMA)
             budget = planner.budget(step)
-            observe(
-                planner,
-                step,
-                UNLIKELY.cumprod(1) * 0.1,
-                np.zeros(2, int),
-                np.ones(2, int),
-                budget.draft_mask(step.limits),
-                None,
-            )
-        while not budget.probe:
-            step = view(2, GAMMA)
-            budget = planner.budget(step)
-            observe(
-                planner,
-                step,
-                UNLIKELY.cumprod(1) * 0.1,
-                np.zeros(2, int),
-                np.ones(2, int),
-                budget.draft_mask(step.limits),
-                None,
-            )
+            survival, drafted = UNLIKELY.cumprod(1) * 0.1, budget.draft_mask(step.limits)
+            observe(planner, step, survival, np.zeros(2, int), np.ones(2, int), drafted, None)
+            steps += 1
         for count in range(1, 500):
             step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
             budget = planner.budget(step)

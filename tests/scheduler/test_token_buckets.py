@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from finished import observe
+from finished import seasoned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, view
@@ -40,18 +40,6 @@ def planners(requests: int) -> list[Planner]:
     for planner in found:
         planner.buckets = BUCKETS
     return found
-
-
-def seasoned(planner: Planner, requests: int, steps: int = 4) -> Planner:
-    rng = np.random.default_rng(0)
-    for _ in range(steps):
-        step = view(requests, GAMMA)
-        budget = planner.budget(step)
-        confidence = torch.from_numpy(rng.random((requests, GAMMA), dtype=np.float32))
-        verify_lens = planner.admit(confidence, torch.full((requests,), GAMMA), budget).numpy()
-        asked, found = budget.draft_mask(step.limits), survival_of(confidence).numpy()
-        observe(planner, step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
-    return planner
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
@@ -112,7 +100,7 @@ def test_every_planner_has_a_bound_that_fills_a_tier_and_keeps_it(block, data):
     requests = len(block)
     limits = data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests))
     for planner in planners(requests):
-        seasoned(planner, requests, data.draw(st.integers(0, 12)))
+        seasoned(planner, requests, GAMMA, data.draw(st.integers(0, 12)))
         step = view(requests, GAMMA, limits=limits)
         budget, room = planner.budget(step), sum(limits)
         assert budget.tokens is not None, planner
@@ -127,7 +115,7 @@ def test_every_planner_has_a_bound_that_fills_a_tier_and_keeps_it(block, data):
 @settings(deadline=None)
 @given(BLOCKS, st.data())
 def test_admission_to_a_tier_does_not_look_behind_a_token(block, data):
-    made = [seasoned(planner, len(block)) for planner in planners(len(block))]
+    made = [seasoned(planner, len(block), GAMMA) for planner in planners(len(block))]
     check_nothing_is_read_behind_a_token(made, block, CONFIDENCES, data)
 
 
@@ -154,7 +142,7 @@ def test_what_admits_in_one_call_admits_the_same(block, data):
 
     for planner in planners(requests):
         step = view(requests, GAMMA, limits=limits)
-        budget = seasoned(planner, requests).budget(step)
+        budget = seasoned(planner, requests, GAMMA).budget(step)
         budget = replace(budget, first=np.arange(requests) % 2 == 0, threshold=0.1)
         given_block = torch.tensor(block), torch.tensor(limits)
         alone = planner.admit(*given_block, budget)

@@ -1,9 +1,12 @@
-"""What a planner is shown of a finished step, from what a test says of it."""
+"""What a planner is shown of finished steps, from what a test says of them."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
+from planning import view
 
+from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import FinishedStep, Planner, StepView
 
 
@@ -26,3 +29,16 @@ def observe(
             step, survival, verify_lens, accept_lens, draft_mask, count, looked_up, tokens=tokens, seconds=seconds
         )
     )
+
+
+def seasoned(planner: Planner, requests: int, gamma: int, steps: int = 4) -> Planner:
+    """The planner, after a few steps of random confidences that had half of their drafts accepted."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        step = view(requests, gamma)
+        budget = planner.budget(step)
+        confidence = torch.from_numpy(rng.random((requests, gamma), dtype=np.float32))
+        verify_lens = planner.admit(confidence, torch.full((requests,), gamma), budget).numpy()
+        asked, found = budget.draft_mask(step.limits), survival_of(confidence).numpy()
+        observe(planner, step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
+    return planner
