@@ -1,4 +1,4 @@
-"""Fields and tensors of a GGUF file, with readable errors. The package gguf parses."""
+"""Fields and tensors of a GGUF file or of all parts of a split one, with readable errors. The package gguf parses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import numpy as np
 from ..errors import UserError
 
 MAGIC = b"GGUF"
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+"""Name of a part, as llama-gguf-split writes it; parts count from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """shape: rows first, as torch has it. offset, size: bytes in the file."""
+    """path: of the part that holds it, the parts[part]. shape: rows first, as torch has it. offset, size: in bytes."""
 
     path: Path
+    part: int
     kind: str
     shape: list[int]
     offset: int
@@ -29,35 +32,50 @@ class FileTensor:
         return np.memmap(self.path, np.float32, "r", self.offset, tuple(self.shape))
 
 
+def parts_of(path: Path) -> list[Path]:
+    """All parts of a split file in order, whichever of them is named; of any other file just that."""
+    named = PART.fullmatch(path.name)
+    if named is None:
+        return [path]
+    count = int(named["count"])
+    parts = [path.with_name(f"{named['stem']}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+    if missing := [part for part in parts if not part.is_file()]:
+        names = ", ".join(part.name for part in missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise UserError(f"{path} is one of {count} parts, and {path.parent} has no {names}")
+    return parts
+
+
+def stem_of(path: Path) -> str:
+    """The file's name without its ending and the number of a part."""
+    named = PART.fullmatch(path.name)
+    return named["stem"] if named else path.stem
+
+
 class GgufFile:
-    """Raises UserError where the file is not a whole GGUF file, or only a part of one."""
+    """Raises UserError where the file is not a whole GGUF file, or a part of it is missing."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
-        self.path = path
-        with path.open("rb") as file:
-            if file.read(4) != MAGIC:
-                raise UserError(f"{path} is not a GGUF file; --model takes one, a folder, or a hub name")
-        try:
-            reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
-            if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
-                raise UserError(f"{path} has a tensor of an unknown type: {unknown[1]}") from None
-            raise UserError(f"{path} is not a complete GGUF file; fetch it again") from None
-        self._fields = reader.fields
+        self.path, self.parts = path, parts_of(path)
+        readers = [_read(part) for part in self.parts]
+        self._fields = readers[0].fields
         self.tensors = {
             tensor.name: FileTensor(
-                path,
+                part,
+                number,
                 tensor.tensor_type.name,
                 [int(n) for n in reversed(tensor.shape)],
                 int(tensor.data_offset),
                 int(tensor.n_bytes),
             )
+            for number, (part, reader) in enumerate(zip(self.parts, readers, strict=True))
             for tensor in reader.tensors
         }
-        if (parts := self.number("split.count", 1)) > 1:
-            raise UserError(f"{path} is one of {parts} parts; join them with llama-gguf-split --merge")
+        if (count := self.number("split.count", 1)) > len(self.parts):
+            raise UserError(f"{path} is one of {count} parts; name them NAME-00001-of-{count:05}.gguf and so on")
+
+    @property
+    def architecture(self) -> str:
+        return self.text("general.architecture")
 
     def value(self, name: str, default: Any = None) -> Any:
         field = self._fields.get(name)
@@ -65,6 +83,10 @@ class GgufFile:
 
     def number(self, name: str, default: float | None = None) -> Any:
         return self._of(name, default, (int, float))
+
+    def hyper(self, name: str, default: float | None = None) -> Any:
+        """A number that the file states under its architecture's name."""
+        return self.number(f"{self.architecture}.{name}", default)
 
     def text(self, name: str, default: str | None = None) -> str:
         return str(self._of(name, default, (str,)))
@@ -81,3 +103,17 @@ class GgufFile:
         if name not in self.tensors:
             raise UserError(f"{self.path} has no tensor {name}")
         return self.tensors[name]
+
+
+def _read(path: Path) -> Any:
+    from gguf import GGUFReader
+
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC:
+            raise UserError(f"{path} is not a GGUF file; --model takes one, a folder, or a hub name")
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
+            raise UserError(f"{path} has a tensor of an unknown type: {unknown[1]}") from None
+        raise UserError(f"{path} is not a complete GGUF file; fetch it again") from None

@@ -13,6 +13,7 @@ from outrider.profiles.fingerprint import WEIGHT_FILES
 from ..errors import UserError
 from ..plugin.loading.gguf_weights import GgufWeights, is_prepared
 from . import bundled_model, gguf_model, hub
+from .gguf_file import stem_of
 
 FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -47,13 +48,18 @@ def find(requested: str | None) -> Model:
         return Model(str(folder), bundled_model.DLLM_NAME, _read_config(folder), folder)
     folder = Path(requested).expanduser()
     if folder.is_file():
-        prepared = gguf_model.prepare(folder, folder.stem)
-        return Model(str(prepared), folder.stem, _read_config(prepared), prepared)
+        return _from_gguf(folder)
     if folder.is_dir():
         return _from_folder(folder.resolve())
     if folder.is_absolute() or requested.startswith((".", "~")) or not hub.NAME.fullmatch(requested):
         raise UserError(f"model folder {requested} does not exist")
     return _from_hub(requested)
+
+
+def _from_gguf(file: Path) -> Model:
+    name = stem_of(file)
+    prepared = gguf_model.prepare(file, name)
+    return Model(str(prepared), name, _read_config(prepared), prepared)
 
 
 def _from_folder(folder: Path) -> Model:

@@ -140,6 +140,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             "sampling_backend": "pytorch",
             "page_size": 1,
             "disable_overlap_schedule": True,
+            "disable_hybrid_swa_memory": True,  # our attention has one KV slot a token for all layers
             "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
         }
     else:

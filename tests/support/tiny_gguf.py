@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,10 @@ def write(
     more: Mapping[str, np.ndarray] | None = None,
     fields: Mapping[str, Any] | None = None,
     tied: bool = True,
+    only: Callable[[str], bool] = lambda name: True,
 ) -> Path:
     """kind: of all matrices, but for those whose name ends as a key of `kinds`. more: further tensors, in float32.
-    fields: further metadata."""
+    fields: further metadata. only: tells by its name whether a tensor is written."""
     writer = GGUFWriter(path, architecture)
     for name, number in {
         "context_length": 256,
@@ -77,11 +78,13 @@ def write(
         writer.add_uint32(f"{architecture}.{name}", number)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_float32(f"{architecture}.rope.freq_base", 5000.0)
-    _add_tokenizer(writer, split)
+    add_tokenizer(writer, split)
     for name, value in (fields or {}).items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(name, value)
     for name, values in (tensors(architecture, tied) | dict(more or {})).items():
+        if not only(name):
+            continue
         stored = next((k for end, k in (kinds or {}).items() if name.endswith(end)), kind)
         if values.ndim == 1:
             stored = "F32"
@@ -97,7 +100,7 @@ def write(
     return path
 
 
-def _add_tokenizer(writer: GGUFWriter, split: str) -> None:
+def add_tokenizer(writer: GGUFWriter, split: str) -> None:
     words = tokens()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)

@@ -17,8 +17,8 @@ from . import fused_model, group_weights
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
-
-
+HEADS = ("ParallelLMHead", "VocabParallelEmbedding")
+"""Classes of heads that are plain matrices."""
 Prepare = Callable[[torch.Tensor], PackedWeight | Int8Weight]
 
 
@@ -61,7 +61,7 @@ def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepa
     """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too."""
 
     def compute_lm_head(self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None) -> torch.Tensor:
-        plain = type(lm_head).__name__ in ("ParallelLMHead", "VocabParallelEmbedding") and not self.use_fp32_lm_head
+        plain = type(lm_head).__name__ in HEADS and not self.use_fp32_lm_head
         packed: PackedWeight | Int8Weight | BlockWeight | None = getattr(lm_head, "packed", None)
         if not plain or bias is not None or (packed is None and lm_head.weight.dtype != hidden.dtype):
             return original(self, hidden, lm_head, bias)

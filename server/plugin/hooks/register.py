@@ -123,8 +123,10 @@ def _register_gguf_loader() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def get_model_loader(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
+        from ..loading import more_models
         from ..loading.gguf_loader import loader_for_gguf  # imports SGLang's layers
 
+        more_models.register()
         return loader_for_gguf(original, load_config, model_config)
 
     HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.linear import LinearBase
+from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.model_loader.loader import DefaultModelLoader, _initialize_model
@@ -23,6 +24,7 @@ from outrider.kernels.int8 import multiply
 
 from ..config import PluginConfig
 from ..cpu.fused_ops import apply_linear
+from .expert_blocks import BlockExperts
 from .gguf_weights import GgufWeights, is_prepared
 
 
@@ -59,13 +61,18 @@ class BlocksConfig(QuantizationConfig):
         self.taken: set[str] = set()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, FusedMoE):
+            experts = BlockExperts(self.weights, prefix)
+            self.taken.update(experts.names(layer.num_experts))
+            return experts
         if isinstance(layer, LinearBase):
             method: QuantizeMethodBase = BlockLinear(self.weights, prefix)
         elif isinstance(layer, VocabParallelEmbedding) and self.weights.kind(prefix) is not None:
             method = BlockEmbedding(self.weights, prefix, head=self.weights.tied or isinstance(layer, ParallelLMHead))
         else:
             return None
-        self.taken.update(self.weights.parts(prefix))
+        if not (isinstance(layer, ParallelLMHead) and self.weights.tied):  # the embedding takes it, if anything does
+            self.taken.update(self.weights.parts(prefix))
         return method
 
     def not_taken(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -110,7 +117,8 @@ class BlockLinear(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        for name, rows in zip(self.weights.parts(self.prefix), output_partition_sizes, strict=True):
+        names = self.weights.parts(self.prefix)
+        for name, rows in zip(names, output_partition_sizes if len(names) > 1 else [output_size], strict=True):
             _check(self.weights, name, [rows, input_size])
         self.dtype = params_dtype
 

@@ -19,7 +19,6 @@ import torch
 from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight, expand, pack_blocks
 from outrider.kernels.linear import PackedWeight, pack
 
-LINK = "model.gguf"
 INDEX = "outrider-tensors.json"
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -33,7 +32,8 @@ logger = logging.getLogger(__name__)
 class Stored:
     """Place and type of a tensor in the file.
 
-    kind: gguf's name of its type. shape: as torch has it, rows first. offset, size: bytes in the file.
+    kind: gguf's name of its type. shape: as torch has it, rows first. offset, size: bytes in the file, or in the part
+    of a split one with this number.
     rotary_heads: where above 0, the rows of each of so many heads lie in pairs, as llama.cpp rotates them; here and
     in transformers the first halves of all pairs come first.
     """
@@ -42,6 +42,7 @@ class Stored:
     shape: list[int]
     offset: int
     size: int
+    part: int = 0
     rotary_heads: int = 0
 
 
@@ -49,7 +50,7 @@ class GgufWeights:
     """Reads the tensors of a prepared folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / LINK
+        self.folder = folder
         index = json.loads((folder / INDEX).read_text())
         self.stored = {name: Stored(**fields) for name, fields in index.items()}
         self.tied = f"{HEAD}.weight" not in self.stored
@@ -59,7 +60,8 @@ class GgufWeights:
         if layer == HEAD and self.tied:
             layer = EMBEDDING
         prefix, _, last = layer.rpartition(".")
-        return [f"{prefix}.{part}.weight" if prefix else f"{part}.weight" for part in FUSED.get(last, (last,))]
+        whole = f"{prefix}.{last}.weight" if prefix else f"{last}.weight"
+        return [whole] if whole in self.stored else [f"{prefix}.{part}.weight" for part in FUSED.get(last, (last,))]
 
     def kind(self, layer: str) -> str | None:
         """The kind of blocks that a layer's weight can be kept in; None where it has to be expanded."""
@@ -70,7 +72,7 @@ class GgufWeights:
         """The bytes of a tensor's rows in transformers' order: [rows, bytes of a row] uint8."""
         stored = self.stored[name]
         # Copy on write: torch has no tensors that may not be written.
-        mapped = np.memmap(self.file, mode="c", offset=stored.offset, shape=(stored.size,))
+        mapped = np.memmap(self.folder / link_name(stored.part), mode="c", offset=stored.offset, shape=(stored.size,))
         rows = torch.from_numpy(mapped).view(stored.shape[0], -1)
         if stored.rotary_heads:
             pairs = rows.view(stored.rotary_heads, -1, 2, rows.shape[1])
@@ -124,6 +126,11 @@ class GgufWeights:
         prefix, _, last = name.removesuffix(".weight").rpartition(".")
         fused = next((layer for layer, parts in FUSED.items() if last in parts), last)
         return f"{prefix}.{fused}" if prefix else fused
+
+
+def link_name(part: int) -> str:
+    """Name of the link to the file, or to a part of it."""
+    return f"model-{part + 1:05}.gguf" if part else "model.gguf"
 
 
 def is_prepared(folder: Path) -> bool:

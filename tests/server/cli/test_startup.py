@@ -194,8 +194,8 @@ def test_damaged_embedded_model_is_noticed(tmp_path: Path, monkeypatch: pytest.M
     assert not cached_folder.is_intact(copy)
     shutil.copy(source / "tokenizer.json", copy)
     assert cached_folder.is_intact(copy)
-    (copy / gguf_weights.LINK).unlink()
-    (copy / gguf_weights.LINK).symlink_to(tmp_path / "gone.gguf")
+    (copy / gguf_weights.link_name(0)).unlink()
+    (copy / gguf_weights.link_name(0)).symlink_to(tmp_path / "gone.gguf")
     assert not cached_folder.is_intact(copy)
 
 

@@ -1,0 +1,90 @@
+"""Mixtures of experts with each expert's weights in the file's blocks: a step reads those of the experts it chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
+
+from outrider.kernels.fused import silu_mul
+from outrider.kernels.int8 import multiply
+
+from .gguf_weights import GgufWeights
+
+PARTS = ("gate_up_proj", "down_proj")
+"""Products of an expert."""
+
+
+class BlockExperts(FusedMoEMethodBase):
+    """SGLang's layer of experts, with a product for each chosen expert over the rows that chose it.
+
+    A row's outputs are added in the order of its choice, so that they depend on no other row.
+    """
+
+    def __init__(self, weights: GgufWeights, prefix: str) -> None:
+        self.weights, self.prefix = weights, prefix
+
+    def names(self, experts: int) -> list[str]:
+        """Weights of the file that the layer holds."""
+        layers = [f"{self.prefix}.{i}.{part}" for i in range(experts) for part in PARTS]
+        return [name for layer in layers for name in self.weights.parts(layer)]
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra: Any,
+    ) -> None:
+        shapes = {"down_proj": [hidden_size, intermediate_size_per_partition]}
+        for name in self.names(num_experts):
+            expected = shapes.get(name.split(".")[-2], [intermediate_size_per_partition, hidden_size])
+            if self.weights.stored[name].shape != expected:
+                raise ValueError(f"{name} is {self.weights.stored[name].shape} in the file, {expected} by config.json")
+        self.experts, self.dtype = num_experts, params_dtype
+
+    def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
+        if moe_runner_config.activation != "silu" or moe_runner_config.apply_router_weight_on_input:
+            raise ValueError("experts from a GGUF file are those of Qwen3: gated by SiLU, weighted at the end")
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.packed_experts = [
+            tuple(
+                self.weights.prepared(f"{self.prefix}.{i}.{part}", self.dtype) for part in ("gate_up_proj", "down_proj")
+            )
+            for i in range(self.experts)
+        ]
+
+    def apply(self, layer: Any, dispatch_output: Any) -> Any:
+        from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+
+        weights, ids, _ = dispatch_output.topk_output
+        return StandardCombineInput(
+            hidden_states=run_experts(dispatch_output.hidden_states, weights, ids, layer.packed_experts)
+        )
+
+
+def run_experts(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: list[Any]) -> torch.Tensor:
+    """x: [N, H]. weights, ids: [N, K], the share and the number of each chosen expert. Returns [N, H] in x's type.
+
+    experts: for each a gated and a down product's weight.
+    """
+    rows, chosen = ids.shape
+    order = ids.flatten().argsort(stable=True)
+    counts = ids.flatten().bincount(minlength=len(experts)).tolist()
+    outputs = x.new_empty(rows * chosen, x.shape[1])
+    begin = 0
+    for expert, count in enumerate(counts):
+        if count:
+            places = order[begin : begin + count]
+            gate_up, down = experts[expert]
+            outputs[places] = multiply(silu_mul(multiply(x[places // chosen], gate_up)), down)
+            begin += count
+    each = outputs.view(rows, chosen, -1).float() * weights.float()[..., None]
+    total = each[:, 0]
+    for k in range(1, chosen):
+        total = total + each[:, k]
+    return total.to(x.dtype)

@@ -1,0 +1,30 @@
+"""Every architecture that is served from GGUF files, beside transformers' model that the file was written from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf_models
+import pytest
+import torch
+from gguf_models import MODELS, PROMPT, logprobs
+from transformers import AutoModelForCausalLM
+
+from outrider.server.model import gguf_architectures, target
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def test_every_architecture_has_a_model_here() -> None:
+    assert {model.architecture for model in MODELS.values()} == gguf_architectures.SUPPORTED.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_model_that_was_written(tmp_path: Path, name: str) -> None:
+    expected = gguf_models.write(name, tmp_path / "tiny.gguf", "Q8_0")
+    folder = target.plain_folder(str(tmp_path / "tiny.gguf"))
+    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    torch.testing.assert_close(logprobs(ours, PROMPT), logprobs(expected, PROMPT), atol=2e-5, rtol=1e-5)

@@ -1,0 +1,54 @@
+"""Tiny GGUF files of several architectures served in float32: the answers are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf_models
+import pytest
+import torch
+from gguf_models import PROMPT, logprobs
+from running import HTTP, ONE_THREAD, Server
+
+SERVED = ("qwen3moe", "smollm3", "granite")
+ALWAYS = ("qwen3moe",)
+TOKENS = 16
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", SERVED)
+def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if name not in ALWAYS and not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive starts a server for it")
+    model = gguf_models.write(name, tmp_path / "tiny.gguf", "Q8_0")
+    flags = ("--model", str(tmp_path / "tiny.gguf"), "--dtype", "float32", "--max-total-tokens", "512", *ONE_THREAD)
+    for server in started(tmp_path, *flags):
+        for speculates in (True, False):
+            body = {
+                "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "logprobs": 3,
+                "ignore_eos": True, "speculation": {"enabled": speculates},
+            }  # fmt: skip
+            answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+            expected = greedy(model)
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-4, rtol=1e-4)
+
+
+def started(folder: Path, *flags: str) -> Iterator[Server]:
+    server = Server(folder / "log", *flags)
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.stop()
+
+
+def greedy(model: torch.nn.Module) -> list[float]:
+    """Log-probabilities of the tokens of a greedy answer."""
+    ids, found = list(PROMPT), []
+    for _ in range(TOKENS):
+        best = logprobs(model, ids)[-1].max(-1)
+        found.append(best.values.item())
+        ids.append(int(best.indices))
+    return found

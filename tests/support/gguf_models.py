@@ -1,0 +1,189 @@
+"""Tiny random models of transformers, and GGUF files of them as llama.cpp's converter writes them.
+
+Names of tensors are those of the package gguf. What the converter does beside naming is written here a second time:
+rows of queries and keys in pairs, the factors of rotary positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import tiny_gguf
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+WIDTH, HEADS, KV_HEADS, HEAD, MLP, LAYERS, CONTEXT, EXPERTS = 64, 4, 2, 32, 96, 4, 512, 8
+PROMPT = [9, 100, 33, 41, 7, 200, 66, 54, 120, 13, 250, 31, 77, 18, 93, 205, 140, 36, 8, 111, 64, 222, 19, 85]
+"""Longer than the sliding windows."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """config: fields of transformers' configuration beside those that all models here have.
+    fields: the file's metadata beside those. permuted: rows of queries and keys lie in pairs."""
+
+    config_class: str
+    architecture: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    fields: Callable[[gguf.GGUFWriter], None] = lambda writer: None
+    permuted: bool = False
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def build(self) -> PreTrainedModel:
+        """The model with the same random weights every time, in float32."""
+        torch.manual_seed(5)
+        shape = {
+            "vocab_size": len(tiny_gguf.tokens()), "hidden_size": WIDTH, "intermediate_size": MLP,
+            "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "bos_token_id": 0,
+            "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False, "attn_implementation": "eager",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        }  # fmt: skip
+        config = getattr(transformers, self.config_class)(**shape | self.config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                plain = 0.0 if not name.endswith("norm.weight") else 1.0
+                parameter.normal_(plain, 0.12).copy_(parameter.bfloat16())
+        return model
+
+
+def _llama_3() -> tuple[dict[str, Any], np.ndarray]:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = transformers.LlamaConfig(head_dim=HEAD, rope_parameters=rope)
+    inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 5000.0 ** -(np.arange(0, HEAD, 2, dtype=np.float32) / HEAD)
+    return rope, (plain / inverse.numpy()).astype(np.float32)
+
+
+LLAMA_3, LLAMA_3_FACTORS = _llama_3()
+
+
+def _granite(writer: gguf.GGUFWriter) -> None:
+    writer.add_attention_scale(0.1)
+    writer.add_embedding_scale(3.0)
+    writer.add_residual_scale(0.5)
+    writer.add_logit_scale(2.0)
+
+
+def _moe(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(3)
+    writer.add_expert_feed_forward_length(32)
+
+
+MODELS = {
+    "llama": Model("LlamaConfig", "llama", permuted=True),
+    "llama3": Model(
+        "LlamaConfig",
+        "llama",
+        {"rope_parameters": LLAMA_3, "tie_word_embeddings": True},
+        permuted=True,
+        tensors={"rope_freqs.weight": LLAMA_3_FACTORS},
+    ),
+    "mistral": Model("MistralConfig", "llama", {"sliding_window": None}, permuted=True),
+    "qwen2": Model("Qwen2Config", "qwen2", {"tie_word_embeddings": True}),
+    "qwen3": Model("Qwen3Config", "qwen3", {"attention_bias": False}),
+    "qwen3moe": Model(
+        "Qwen3MoeConfig",
+        "qwen3moe",
+        {
+            "num_experts": EXPERTS, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True,
+            "attention_bias": False, "decoder_sparse_step": 1,
+        },
+        _moe,
+    ),
+    "smollm3": Model(
+        "SmolLM3Config", "smollm3", {"tie_word_embeddings": True, "head_dim": WIDTH // HEADS}, permuted=True
+    ),
+    "granite": Model(
+        "GraniteConfig",
+        "granite",
+        {
+            "head_dim": WIDTH // HEADS, "attention_multiplier": 0.1, "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5, "logits_scaling": 2.0, "tie_word_embeddings": True,
+        },
+        _granite,
+        permuted=True,
+    ),
+}  # fmt: skip
+
+
+def write(name: str, path: Path, kind: str = "F32") -> PreTrainedModel:
+    """Write the file, its matrices in blocks of a kind. Returns the model that the file stands for: with what the
+    blocks mean, rounded to bfloat16, as weights."""
+    plan = MODELS[name]
+    model = plan.build()
+    config = model.config
+    writer = gguf.GGUFWriter(path, plan.architecture)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(MLP)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(5000.0)
+    if getattr(config, "head_dim", WIDTH // HEADS) != WIDTH // HEADS:
+        writer.add_key_length(HEAD)
+        writer.add_value_length(HEAD)
+        if plan.architecture == "llama":
+            writer.add_rope_dimension_count(HEAD)
+    tiny_gguf.add_tokenizer(writer, "qwen2")
+    plan.fields(writer)
+    for tensor, values in plan.tensors.items():
+        writer.add_tensor(tensor, values)
+    with torch.no_grad():
+        for tensor, parameter in _tensors(plan, model):
+            of_kind = gguf.GGMLQuantizationType[kind if parameter.ndim > 1 and "ffn_gate_inp" not in tensor else "F32"]
+            stored = gguf.quants.quantize(_as_converted(plan, tensor, parameter).float().numpy(), of_kind)
+            writer.add_tensor(tensor, stored, raw_dtype=of_kind)
+            if parameter.ndim > 1:
+                quantised = gguf.quants.quantize(parameter.numpy(), of_kind)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(quantised, of_kind)).bfloat16())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _tensors(plan: Model, model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names in the file, and parameters of the model or views of them."""
+    (arch,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == plan.architecture)
+    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.experts.gate_up_proj"):
+            layer = name.split(".")[2]
+            gate, up = parameter.data.chunk(2, 1)
+            yield f"blk.{layer}.ffn_gate_exps.weight", gate
+            yield f"blk.{layer}.ffn_up_exps.weight", up
+        elif name.endswith("mlp.experts.down_proj"):
+            yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", parameter.data
+        else:
+            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            yield found, parameter.data
+
+
+def _as_converted(plan: Model, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    part = name.split(".")[-2]
+    if plan.permuted and part in ("attn_q", "attn_k"):
+        heads = HEADS if part == "attn_q" else KV_HEADS
+        return parameter.view(heads, 2, -1, parameter.shape[1]).transpose(1, 2).reshape(parameter.shape)
+    return parameter
+
+
+@torch.inference_mode()
+def logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """[tokens, vocabulary] log-probabilities of what follows each token."""
+    return torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
