@@ -185,7 +185,10 @@ class Declared:
         None, "requests decoded at once, per engine", unset="SGLang's", bounds=(1, ANY)
     )
     max_total_tokens: int | None = _capacity(
-        None, "KV cache of each engine, in tokens", unset="fits memory", bounds=(SMALLEST_KV, ANY)
+        None,
+        "KV cache of each engine, in tokens; on a CPU it takes memory as it fills",
+        unset="on a CPU the context, or 1024 for each of `--max-running-requests` (32) and 8192 more, within 2 GiB",
+        bounds=(SMALLEST_KV, ANY),
     )
     chunked_prefill_size: int | None = _capacity(
         None, "prompt tokens per step; -1: all at once", unset="SGLang's", exempt=-1, bounds=(1, ANY)

@@ -19,17 +19,22 @@ from .settings import Settings
 PROCESS_BYTES = int(1.8 * 2**30)
 # Of each further rank of an engine.
 RANK_BYTES = int(0.7 * 2**30)
-# The KV cache a CPU server gives itself unless told: enough for many conversations, quick to allocate.
+# The most that a CPU server's KV cache takes unless told, where one request of the whole context does not need more.
 DEFAULT_KV_BYTES = 2 * 2**30
+# Requests in flight that it has room for unless --max-running-requests says, tokens of each, and tokens beside them for
+# prefixes that later requests share.
+REQUESTS, REQUEST_TOKENS, PREFIX_TOKENS = 32, 1024, 8192
 # Of what is free, the share that a KV cache nobody asked for may take.
 MAX_KV_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """max_total_tokens: size of each engine's KV cache in tokens; None leaves it to SGLang (on a GPU it profiles)."""
+    """max_total_tokens: size of each engine's KV cache in tokens; None leaves it to SGLang (on a GPU it profiles).
+    reason: that size, its MB and why, for people; "": not known."""
 
     max_total_tokens: int | None
+    reason: str = ""
 
 
 def kv_bytes_per_token(config: dict[str, Any], float_size: int) -> int:
@@ -57,13 +62,13 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
     processes = PROCESS_BYTES + RANK_BYTES * (parallel.ranks_here - 1)
     room = free - weights - processes
     if settings.max_total_tokens is not None:
-        tokens = settings.max_total_tokens
+        tokens, why = settings.max_total_tokens, "--max-total-tokens"
     elif per_token == 0:
         return MemoryPlan(None)
     else:
-        context = settings.context_length or model.context_length
-        wanted = max(DEFAULT_KV_BYTES, context * per_token)
-        tokens = int(max(0, min(wanted, room * MAX_KV_SHARE)) // per_token)
+        wanted, why = _wanted(settings, settings.context_length or model.context_length, per_token)
+        tokens = min(wanted, int(max(0, room * MAX_KV_SHARE) // per_token))
+        why = why if tokens == wanted else "half of what is free"
     if tokens < SMALLEST_KV or tokens * per_token > room:
         tokens = max(tokens, SMALLEST_KV)
         raise UserError(
@@ -71,7 +76,16 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
             f"{_gib(tokens * per_token)}, processes {_gib(processes)}; {_gib(free)} are free"
             + ("; lower --max-total-tokens" if settings.max_total_tokens else "")
         )
-    return MemoryPlan(tokens)
+    return MemoryPlan(tokens, f"KV cache of {tokens} tokens, {tokens * per_token / 1e6:.0f} MB when full ({why})")
+
+
+def _wanted(settings: Settings, context: int, per_token: int) -> tuple[int, str]:
+    """Tokens of a cache that memory does not limit, and why: one request of the whole context at least."""
+    each, requests = min(context, REQUEST_TOKENS), settings.max_running_requests or REQUESTS
+    many = min(requests * each + PREFIX_TOKENS, DEFAULT_KV_BYTES // per_token)
+    if many > context:
+        return many, f"{requests} requests of {each} tokens and {PREFIX_TOKENS} of shared prefixes, 2 GiB at most"
+    return context, "one request of the whole context"
 
 
 def _plan_gpu(settings: Settings, model: Model) -> MemoryPlan:

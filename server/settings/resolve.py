@@ -42,7 +42,10 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
     """
     settings, model, plan = _without_profile(settings)
     how = f"unmasking by {settings.unmasking}" if settings.diffusion else f"drafter {settings.drafter}"
-    say(f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), {how}")
+    say(
+        f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), {how}"
+        + (f"; {plan.reason}" if plan.reason else "")
+    )
     if not settings.parallel.leads:  # the first node plans
         return Resolved(settings, model, plan, unmeasured=False)
     settings, unmeasured = profile_lookup.with_profile(settings, model)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
+
+
+def mapped_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose pages take memory once they are written: torch.zeros would write them all."""
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return torch.zeros(tuple(shape), dtype=dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))
 
 
 class OutriderCpuPlatform(CpuSRTPlatform):
@@ -30,6 +42,11 @@ class OutriderCpuPlatform(CpuSRTPlatform):
         class CpuKVPool(MHATokenToKVPool):
             def _init_kv_copy_and_warmup(self) -> None:  # newer SGLang warms a Triton kernel up here
                 self._kv_copy_config = None
+
+            def _create_buffers_normal(self) -> None:
+                keys, values = self._kv_buffer_shapes()
+                self.k_buffer = [mapped_zeros(keys, self.store_dtype) for _ in range(self.layer_num)]
+                self.v_buffer = [mapped_zeros(values, self.store_dtype) for _ in range(self.layer_num)]
 
         return CpuKVPool
 

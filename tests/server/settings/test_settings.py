@@ -77,13 +77,24 @@ def test_kv_cache_is_sized_by_what_is_free(smollm2: Model, monkeypatch: pytest.M
         monkeypatch.setattr(hardware, "available_memory", lambda: int(free_gib * 2**30))
         return memory.plan(Settings(**CPU, **settings), smollm2).max_total_tokens
 
-    assert tokens(64) == memory.DEFAULT_KV_BYTES // per_token
-    assert tokens(4) < tokens(64)
+    assert tokens(64) == memory.REQUESTS * memory.REQUEST_TOKENS + memory.PREFIX_TOKENS
+    assert tokens(64, max_running_requests=4) == 4 * memory.REQUEST_TOKENS + memory.PREFIX_TOKENS
+    assert tokens(64, max_running_requests=1000) == memory.DEFAULT_KV_BYTES // per_token
+    assert tokens(64, max_running_requests=1, context_length=100_000) == 100_000
+    assert tokens(2.5) < tokens(64)
     assert tokens(4, max_total_tokens=1000) == 1000
     with pytest.raises(UserError, match="too little memory"):
         tokens(1)
     with pytest.raises(UserError, match="lower --max-total-tokens"):
         tokens(4, max_total_tokens=1_000_000)
+
+
+def test_size_of_the_kv_cache_is_explained(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "available_memory", lambda: 64 * 2**30)
+    reason = memory.plan(Settings(**CPU), smollm2).reason
+    assert reason.startswith("KV cache of 40960 tokens, ")
+    assert "32 requests of 1024 tokens" in reason
+    assert "--max-total-tokens" in memory.plan(Settings(**CPU, max_total_tokens=1000), smollm2).reason
 
 
 @pytest.fixture(scope="module")

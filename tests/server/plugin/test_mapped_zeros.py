@@ -1,0 +1,28 @@
+"""The KV cache of a CPU takes memory as it fills."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+
+def test_zeros_take_memory_once_they_are_written() -> None:
+    from outrider.server.plugin import activate
+
+    activate()
+    from outrider.server.plugin.hooks.platform import mapped_zeros
+
+    process, half = psutil.Process(), 64 << 20
+    before = process.memory_info().rss
+    zeros = mapped_zeros((2, half // 2), torch.bfloat16)
+    assert process.memory_info().rss - before < half // 4
+    zeros[0] = 1
+    assert half // 2 < process.memory_info().rss - before < half + half // 2
+    assert zeros[1, -1] == 0
+    assert zeros[0, -1] == 1
+
+
+def test_no_slots_are_no_memory() -> None:
+    from outrider.server.plugin.hooks.platform import mapped_zeros
+
+    assert mapped_zeros((0, 3, 64), torch.float32).shape == (0, 3, 64)
