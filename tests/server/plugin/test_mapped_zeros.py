@@ -5,13 +5,10 @@ from __future__ import annotations
 import psutil
 import torch
 
+from outrider.server.plugin.cpu.mapped import mapped_zeros
+
 
 def test_zeros_take_memory_once_they_are_written() -> None:
-    from outrider.server.plugin import activate
-
-    activate()
-    from outrider.server.plugin.hooks.platform import mapped_zeros
-
     process, half = psutil.Process(), 64 << 20
     before = process.memory_info().rss
     zeros = mapped_zeros((2, half // 2), torch.bfloat16)
@@ -23,6 +20,4 @@ def test_zeros_take_memory_once_they_are_written() -> None:
 
 
 def test_no_slots_are_no_memory() -> None:
-    from outrider.server.plugin.hooks.platform import mapped_zeros
-
     assert mapped_zeros((0, 3, 64), torch.float32).shape == (0, 3, 64)
