@@ -40,10 +40,10 @@ class BlockDrafter : public torch::CustomClassHolder {
     check_dense(slots, at::kLong, {tokens}, "slots");
     layers_.check_places(positions, slots);
     const Tensor context = layers_.matrix(tokens, layers_.hidden), kv = layers_.matrix(tokens, keys_values_.outputs);
-    Int8Input int8;
-    for (const Weight* w : {&fc_, &keys_values_}) int8.reserve(tokens, w->scales ? w->depth : 0);
+    RoundedInput rounded;
+    for (const Weight* w : {&fc_, &keys_values_}) rounded.reserve(tokens, *w);
     run_team([&](TeamMember& member) {
-      const Stages stages(member, layers_.type, tokens, int8);
+      const Stages stages(member, layers_.type, tokens, rounded);
       stages.product(features.data_ptr(), fc_, context.data_ptr(), &keys_values_);
       stages.norm(context.data_ptr(), nullptr, layers_.own_norm(1), context.data_ptr(), layers_.hidden, layers_.eps);
       stages.product(context.data_ptr(), keys_values_, kv.data_ptr(), nullptr);
@@ -102,8 +102,8 @@ class BlockDrafter : public torch::CustomClassHolder {
   // The tokens of a draft from its hidden states, position after position where each depends on the one before.
   void draw(TeamMember& member, DraftDrawArgs a, const int64_t* anchors, int64_t requests, int64_t gamma, int64_t work,
             Buffers& b) const {
-    const Stages all(member, layers_.type, requests * gamma, b.layers.int8);
-    const Stages each(member, layers_.type, requests, b.layers.int8);
+    const Stages all(member, layers_.type, requests * gamma, b.layers.rounded);
+    const Stages each(member, layers_.type, requests, b.layers.rounded);
     all.product(b.states.data_ptr(), head_, b.logits.data_ptr(), w1_ ? &w2_ : nullptr);
     a.logits = b.logits.data_ptr();
     a.states = b.states.data_ptr();
@@ -147,8 +147,8 @@ class BlockDrafter : public torch::CustomClassHolder {
     Buffers b{layers_.buffers(tokens, {&seen}), layers_.matrix(drafted, layers_.hidden),
               layers_.matrix(drafted, head_.outputs), {}, {}};
     if (w1_) b.latents = layers_.matrix(requests, w2_.depth), b.bias = layers_.matrix(requests, w2_.outputs);
-    b.layers.int8.reserve(drafted, head_.scales ? head_.depth : 0);
-    b.layers.int8.reserve(requests, w1_ && w2_.scales ? w2_.depth : 0);
+    b.layers.rounded.reserve(drafted, head_);
+    if (w1_) b.layers.rounded.reserve(requests, w2_);
     return b;
   }
 

@@ -61,7 +61,7 @@ bool check(int64_t rows, int64_t depth, int64_t outputs) {
   for (int64_t i = 0; i < panels * PANEL; ++i) bias[i] = float(i % 7);
   uint8_t* packed = guarded(panels * PANEL * depth * 2);
   amx_emulated::kernels.pack(weight.data(), packed, outputs, depth, 0, panels);
-  const LinearArgs a{x, packed, rows % 2 ? bias : nullptr, nullptr, depth, rows, 96, depth, outputs, panels};
+  const LinearArgs a{x, packed, rows % 2 ? bias : nullptr, nullptr, depth, rows, 96, depth, outputs, panels, outputs};
   Function<const LinearArgs&, int64_t, int64_t> linear[] = {amx::kernels.linear, amx_emulated::kernels.linear};
   bool fine = same(a, linear);
   for (int kind = 0; kind < BLOCK_KINDS; ++kind) {

@@ -67,7 +67,7 @@ class DiffusionDrafter : public torch::CustomClassHolder {
       context = layers_.plan(context_tokens, context_indptr, context_kv_lens, context_rows, page_table, true);
     if (requests) block = layers_.plan(tokens - context_tokens, indptr, kv_lens, rows, page_table, false);
     LayerBuffers b = layers_.buffers(tokens, {context ? &*context : nullptr, block ? &*block : nullptr});
-    b.int8.reserve(requests * count, head_.scales ? head_.depth : 0);
+    b.rounded.reserve(requests * count, head_);
     std::memcpy(data(b.residual), data(x), x.nbytes());
     const Tensor states = layers_.matrix(requests * count, layers_.hidden);
     const Tensor logits = layers_.matrix(requests * count, head_.outputs);
@@ -76,7 +76,7 @@ class DiffusionDrafter : public torch::CustomClassHolder {
                   &head_);
       if (!requests) return;
       layers_.finish(member, layers_.own_norm(0), context_tokens, requests, queries, first, count, b, states);
-      Stages(member, layers_.type, requests * count, b.int8).product(data(states), head_, data(logits), nullptr);
+      Stages(member, layers_.type, requests * count, b.rounded).product(data(states), head_, data(logits), nullptr);
     });
     return {states, logits};
   }

@@ -47,7 +47,7 @@ struct DraftLayer {
 // Intermediate results of the layers.
 struct LayerBuffers {
   Tensor residual, normed, qkv, attended, x, up, gated, partials;
-  Int8Input int8;
+  RoundedInput rounded;
 };
 
 // Constructor arguments that all drafters share. weights, each beside its kind, scales (none: no numbers), outputs and
@@ -117,7 +117,7 @@ class DraftLayers {
   void run(TeamMember& member, const Tensor& positions, const Tensor& slots, const SharedAttention* context,
            int64_t context_tokens, const SharedAttention* block, LayerBuffers& b, const Weight* next) const {
     const int64_t tokens = positions.numel(), own = tokens - context_tokens;
-    const Stages every(member, type, tokens, b.int8), last(member, type, own, b.int8);
+    const Stages every(member, type, tokens, b.rounded), last(member, type, own, b.rounded);
     char* const qkv = data(b.qkv);
     RopeArgs rope = rope_of(b.qkv, positions, slots);
     rope.q = qkv;
@@ -220,8 +220,8 @@ class DraftLayers {
     for (const SharedAttention* each : all)
       if (each && each->split) partials = std::max(partials, each->plan.partials_size());
     if (partials) b.partials = at::empty({partials}, parts_.cos_sin.options());
-    for (const Weight* w : {&layers[0].qkv, &layers[0].out, &layers[0].down})
-      b.int8.reserve(tokens, w->scales ? w->depth : 0);
+    for (const DraftLayer& layer : layers)
+      for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(tokens, *w);
     return b;
   }
 

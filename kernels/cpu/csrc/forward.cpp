@@ -3,6 +3,8 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <numeric>
+
 #include "stages.h"
 
 namespace outrider {
@@ -21,34 +23,41 @@ struct Layer {
 // Intermediate results of one forward.
 struct Buffers {
   Tensor normed, qkv, attended, x, up, gated, partials;
-  Int8Input int8;
+  RoundedInput rounded;
 };
 
 // Weights and caches of a decoder, checked once at construction.
 class Decoder : public torch::CustomClassHolder {
  public:
-  // weights: four a layer, q|k|v, out, gate|up, down. Codes of int8_linear beside their scales; or, without scales,
-  // each what its kind says: blocks of block_linear or, where that is negative, panels of packed_linear. norms: two a
-  // layer and the last one. k_pools, v_pools: the layers' caches [slots, heads, width]. attention_scales, windows,
-  // logit_caps: as of flat_attention, one a layer.
-  Decoder(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs, Tensors norms,
-          Tensors k_pools, Tensors v_pools, Tensor cos_sin, double eps, std::vector<double> attention_scales,
-          std::vector<int64_t> windows, std::vector<double> logit_caps)
+  // counts: parts of each product, four products a layer (q|k|v, out, gate|up, down). weights, kinds, outputs: of all
+  // parts. Codes of int8_linear beside their scales; or, without scales, each what its kind says: blocks of block_linear
+  // or, where that is negative, panels of packed_linear. norms: two a layer and the last one. k_pools, v_pools: the
+  // layers' caches [slots, heads, width]. attention_scales, windows, logit_caps: as of flat_attention, one a layer.
+  Decoder(std::vector<int64_t> counts, Tensors weights, std::vector<int64_t> kinds, Tensors scales,
+          std::vector<int64_t> outputs, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin, double eps,
+          std::vector<double> attention_scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
       : kept_{weights, scales, norms, k_pools, v_pools}, cos_sin_(cos_sin), eps_(float(eps)) {
-    const size_t layers = k_pools.size();
-    TORCH_CHECK(layers && weights.size() == 4 * layers && kinds.size() == 4 * layers && outputs.size() == 4 * layers &&
-                    (scales.empty() || scales.size() == 4 * layers) && norms.size() == 2 * layers + 1 &&
-                    v_pools.size() == layers && attention_scales.size() == layers && windows.size() == layers &&
-                    logit_caps.size() == layers,
+    const size_t layers = k_pools.size(), parts = std::accumulate(counts.begin(), counts.end(), int64_t(0));
+    TORCH_CHECK(layers && counts.size() == 4 * layers && std::ranges::all_of(counts, [](int64_t n) { return n > 0; }) &&
+                    weights.size() == parts && kinds.size() == parts && outputs.size() == parts &&
+                    (scales.empty() || (scales.size() == parts && parts == 4 * layers)) &&
+                    norms.size() == 2 * layers + 1 && v_pools.size() == layers && attention_scales.size() == layers &&
+                    windows.size() == layers && logit_caps.size() == layers,
                 "a layer has four products, two norms, two pools, a scale, a window and a cap");
+    std::vector<int64_t> sums, first{0};  // outputs of each product, its first part
+    for (const int64_t count : counts) {
+      const auto from = outputs.begin() + first.back();
+      sums.push_back(std::accumulate(from, from + count, int64_t(0)));
+      first.push_back(first.back() + count);
+    }
     type_ = type_of(norms[0], "norms");
     hidden_ = norms[0].numel();
     read_pools();
-    const int64_t query = outputs[0] - kv_heads_ * (width_ + value_width_);
-    TORCH_CHECK(query > 0 && query % width_ == 0, "outputs of q|k|v are ", outputs[0],
+    const int64_t query = sums[0] - kv_heads_ * (width_ + value_width_);
+    TORCH_CHECK(query > 0 && query % width_ == 0, "outputs of q|k|v are ", sums[0],
                 ", which the pool's heads do not fit");
     heads_ = query / width_;
-    mlp_ = outputs[2] / 2;
+    mlp_ = sums[2] / 2;
     TORCH_CHECK(hidden_ % 16 == 0 && mlp_ % 16 == 0, "widths must be multiples of 16");
     TORCH_CHECK(cos_sin.dim() == 2 && cos_sin.is_contiguous() && cos_sin.size(1) % 32 == 0 &&
                     cos_sin.size(1) <= width_ &&
@@ -58,14 +67,18 @@ class Decoder : public torch::CustomClassHolder {
       TORCH_CHECK(norm.scalar_type() == norms[0].scalar_type() && norm.is_contiguous() && norm.numel() == hidden_,
                   "norms must be dense, of one type and width");
     const int64_t depths[4] = {hidden_, heads_ * value_width_, hidden_, mlp_};
-    const int64_t wanted[4] = {outputs[0], hidden_, 2 * mlp_, hidden_};
+    const int64_t wanted[4] = {sums[0], hidden_, 2 * mlp_, hidden_};
     const Tensor no_scales = at::empty({0}, norms[0].options());
     std::vector<Weight> products;
     for (size_t i = 0; i < 4 * layers; ++i) {
-      TORCH_CHECK(outputs[i] == wanted[i % 4], "weight ", i % 4, " of layer ", i / 4, " has ", outputs[i],
+      TORCH_CHECK(sums[i] == wanted[i % 4], "weight ", i % 4, " of layer ", i / 4, " has ", sums[i],
                   " outputs, expected ", wanted[i % 4]);
-      products.push_back(
-          weight_of(weights[i], kinds[i], scales.empty() ? no_scales : scales[i], outputs[i], depths[i % 4], norms[0]));
+      Weight w{{}, sums[i], depths[i % 4]};
+      for (int64_t n = first[i]; n < first[i + 1]; ++n)
+        w.parts.push_back(
+            part_of(weights[n], kinds[n], scales.empty() ? no_scales : scales[n], outputs[n], w.depth, norms[0]));
+      rounds_ = rounds_ || w.rounds();
+      products.push_back(w);
     }
     for (size_t i = 0; i < layers; ++i)
       layers_.push_back({products[4 * i], products[4 * i + 1], products[4 * i + 2], products[4 * i + 3],
@@ -117,7 +130,7 @@ class Decoder : public torch::CustomClassHolder {
    public:
     Pass(const Decoder& decoder, const Step& step, TeamMember& member)
         : d(decoder), step_(step), b(step.buffers), member_(member), size_(d.type_ ? 2 : 4),
-          stages_(member, d.type_, step.residual.size(0), b.int8) {
+          stages_(member, d.type_, step.residual.size(0), b.rounded) {
       const int64_t tokens = step.residual.size(0);
       std::tie(own_rows_, at_once_) = d.shares(tokens, member.size);
       begin_ = own_rows_ ? tokens * member.index / member.size : 0;
@@ -255,7 +268,7 @@ class Decoder : public torch::CustomClassHolder {
     constexpr int64_t LEAST = 128;
     const int64_t room = kernels().cache_bytes_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)),
                   each = (tokens + threads - 1) / threads;
-    if (each < LEAST || layers_[0].qkv.scales || !room) return {false, tokens};
+    if (each < LEAST || rounds_ || !room) return {false, tokens};
     const int64_t parts = (each + std::max(LEAST, room) - 1) / std::max(LEAST, room);
     return {true, (each + parts - 1) / parts};
   }
@@ -291,8 +304,8 @@ class Decoder : public torch::CustomClassHolder {
               room(some, hidden_), room(some, 2 * mlp_), room(some, mlp_), {}, {}};
     if (plan.split(at::get_num_threads()))
       b.partials = at::empty({plan.partials_size()}, like.options().dtype(at::kFloat));
-    if (layers_[0].qkv.scales)
-      for (const Weight* w : {&layers_[0].qkv, &layers_[0].out, &layers_[0].down}) b.int8.reserve(tokens, w->depth);
+    for (const Layer& layer : layers_)
+      for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(tokens, *w);
     return b;
   }
 
@@ -321,6 +334,7 @@ class Decoder : public torch::CustomClassHolder {
   Tensor cos_sin_;
   const float eps_;
   int type_;
+  bool rounds_ = false;  // an input of a product, for all rows at once
   int64_t hidden_, mlp_, heads_, kv_heads_, width_, value_width_, slots_, k_slot_, v_slot_;
   std::vector<Layer> layers_;
 };
@@ -329,8 +343,8 @@ class Decoder : public torch::CustomClassHolder {
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.class_<Decoder>("Decoder")
-      .def(torch::init<Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors, Tensors, Tensors, Tensor,
-                       double, std::vector<double>, std::vector<int64_t>, std::vector<double>>())
+      .def(torch::init<std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors, Tensors,
+                       Tensors, Tensor, double, std::vector<double>, std::vector<int64_t>, std::vector<double>>())
       .def("forward", &Decoder::forward);
 }
 

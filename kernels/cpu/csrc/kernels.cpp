@@ -4,6 +4,7 @@
 #include "draw_drafts.h"
 #include "elementwise.h"
 #include "int8.h"
+#include "int_blocks.h"
 #include "linear.h"
 #include "sampling.h"
 
@@ -22,6 +23,10 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {pack_blocks<BlockKind(KIND)>...},
       {{block_linear<float, BlockKind(KIND)>...}, {block_linear<bf16, BlockKind(KIND)>...}},
       {expand_rows<BlockKind(KIND)>...},
+      {{round_rows<float, NarrowBlock>, round_rows<float, WideBlock>},
+       {round_rows<bf16, NarrowBlock>, round_rows<bf16, WideBlock>}},
+      {pack_int_blocks<BlockKind(KIND)>...},
+      {{int_block_linear<float, BlockKind(KIND)>...}, {int_block_linear<bf16, BlockKind(KIND)>...}},
       {pack_int8<float>, pack_int8<bf16>},
       {quantize<float>, quantize<bf16>},
       {int8_linear<float>, int8_linear<bf16>},

@@ -60,7 +60,7 @@ struct LinearArgs {
   const void *x, *packed;
   const float* bias;  // null, or one per output, padded to whole panels
   void* out;
-  int64_t x_stride, rows, row_group, depth, outputs, panels;
+  int64_t x_stride, rows, row_group, depth, outputs, panels, out_stride;
   CachePrefetch* prefetch;  // beside the weights; null: nothing
 };
 
@@ -81,6 +81,25 @@ constexpr BlockFormat FORMATS[BLOCK_KINDS] = {
     {4, 1, 2, 0, 18},  {4, 1, 4, 0, 20}, {8, 1, 2, 0, 34}, {4, 8, 4, 2, 144}, {5, 8, 4, 2, 176},
     {6, 8, 2, 2, 210}, {4, 1, 4, 0, 20}, {4, 2, 4, 0, 36}, {4, 4, 4, 0, 68},
 };
+
+// A row of an integer product: signed bytes, their scale and sums of theirs. Blocks of 32 are for kinds whose scales are
+// floats, those of 256 for superblocks.
+struct NarrowBlock {
+  int8_t codes[BLOCK];
+  float scale;
+  int32_t sum;
+};
+struct WideBlock {
+  int8_t codes[8 * BLOCK];
+  float scale;
+  int16_t sums[8], halves[16];  // sums of 32 codes; of 16, times -16
+};
+constexpr bool rounds_wide(int64_t kind) { return FORMATS[kind].span == 8; }
+inline int64_t rounded_bytes(int64_t depth, bool wide) {
+  return wide ? depth / (8 * BLOCK) * sizeof(WideBlock) : depth / BLOCK * sizeof(NarrowBlock);
+}
+// Added to a kind's number where rows are rounded to bytes; as in blocks.py.
+constexpr int64_t ROUNDED = 256;
 
 constexpr int64_t GROUP = 64;  // neighbours in depth that share a scale
 
@@ -159,6 +178,9 @@ struct Kernels {
   Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_blocks[BLOCK_KINDS];
   Function<const LinearArgs&, int64_t, int64_t> block_linear[2][BLOCK_KINDS];
   Function<const uint8_t*, const int64_t*, void*, int64_t, int64_t, int64_t> expand_rows[BLOCK_KINDS];
+  Function<const void*, void*, int64_t, int64_t, int64_t> round_rows[2][2];  // second index: in blocks of 256
+  Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_int_blocks[BLOCK_KINDS];
+  Function<const LinearArgs&, int64_t, int64_t> int_block_linear[2][BLOCK_KINDS];
   Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
   Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
   Function<const Int8Args&, int64_t, int64_t> int8_linear[2];

@@ -126,8 +126,8 @@ void multiply_items(const LinearArgs& a, Weights weights, Prefetch prefetch, int
       x = widened.data();
       x_stride = depth;
     }
-    T* out = static_cast<T*>(a.out) + row * a.outputs + column;
-    int64_t out_stride = a.outputs;
+    T* out = static_cast<T*>(a.out) + row * a.out_stride + column;
+    int64_t out_stride = a.out_stride;
     const int64_t least = Weights::WHOLE ? PANEL : W, padded = (width + least - 1) / least * least;
     const bool narrow = width < padded;  // the last outputs do not fill a vector
     if (narrow) {
@@ -145,7 +145,7 @@ void multiply_items(const LinearArgs& a, Weights weights, Prefetch prefetch, int
     product<PAIRS<T>>(rows - few, x + few * x_stride, x_stride, later, depth, padded, bias, out + few * out_stride,
                       out_stride);
     for (int64_t r = 0; narrow && r < rows; ++r)
-      std::memcpy(static_cast<T*>(a.out) + (row + r) * a.outputs + column, out + r * PANEL, width * sizeof(T));
+      std::memcpy(static_cast<T*>(a.out) + (row + r) * a.out_stride + column, out + r * PANEL, width * sizeof(T));
   }
 }
 

@@ -1,4 +1,5 @@
-// Torch operations of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h and int8.h.
+// Torch operations of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h, int_blocks.h and
+// int8.h.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -21,17 +22,18 @@ Tensor pack_linear(const Tensor& weight) {
   return packed;
 }
 
-// x times packed weights of either layout, by `function`.
+// x times packed weights of any layout, by `function`; rounded: x's rows as they were rounded to bytes.
 Tensor multiply(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs,
-                Function<const LinearArgs&, int64_t, int64_t> function) {
+                Function<const LinearArgs&, int64_t, int64_t> function, const std::optional<Tensor>& rounded = {}) {
   const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
   if (bias) check_dense(*bias, at::kFloat, {panels * PANEL}, "bias, padded to whole panels,");
   auto sizes = x.sizes().vec();
   sizes.back() = outputs;
   Tensor out = at::empty(sizes, x.options());
-  const LinearArgs a{x.data_ptr(), packed.data_ptr(), bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(),
-                     depth, x.numel() / depth, even_row_group(x.numel() / depth, panels, at::get_num_threads()), depth,
-                     outputs, panels};
+  const LinearArgs a{rounded ? rounded->data_ptr() : x.data_ptr(), packed.data_ptr(),
+                     bias ? bias->data_ptr<float>() : nullptr, out.data_ptr(), rounded ? rounded->size(1) : depth,
+                     x.numel() / depth, even_row_group(x.numel() / depth, panels, at::get_num_threads()), depth,
+                     outputs, panels, outputs};
   in_ranges(panels * ((a.rows + a.row_group - 1) / a.row_group),
             [&](int64_t begin, int64_t end) { function(a, begin, end); }, a.rows * depth * outputs);
   return out;
@@ -46,39 +48,57 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<
   return multiply(x, packed, bias, outputs, kernels().linear[type]);
 }
 
-void check_kind(int64_t kind) { TORCH_CHECK(0 <= kind && kind < BLOCK_KINDS, "there is no kind ", kind, " of blocks"); }
+// The kind's number without ROUNDED.
+int64_t plain_kind(int64_t kind) {
+  const int64_t plain = kind & ~ROUNDED;
+  TORCH_CHECK(0 <= plain && plain < BLOCK_KINDS, "there is no kind ", kind, " of blocks");
+  return plain;
+}
 
 const BlockFormat& format_of(const Tensor& raw, int64_t kind) {
-  check_kind(kind);
-  const BlockFormat& format = FORMATS[kind];
+  const BlockFormat& format = FORMATS[plain_kind(kind)];
   TORCH_CHECK(raw.scalar_type() == at::kByte && raw.dim() == 2 && raw.is_contiguous() && raw.size(1) % format.file == 0,
               "blocks must be dense bytes [outputs, multiple of ", format.file, "], got ", raw.sizes());
   return format;
 }
 
 // raw [outputs, bytes of a row], blocks as the checkpoint has them -> the same numbers in panels that only block_linear
-// understands.
+// of the same kind understands.
 Tensor pack_blocks(const Tensor& raw, int64_t kind) {
   const BlockFormat& format = format_of(raw, kind);
   const int64_t outputs = raw.size(0), panels = (outputs + PANEL - 1) / PANEL, spans = raw.size(1) / format.file;
   Tensor packed = at::empty({panels * PANEL * spans * format.bytes()}, raw.options());
+  const auto& functions = kind & ROUNDED ? kernels().pack_int_blocks : kernels().pack_blocks;
   at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
-    kernels().pack_blocks[kind](raw.data_ptr<uint8_t>(), packed.data_ptr<uint8_t>(), outputs,
+    functions[plain_kind(kind)](raw.data_ptr<uint8_t>(), packed.data_ptr<uint8_t>(), outputs,
                                 spans * format.span * BLOCK, begin, end);
   });
   return packed;
+}
+
+// x [..., depth] as rows of bytes for integer products [rows, bytes], whose blocks are of 256 or of 32.
+Tensor round_rows(const Tensor& x, bool wide) {
+  const int type = type_of(x, "x");
+  const int64_t depth = x.size(-1), rows = x.numel() / depth;
+  Tensor out = at::empty({rows, rounded_bytes(depth, wide)}, x.options().dtype(at::kByte));
+  at::parallel_for(0, rows, grain(depth), [&](int64_t begin, int64_t end) {
+    kernels().round_rows[type][wide](x.data_ptr(), out.data_ptr(), depth, begin, end);
+  });
+  return out;
 }
 
 Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
                     int64_t outputs) {
   const ScopedTimer timer(PRODUCTS);
   const int type = type_of(x, "x");
-  check_kind(kind);
-  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL, covered = FORMATS[kind].span * BLOCK;
-  TORCH_CHECK(x.is_contiguous() && blocks.scalar_type() == at::kByte && depth % covered == 0 &&
-                  blocks.numel() == panels * PANEL * (depth / covered) * FORMATS[kind].bytes(),
+  const int64_t plain = plain_kind(kind);
+  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL, covered = FORMATS[plain].span * BLOCK;
+  TORCH_CHECK(x.is_contiguous() && blocks.scalar_type() == at::kByte && depth > 0 && depth % covered == 0 &&
+                  blocks.numel() == panels * PANEL * (depth / covered) * FORMATS[plain].bytes(),
               "x must be dense and match the packed blocks in depth");
-  return multiply(x, blocks, bias, outputs, kernels().block_linear[type][kind]);
+  if (!(kind & ROUNDED)) return multiply(x, blocks, bias, outputs, kernels().block_linear[type][plain]);
+  return multiply(x, blocks, bias, outputs, kernels().int_block_linear[type][plain],
+                  round_rows(x, rounds_wide(plain)));
 }
 
 // raw as of pack_blocks. Returns its `rows` [N] as bf16 [N, depth].
@@ -141,6 +161,7 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   m.def("pack_blocks(Tensor raw, int kind) -> Tensor");
   m.def("block_linear(Tensor x, Tensor blocks, int kind, Tensor? bias, int outputs) -> Tensor");
+  m.def("round_rows(Tensor x, bool wide) -> Tensor");
   m.def("expand_rows(Tensor raw, Tensor rows, int kind) -> Tensor");
   m.def("pack_int8(Tensor weight) -> (Tensor, Tensor)");
   m.def("int8_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias, int outputs) -> Tensor");
@@ -151,6 +172,7 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("packed_linear", packed_linear);
   m.impl("pack_blocks", pack_blocks);
   m.impl("block_linear", block_linear);
+  m.impl("round_rows", round_rows);
   m.impl("expand_rows", expand_rows);
   m.impl("pack_int8", pack_int8);
   m.impl("int8_linear", int8_linear);

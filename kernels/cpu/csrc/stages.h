@@ -2,61 +2,86 @@
 #pragma once
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "team.h"
 
 namespace outrider {
 
 constexpr int64_t WORK_PER_NUMBER = 4;  // multiplications that a number of a norm, rotation or activation is worth
 
-// A prepared weight without a bias.
-struct Weight {
+// Some outputs of a weight, prepared alike, without a bias.
+struct Part {
   const char* packed;
   const float* scales;  // of int8_linear, otherwise null
   Function<const LinearArgs&, int64_t, int64_t> function;
-  int64_t outputs, depth, bytes;  // bytes of a panel
+  int64_t outputs, bytes;  // bytes of a panel
+  enum { AS_IT_IS, NARROW, WIDE } input;  // x, or its rows as of round_rows()
   int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
+};
+
+// A weight whose parts are one below the other; those of int8_linear are whole weights.
+struct Weight {
+  std::vector<Part> parts;
+  int64_t outputs = 0, depth = 0;
+  bool int8() const { return parts[0].scales; }
+  bool rounds() const { return int8() || reads(Part::NARROW) || reads(Part::WIDE); }
+  bool reads(int input) const {
+    return std::any_of(parts.begin(), parts.end(), [=](const Part& part) { return part.input == input; });
+  }
 };
 
 // packed: codes of int8_linear beside their `scales`; without those (no numbers) what its kind says: blocks of
 // block_linear or, where that is negative, panels of packed_linear. Checked by that operation, on no rows of `like`'s
 // type.
-inline Weight weight_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
-                        const Tensor& like) {
+inline Part part_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
+                    const Tensor& like) {
   const int type = type_of(like, "inputs");
   const Tensor none = at::empty({0, depth}, like.options());
-  const int64_t panels = (outputs + PANEL - 1) / PANEL;
-  Weight w{
-      static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, depth, int64_t(packed.nbytes()) / panels};
+  const int64_t panels = (outputs + PANEL - 1) / PANEL, plain = kind & ~ROUNDED;
+  Part part{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, int64_t(packed.nbytes()) / panels,
+            Part::AS_IT_IS};
   if (scales.numel()) {
     int8_linear(none, packed, scales, std::nullopt, outputs);
-    w.scales = scales.data_ptr<float>();
+    part.scales = scales.data_ptr<float>();
   } else if (kind >= 0) {
     block_linear(none, packed, kind, std::nullopt, outputs);
-    w.function = kernels().block_linear[type][kind];
+    const bool rounded = kind & ROUNDED;
+    part.function = rounded ? kernels().int_block_linear[type][plain] : kernels().block_linear[type][plain];
+    if (rounded) part.input = rounds_wide(plain) ? Part::WIDE : Part::NARROW;
   } else {
     packed_linear(none, packed, std::nullopt, outputs);
-    w.function = kernels().linear[type];
+    part.function = kernels().linear[type];
   }
-  return w;
+  return part;
+}
+inline Weight weight_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
+                        const Tensor& like) {
+  return {{part_of(packed, kind, scales, outputs, depth, like)}, outputs, depth};
 }
 
-// int8_linear's input, rounded.
-struct Int8Input {
+// The rounded input of int8_linear and of integer products of blocks.
+struct RoundedInput {
   std::vector<int8_t> codes;
   std::vector<float> scales;
   std::vector<int32_t> sums;
-  void reserve(int64_t rows, int64_t depth) {
-    const int64_t groups = (depth + GROUP - 1) / GROUP;
+  std::vector<char> blocks[2];  // as of round_rows(), narrow and wide
+  void reserve(int64_t rows, const Weight& w) {
+    const int64_t groups = w.int8() ? (w.depth + GROUP - 1) / GROUP : 0;
     codes.resize(std::max<size_t>(codes.size(), rows * groups * GROUP));
     scales.resize(std::max<size_t>(scales.size(), rows * groups));
     sums.resize(std::max<size_t>(sums.size(), rows * groups));
+    for (const bool wide : {false, true})
+      if (w.reads(wide ? Part::WIDE : Part::NARROW))
+        blocks[wide].resize(std::max<size_t>(blocks[wide].size(), rows * rounded_bytes(w.depth, wide)));
   }
 };
 
 class Stages {
  public:
-  Stages(TeamMember& member, int type, int64_t rows, Int8Input& int8)
-      : member_(member), type_(type), rows_(rows), int8_(int8) {}
+  Stages(TeamMember& member, int type, int64_t rows, RoundedInput& rounded)
+      : member_(member), type_(type), rows_(rows), rounded_(rounded) {}
 
   // Following stages are for so many rows.
   void set_rows(int64_t rows) { rows_ = rows; }
@@ -68,8 +93,8 @@ class Stages {
   // its share.
   void product(const void* x, const Weight& w, void* out, const Weight* next) const {
     const int64_t work = rows_ * w.depth * w.outputs;
-    if (w.scales) int8_product(x, w, out, work);
-    else float_product(x, w, out, work);
+    if (w.int8()) int8_product(x, w, out, work);
+    else product_of_parts(x, w, out, work);
     if (next) prefetch_start(*next);
   }
 
@@ -116,36 +141,64 @@ class Stages {
   static constexpr int64_t PREFETCH_BYTES = 32768;  // bytes
 
   void prefetch_start(const Weight& w) const {
-    const int64_t panels = w.panels();
-    const char* from = w.packed + panels * member_.shard() / member_.shards() * w.bytes;
-    const char* end = std::min(from + PREFETCH_BYTES, w.packed + panels * w.bytes);
+    const Part& part = w.parts[0];
+    const int64_t panels = part.panels();
+    const char* from = part.packed + panels * member_.shard() / member_.shards() * part.bytes;
+    const char* end = std::min(from + PREFETCH_BYTES, part.packed + panels * part.bytes);
     for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
   }
 
-  void float_product(const void* x, const Weight& w, void* out, int64_t work) const {
-    const LinearArgs a{
-        x,       w.packed,  nullptr,    out,      w.depth, rows_, even_row_group(rows_, w.panels(), member_.shards()),
-        w.depth, w.outputs, w.panels(), prefetch_};
-    const auto share = [&](int64_t begin, int64_t end) { w.function(a, begin, end); };
-    member_.run_ranges(PRODUCTS, a.panels * ((rows_ + a.row_group - 1) / a.row_group), share, work);
+  // A member does its share of one part after the other: they write different outputs, so nobody waits in between.
+  void product_of_parts(const void* x, const Weight& w, void* out, int64_t work) const {
+    for (const bool wide : {false, true}) {
+      if (!w.reads(wide ? Part::WIDE : Part::NARROW)) continue;
+      const auto round = [&](int64_t begin, int64_t end) {
+        kernels().round_rows[type_][wide](x, rounded_.blocks[wide].data(), w.depth, begin, end);
+      };
+      member_.run_ranges(PRODUCTS, rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
+    }
+    const int64_t shares = member_.shards();
+    const auto share = [&](int64_t begin, int64_t end) {
+      char* to = static_cast<char*>(out);
+      for (const Part& part : w.parts) {
+        const bool wide = part.input == Part::WIDE, as_it_is = part.input == Part::AS_IT_IS;
+        const LinearArgs a{as_it_is ? x : rounded_.blocks[wide].data(),
+                           part.packed,
+                           nullptr,
+                           to,
+                           as_it_is ? w.depth : rounded_bytes(w.depth, wide),
+                           rows_,
+                           even_row_group(rows_, part.panels(), shares),
+                           w.depth,
+                           part.outputs,
+                           part.panels(),
+                           w.outputs,
+                           prefetch_};
+        const int64_t items = a.panels * ((rows_ + a.row_group - 1) / a.row_group);
+        part.function(a, items * begin / shares, items * end / shares);
+        to += part.outputs * (type_ ? 2 : 4);
+      }
+    };
+    member_.run_ranges(PRODUCTS, shares, share, work);
   }
 
   void int8_product(const void* x, const Weight& w, void* out, int64_t work) const {
+    RoundedInput& to = rounded_;
     const auto round = [&](int64_t begin, int64_t end) {
-      kernels().quantize[type_](x, int8_.codes.data(), int8_.scales.data(), int8_.sums.data(), w.depth, begin, end);
+      kernels().quantize[type_](x, to.codes.data(), to.scales.data(), to.sums.data(), w.depth, begin, end);
     };
     member_.run_ranges(PRODUCTS, rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
-    const Int8Args a{int8_.codes.data(), int8_.scales.data(), int8_.sums.data(),
-                     reinterpret_cast<const uint8_t*>(w.packed), w.scales, nullptr, out, rows_,
-                     (w.depth + GROUP - 1) / GROUP, w.outputs};
+    const Part& part = w.parts[0];
+    const Int8Args a{to.codes.data(), to.scales.data(), to.sums.data(), reinterpret_cast<const uint8_t*>(part.packed),
+                     part.scales, nullptr, out, rows_, (w.depth + GROUP - 1) / GROUP, w.outputs};
     const auto share = [&](int64_t begin, int64_t end) { kernels().int8_linear[type_](a, begin, end); };
-    member_.run_ranges(PRODUCTS, w.panels(), share, work);
+    member_.run_ranges(PRODUCTS, part.panels(), share, work);
   }
 
   TeamMember& member_;
   const int type_;
   int64_t rows_;
-  Int8Input& int8_;
+  RoundedInput& rounded_;
   CachePrefetch* prefetch_ = nullptr;
 };
 

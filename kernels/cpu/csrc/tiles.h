@@ -146,8 +146,8 @@ struct PanelProduct {
   // Sums of half a panel for the rows of a tile, rounded to bf16.
   void finish(int64_t row, int64_t half, const float* sums) const {
     const int64_t c = column + half * HALF, width = std::min(HALF, a.outputs - c);
-    bf16* out = static_cast<bf16*>(a.out) + row * a.outputs + c;
-    for (int64_t r = 0; r < height && width > 0; ++r, out += a.outputs, sums += HALF) {
+    bf16* out = static_cast<bf16*>(a.out) + row * a.out_stride + c;
+    for (int64_t r = 0; r < height && width > 0; ++r, out += a.out_stride, sums += HALF) {
       bf16 edge[HALF], *to = width == HALF ? out : edge;
       store(to, load(sums));
       store(to + W, load(sums + W));
