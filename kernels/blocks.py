@@ -13,6 +13,7 @@ them, for any number of rows and threads. A block is some neighbours in depth th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -33,6 +34,9 @@ KINDS = {
     "GROUPS_128": 68,
 }
 """Bytes of a block, by the names of gguf's types; in the order of cpu/csrc/kernels.h."""
+ROUNDED = 256
+"""Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
+Activations = Literal["float", "int8"]
 HIGHEST_ZERO = 31
 """Zero points have five bits: GPTQ's first format counts 1 more than it stores."""
 
@@ -48,7 +52,7 @@ def block_depth(kind: str) -> int:
 class BlockWeight:
     """A weight [outputs, depth] in blocks, or expanded where there are no compiled kernels.
 
-    kind: index into `KINDS`.
+    kind: index into `KINDS`, with `ROUNDED` added where activations are rounded to 8 bits (`int_blocks`).
     blocks: bytes in an order that only `block_linear` understands; None without compiled kernels.
     plain: [outputs, depth] bfloat16, kept only where `blocks` is None.
     bias: [outputs] or None; float32 and padded to whole panels beside `blocks`.
@@ -61,13 +65,25 @@ class BlockWeight:
     plain: torch.Tensor | None
     bias: torch.Tensor | None
 
+    @property
+    def activations(self) -> Activations:
+        """What `block_linear` multiplies with: activations as they are, or rounded to 8 bits."""
+        return "int8" if self.kind & ROUNDED else "float"
+
 
 def pack_blocks(
-    raw: torch.Tensor, kind: str, outputs: int, depth: int, bias: torch.Tensor | None = None
+    raw: torch.Tensor,
+    kind: str,
+    outputs: int,
+    depth: int,
+    bias: torch.Tensor | None = None,
+    activations: Activations = "float",
 ) -> BlockWeight:
     """Lay the blocks of a tensor out for the processor once; the original may then be freed.
 
     raw: uint8, the tensor's rows one after the other as in the file. kind: a name of `KINDS`. bias: [outputs].
+    activations: "int8" for the faster products of `int_blocks`, which round them; without compiled kernels all are
+    "float", and the result says so.
     Packed they take as much memory, but Q4_K and Q5_K 4.625 and 5.625 bits a weight instead of 4.5 and 5.5.
 
     Raises
@@ -83,6 +99,7 @@ def pack_blocks(
     if not raw.is_cpu or not native.available():
         return BlockWeight(outputs, depth, index, None, expand(raw, kind, outputs, depth), bias)
     padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, -outputs % PANEL))
+    index += ROUNDED if activations == "int8" else 0
     return BlockWeight(outputs, depth, index, torch.ops.outrider.pack_blocks(rows, index), None, padded)
 
 
@@ -138,35 +155,64 @@ def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tens
 
     Each line rounds once in float32 at most: scales have up to 18 bits, times a code up to 23.
     """
+    codes, d, m, scales, minima = unpack(raw, kind, outputs, depth)
+    codes = codes.view(outputs, d.shape[1], 1 if scales is None else scales.shape[2], -1)
+    d = d[..., None, None]
+    if kind.startswith("GROUPS_"):
+        assert m is not None
+        weight = (codes - m[..., None, None]) * d + 0.0  # no -0, whatever a scale's sign
+    elif scales is None:
+        weight = d * codes if m is None else d * codes + m[..., None, None]
+    else:
+        weight = d * scales[..., None] * codes
+        if minima is not None and m is not None:
+            weight = weight - (m[..., None] * minima)[..., None]
+    return weight.view(outputs, depth).bfloat16()
+
+
+class Unpacked(NamedTuple):
+    """The numbers in a weight's blocks of B neighbours in depth.
+
+    codes: [outputs, depth] signed integers. d: [outputs, depth / B] float32. m: the same, zero points of groups; None
+    without. scales, minima: of the sub-blocks [outputs, depth / B, sub-blocks] integers; None without.
+    """
+
+    codes: torch.Tensor
+    d: torch.Tensor
+    m: torch.Tensor | None
+    scales: torch.Tensor | None
+    minima: torch.Tensor | None
+
+
+def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
+    """The numbers in these blocks, as they are stored."""
     blocks = rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
+    m = scales = minima = None
     if kind.startswith("GROUPS_"):
         shared = blocks[..., :4].contiguous().view(torch.int32)
-        scales, zeros = (shared & ~HIGHEST_ZERO).view(torch.float32), shared & HIGHEST_ZERO
-        weight = (_nibbles(blocks[..., 4:], BLOCK // 2).flatten(2) - zeros) * scales
-        weight = weight + 0.0  # no -0, whatever a scale's sign
+        d, m = (shared & ~HIGHEST_ZERO).view(torch.float32), (shared & HIGHEST_ZERO).float()
+        codes = _nibbles(blocks[..., 4:], BLOCK // 2)
     elif kind in ("Q4_K", "Q5_K"):
         d, m = _halves(blocks[..., :4])
-        scales, minima = _six_bits(blocks[..., 4:16])
+        scales, minima = (x.int() for x in _six_bits(blocks[..., 4:16]))
         codes = _nibbles(blocks[..., -128:], 32).flatten(-3, -2)
         if kind == "Q5_K":
             codes = codes + (blocks[..., None, 16:48] >> torch.arange(8)[:, None] & 1) * 16
-        weight = (d * scales)[..., None] * codes - (m * minima)[..., None]
     elif kind == "Q6_K":
         (d,) = _halves(blocks[..., 208:])
-        low = _nibbles(blocks[..., :128], 64).flatten(2)
+        scales = blocks[..., 192:208].contiguous().view(torch.int8).int()
         high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2)[:, None] & 3
-        codes = (low + high.flatten(2) * 16 - 32).unflatten(-1, (16, 16))
-        weight = (d * blocks[..., 192:208].contiguous().view(torch.int8))[..., None] * codes
+        codes = _nibbles(blocks[..., :128], 64).flatten(2) + high.flatten(2) * 16 - 32
     elif kind == "Q8_0":
         (d,) = _halves(blocks[..., :2])
-        weight = d * blocks[..., 2:].contiguous().view(torch.int8)
+        codes = blocks[..., 2:].contiguous().view(torch.int8).int()
     elif kind == "Q4_1":
         d, m = _halves(blocks[..., :4])
-        weight = d * _nibbles(blocks[..., 4:], 16).flatten(2) + m
+        codes = _nibbles(blocks[..., 4:], 16)
     else:
         (d,) = _halves(blocks[..., :2])
-        weight = d * (_nibbles(blocks[..., 2:], 16).flatten(2) - 8)
-    return weight.view(outputs, depth).bfloat16()
+        codes = _nibbles(blocks[..., 2:], 16) - 8
+    return Unpacked(codes.reshape(outputs, depth), d[..., 0], None if m is None else m[..., 0], scales, minima)
 
 
 def _halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -15,7 +15,7 @@ from . import fused
 from .attention import flat_attention
 from .blocks import BlockWeight
 from .flat_batch import FlatBatch
-from .int8 import Int8Weight, multiply
+from .int8 import Int8Weight, StackedWeight, multiply, parts_of
 from .linear import PackedWeight
 
 Pool = tuple[torch.Tensor, torch.Tensor]
@@ -27,36 +27,40 @@ class DecoderLayer:
     """The constant part of a layer, the same in all steps.
 
     weights: four: queries|keys|values, attention's output, gate|up, down; without biases. All int8 or none; panels and
-    blocks, of any kinds, may be mixed.
+    blocks, of any kinds, may be mixed, also in the parts of one weight.
     norms: two [H], before attention and before the MLP. eps: of both norms.
     scale, window, logit_cap: as of `flat_attention`.
     """
 
-    weights: Sequence[PackedWeight | Int8Weight | BlockWeight]
+    weights: Sequence[PackedWeight | Int8Weight | BlockWeight | StackedWeight]
     norms: Sequence[torch.Tensor]
     eps: float
     scale: float
     window: int = -1
     logit_cap: float = 0.0
-    _prepared: tuple[list[torch.Tensor], list[int], list[torch.Tensor], list[int]] = field(init=False, repr=False)
+    _prepared: tuple[list[int], list[torch.Tensor], list[int], list[torch.Tensor], list[int]] = field(
+        init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if len(self.weights) != 4 or len(self.norms) != 2:
             raise ValueError(f"a layer has 4 weights and 2 norms, got {len(self.weights)} and {len(self.norms)}")
         if any(weight.bias is not None for weight in self.weights):
             raise ValueError("a layer with biases is not supported: use the single operations")
-        outputs = [weight.outputs for weight in self.weights]
-        kinds = [weight.kind if isinstance(weight, BlockWeight) else -1 for weight in self.weights]
-        codes = [weight for weight in self.weights if isinstance(weight, Int8Weight)]
-        packed = [packed_weight(weight) for weight in self.weights if not isinstance(weight, Int8Weight)]
+        parts = [parts_of(weight) for weight in self.weights]
+        flat = [part for own in parts for part in own]
+        kinds = [weight.kind if isinstance(weight, BlockWeight) else -1 for weight in flat]
+        codes = [weight for weight in flat if isinstance(weight, Int8Weight)]
+        packed = [packed_weight(weight) for weight in flat if not isinstance(weight, Int8Weight)]
         present = [x for x in packed if x is not None]
-        if len(codes) == 4:
-            prepared = [w.codes for w in codes], kinds, [w.scales for w in codes], outputs
-        elif len(present) == 4:
-            prepared = present, kinds, [], outputs
+        if len(codes) == len(flat) == 4:
+            prepared = [w.codes for w in codes], [w.scales for w in codes]
+        elif len(present) == len(flat):
+            prepared = present, []
         else:
             raise ValueError("the four weights must be prepared alike, by the compiled kernels")
-        object.__setattr__(self, "_prepared", prepared)
+        outputs = [weight.outputs for weight in flat]
+        object.__setattr__(self, "_prepared", ([len(own) for own in parts], prepared[0], kinds, prepared[1], outputs))
 
 
 def packed_weight(weight: PackedWeight | BlockWeight) -> torch.Tensor | None:
@@ -78,7 +82,9 @@ class Decoder:
     def __init__(
         self, layers: Sequence[DecoderLayer], pools: Sequence[Pool], norm: torch.Tensor, cos_sin: torch.Tensor
     ):
-        weights, kinds, scales, outputs = ([x for layer in layers for x in layer._prepared[i]] for i in range(4))
+        counts, weights, kinds, scales, outputs = (
+            [x for layer in layers for x in layer._prepared[i]] for i in range(5)
+        )
         if len({layer.eps for layer in layers}) != 1 or len(scales) not in (0, len(weights)):
             raise ValueError("the layers of a decoder must be prepared alike and have one eps")
         if len(pools) != len(layers):
@@ -87,7 +93,7 @@ class Decoder:
         norms = [*(own for layer in layers for own in layer.norms), norm]
         scores = [(layer.scale, layer.window, layer.logit_cap) for layer in layers]
         self._native = torch.classes.outrider.Decoder(
-            weights, kinds, scales, outputs, norms, *zip(*pools, strict=True), cos_sin, layers[0].eps,
+            counts, weights, kinds, scales, outputs, norms, *zip(*pools, strict=True), cos_sin, layers[0].eps,
             *zip(*scores, strict=True),
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ they come, with one scale per row and the same 64. Integer sums are exact, so ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,8 +51,50 @@ def int8_linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
     return torch.ops.outrider.int8_linear(x.contiguous(), weight.codes, weight.scales, weight.bias, weight.outputs)
 
 
-def multiply(x: torch.Tensor, weight: PackedWeight | Int8Weight | BlockWeight) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class StackedWeight:
+    """A weight whose outputs are those of its parts, one below the other, each prepared in its own way."""
+
+    parts: tuple[PackedWeight | BlockWeight, ...]
+
+    @property
+    def outputs(self) -> int:
+        return sum(part.outputs for part in self.parts)
+
+    @property
+    def depth(self) -> int:
+        return self.parts[0].depth
+
+    @property
+    def bias(self) -> None:
+        """Parts have no biases."""
+        return None
+
+
+Weight = PackedWeight | Int8Weight | BlockWeight | StackedWeight
+
+
+def stack(parts: Sequence[PackedWeight | BlockWeight]) -> StackedWeight:
+    """Put weights of one depth, without biases, below each other.
+
+    Raises
+    ------
+    ValueError
+        No parts, parts of several depths, or a bias.
+    """
+    if len({part.depth for part in parts}) != 1 or any(part.bias is not None for part in parts):
+        raise ValueError("a stack needs weights of one depth without biases")
+    return StackedWeight(tuple(parts))
+
+
+def parts_of(weight: Weight) -> Sequence[PackedWeight | Int8Weight | BlockWeight]:
+    return weight.parts if isinstance(weight, StackedWeight) else (weight,)
+
+
+def multiply(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """x [..., depth] times a weight that was prepared in any of these ways."""
+    if isinstance(weight, StackedWeight):
+        return torch.cat([multiply(x, part) for part in weight.parts], -1)
     if isinstance(weight, BlockWeight):
         return block_linear(x, weight)
     return int8_linear(x, weight) if isinstance(weight, Int8Weight) else packed_linear(x, weight)

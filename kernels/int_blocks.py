@@ -5,8 +5,8 @@ of reading the weights. The model is then the file's with 8-bit activations.
 
 A row's block of A neighbours in depth has codes a = x / s, held within -127 .. 127 and rounded to the nearest integer,
 ties to even, with s = max |x| / 127, both divisions in float32. A block that holds a NaN or an infinity has the scale
-NaN, and makes the row NaN. A is 256 where the weight's kind has superblocks, else 32. Within a block of the weight, with
-codes q, everything is an integer:
+NaN, and makes the row NaN. A is 256 where the weight's kind has superblocks, else 32. Within a block of the weight,
+with codes q, everything is an integer:
 
 - Q4_0, Q8_0: t = d * (sum q a). GROUPS: t = d * (sum (q - z) a), for each 32 of a group.
 - Q4_1: t = fma(d, sum q a, m * (sum a)).
@@ -105,5 +105,3 @@ def _of_block(codes: torch.Tensor, weight: Unpacked, kind: str, start: int) -> t
 def _exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a [rows, n] times b [outputs, n], transposed, of integers."""
     return (a.double() @ b.double().T).long()
-
-

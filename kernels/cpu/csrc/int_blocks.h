@@ -1,5 +1,5 @@
-// Products of blocks in integers: a row is rounded to signed bytes once (round_rows), codes are multiplied by those, and
-// only whole blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so the
+// Products of blocks in integers: a row is rounded to signed bytes once (round_rows), codes are multiplied by those,
+// and only whole blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so the
 // bits are the same for every instruction set, number of rows and thread: those of int_blocks.py's reference.
 #pragma once
 #include "blocks.h"
@@ -198,7 +198,8 @@ inline float round_block(const T* x, int64_t count, int8_t* codes) {
   if (!(scale > 0)) return std::memset(codes, 0, count), scale;
   for (int64_t i = 0; i < count; i += W) {
     const Vec within = min(max(load(x + i) / scale, splat(-127.f)), splat(127.f));  // beyond where scales are subnormal
-    const auto bytes = __builtin_convertvector(__builtin_convertvector(within + 12582912.f - 12582912.f, IntVec), Bytes);
+    const IntVec rounded = __builtin_convertvector(within + 12582912.f - 12582912.f, IntVec);
+    const auto bytes = __builtin_convertvector(rounded, Bytes);
     std::memcpy(codes + i, &bytes, W);
   }
   return scale;
@@ -252,13 +253,18 @@ __attribute__((always_inline)) inline void add_block(IntVec (&sums)[R], const ui
   for (int r = 0; r < R && DIRECT; ++r) sums[r] = part[r];
 }
 
+template <typename B>
+const B* block_of_row(const B* x, int r, int64_t x_stride) {
+  return reinterpret_cast<const B*>(reinterpret_cast<const char*>(x) + r * x_stride);
+}
+
 // Spans of superblocks: rows have one scale for each.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const uint8_t* span, const WideBlock* x,
                                                          int64_t x_stride, int64_t ahead) {
   using Kind = IntKind<KIND>;
   constexpr int64_t SIZE = W * Kind::F.bits * BLOCK / 8, LINES = Kind::SPAN / 64 / 8 + 1;
-  const auto row = [&](int r) { return reinterpret_cast<const WideBlock*>(reinterpret_cast<const char*>(x) + r * x_stride); };
+  const auto row = [&](int r) { return block_of_row(x, r, x_stride); };
   IntVec sums[R]{};
   for (int k = 0; k < 8; ++k) {
     if (ahead)
@@ -318,7 +324,7 @@ __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], con
   const IntVec ones[2] = {as_scale(1 - IntVec{}), as_scale(1 - IntVec{})};
 #pragma GCC unroll 1
   for (int k = 0; k < Kind::F.span; ++k) {
-    const auto row = [&](int r) { return reinterpret_cast<const NarrowBlock*>(reinterpret_cast<const char*>(x + k) + r * x_stride); };
+    const auto row = [&](int r) { return block_of_row(x + k, r, x_stride); };
     IntVec sums[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -346,7 +352,8 @@ __attribute__((noinline)) void multiply_stripe(const uint8_t* stripe, const uint
     if constexpr (Kind::WIDE)
       add_wide_span<KIND>(totals, stripe, reinterpret_cast<const WideBlock*>(x) + n, x_stride, ahead);
     else
-      add_narrow_span<KIND>(totals, stripe, reinterpret_cast<const NarrowBlock*>(x) + n * Kind::F.span, x_stride, ahead);
+      add_narrow_span<KIND>(totals, stripe, reinterpret_cast<const NarrowBlock*>(x) + n * Kind::F.span, x_stride,
+                            ahead);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) out[r] = totals[r];
@@ -379,7 +386,8 @@ template <typename T, BlockKind KIND>
 void int_block_linear(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t spans = FORMATS[KIND].spans(a.depth / BLOCK), groups = (a.rows + a.row_group - 1) / a.row_group;
   const int64_t size = spans * IntKind<KIND>::SPAN;
-  const uint8_t *const packed = static_cast<const uint8_t*>(a.packed), *const last = packed + a.panels * (PANEL / W) * size;
+  const auto* const packed = static_cast<const uint8_t*>(a.packed);
+  const uint8_t* const last = packed + a.panels * (PANEL / W) * size;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t first = item / groups * PANEL, row = item % groups * a.row_group;
     const int64_t rows = std::min(a.row_group, a.rows - row);

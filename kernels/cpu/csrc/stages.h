@@ -12,7 +12,7 @@ namespace outrider {
 constexpr int64_t WORK_PER_NUMBER = 4;  // multiplications that a number of a norm, rotation or activation is worth
 
 // Some outputs of a weight, prepared alike, without a bias.
-struct Part {
+struct WeightPart {
   const char* packed;
   const float* scales;  // of int8_linear, otherwise null
   Function<const LinearArgs&, int64_t, int64_t> function;
@@ -23,25 +23,25 @@ struct Part {
 
 // A weight whose parts are one below the other; those of int8_linear are whole weights.
 struct Weight {
-  std::vector<Part> parts;
+  std::vector<WeightPart> parts;
   int64_t outputs = 0, depth = 0;
   bool int8() const { return parts[0].scales; }
-  bool rounds() const { return int8() || reads(Part::NARROW) || reads(Part::WIDE); }
+  bool rounds() const { return int8() || reads(WeightPart::NARROW) || reads(WeightPart::WIDE); }
   bool reads(int input) const {
-    return std::any_of(parts.begin(), parts.end(), [=](const Part& part) { return part.input == input; });
+    return std::any_of(parts.begin(), parts.end(), [=](const WeightPart& part) { return part.input == input; });
   }
 };
 
 // packed: codes of int8_linear beside their `scales`; without those (no numbers) what its kind says: blocks of
 // block_linear or, where that is negative, panels of packed_linear. Checked by that operation, on no rows of `like`'s
 // type.
-inline Part part_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
+inline WeightPart part_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
                     const Tensor& like) {
   const int type = type_of(like, "inputs");
   const Tensor none = at::empty({0, depth}, like.options());
   const int64_t panels = (outputs + PANEL - 1) / PANEL, plain = kind & ~ROUNDED;
-  Part part{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs, int64_t(packed.nbytes()) / panels,
-            Part::AS_IT_IS};
+  WeightPart part{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs,
+                  int64_t(packed.nbytes()) / panels, WeightPart::AS_IT_IS};
   if (scales.numel()) {
     int8_linear(none, packed, scales, std::nullopt, outputs);
     part.scales = scales.data_ptr<float>();
@@ -49,7 +49,7 @@ inline Part part_of(const Tensor& packed, int64_t kind, const Tensor& scales, in
     block_linear(none, packed, kind, std::nullopt, outputs);
     const bool rounded = kind & ROUNDED;
     part.function = rounded ? kernels().int_block_linear[type][plain] : kernels().block_linear[type][plain];
-    if (rounded) part.input = rounds_wide(plain) ? Part::WIDE : Part::NARROW;
+    if (rounded) part.input = rounds_wide(plain) ? WeightPart::WIDE : WeightPart::NARROW;
   } else {
     packed_linear(none, packed, std::nullopt, outputs);
     part.function = kernels().linear[type];
@@ -73,7 +73,7 @@ struct RoundedInput {
     scales.resize(std::max<size_t>(scales.size(), rows * groups));
     sums.resize(std::max<size_t>(sums.size(), rows * groups));
     for (const bool wide : {false, true})
-      if (w.reads(wide ? Part::WIDE : Part::NARROW))
+      if (w.reads(wide ? WeightPart::WIDE : WeightPart::NARROW))
         blocks[wide].resize(std::max<size_t>(blocks[wide].size(), rows * rounded_bytes(w.depth, wide)));
   }
 };
@@ -141,7 +141,7 @@ class Stages {
   static constexpr int64_t PREFETCH_BYTES = 32768;  // bytes
 
   void prefetch_start(const Weight& w) const {
-    const Part& part = w.parts[0];
+    const WeightPart& part = w.parts[0];
     const int64_t panels = part.panels();
     const char* from = part.packed + panels * member_.shard() / member_.shards() * part.bytes;
     const char* end = std::min(from + PREFETCH_BYTES, part.packed + panels * part.bytes);
@@ -151,7 +151,7 @@ class Stages {
   // A member does its share of one part after the other: they write different outputs, so nobody waits in between.
   void product_of_parts(const void* x, const Weight& w, void* out, int64_t work) const {
     for (const bool wide : {false, true}) {
-      if (!w.reads(wide ? Part::WIDE : Part::NARROW)) continue;
+      if (!w.reads(wide ? WeightPart::WIDE : WeightPart::NARROW)) continue;
       const auto round = [&](int64_t begin, int64_t end) {
         kernels().round_rows[type_][wide](x, rounded_.blocks[wide].data(), w.depth, begin, end);
       };
@@ -160,8 +160,8 @@ class Stages {
     const int64_t shares = member_.shards();
     const auto share = [&](int64_t begin, int64_t end) {
       char* to = static_cast<char*>(out);
-      for (const Part& part : w.parts) {
-        const bool wide = part.input == Part::WIDE, as_it_is = part.input == Part::AS_IT_IS;
+      for (const WeightPart& part : w.parts) {
+        const bool wide = part.input == WeightPart::WIDE, as_it_is = part.input == WeightPart::AS_IT_IS;
         const LinearArgs a{as_it_is ? x : rounded_.blocks[wide].data(),
                            part.packed,
                            nullptr,
@@ -188,7 +188,7 @@ class Stages {
       kernels().quantize[type_](x, to.codes.data(), to.scales.data(), to.sums.data(), w.depth, begin, end);
     };
     member_.run_ranges(PRODUCTS, rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
-    const Part& part = w.parts[0];
+    const WeightPart& part = w.parts[0];
     const Int8Args a{to.codes.data(), to.scales.data(), to.sums.data(), reinterpret_cast<const uint8_t*>(part.packed),
                      part.scales, nullptr, out, rows_, (w.depth + GROUP - 1) / GROUP, w.outputs};
     const auto share = [&](int64_t begin, int64_t end) { kernels().int8_linear[type_](a, begin, end); };

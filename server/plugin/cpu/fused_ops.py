@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from outrider.kernels import fused
-from outrider.kernels.blocks import BlockWeight
-from outrider.kernels.int8 import Int8Weight, multiply, pack_int8
+from outrider.kernels.int8 import Int8Weight, Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 
 from ..config import PluginConfig
@@ -62,7 +61,7 @@ def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepa
 
     def compute_lm_head(self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None) -> torch.Tensor:
         plain = type(lm_head).__name__ in HEADS and not self.use_fp32_lm_head
-        packed: PackedWeight | Int8Weight | BlockWeight | None = getattr(lm_head, "packed", None)
+        packed: Weight | None = getattr(lm_head, "packed", None)
         if not plain or bias is not None or (packed is None and lm_head.weight.dtype != hidden.dtype):
             return original(self, hidden, lm_head, bias)
         if packed is None:

@@ -11,12 +11,14 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight, expand, pack_blocks
+from outrider.kernels.blocks import KINDS, Activations, BlockRows, BlockWeight, expand, pack_blocks
+from outrider.kernels.int8 import StackedWeight, stack
 from outrider.kernels.linear import PackedWeight, pack
 
 INDEX = "outrider-tensors.json"
@@ -91,18 +93,26 @@ class GgufWeights:
         values = dequantize(raw.numpy(), GGMLQuantizationType[stored.kind])
         return torch.from_numpy(values).bfloat16().view(stored.shape)
 
-    def prepared(self, layer: str, dtype: torch.dtype) -> BlockWeight | PackedWeight:
-        """A layer's weight for our products: in its blocks, or expanded to `dtype` where they are of several kinds or
-        of one that the kernels do not know."""
-        names, kind = self.parts(layer), self.kind(layer)
-        outputs = sum(self.stored[name].shape[0] for name in names)
-        depth = self.stored[names[0]].shape[1]
-        if kind is None:
-            kinds = ", ".join(self.stored[name].kind for name in names)
-            logger.info("%s (%s) is expanded to %s", layer, kinds, str(dtype).removeprefix("torch."))
+    def prepared(
+        self, layer: str, dtype: torch.dtype, activations: Activations = "float"
+    ) -> BlockWeight | PackedWeight | StackedWeight:
+        """A layer's weight for our products: in its blocks, parts of several kinds each in its own; what is of a kind
+        that the kernels do not know is expanded to `dtype`."""
+        names = self.parts(layer)
+        runs = [(kind, list(run)) for kind, run in groupby(names, lambda name: self.stored[name].kind)]
+        prepared = [self._prepared(kind, run, dtype, activations) for kind, run in runs]
+        return stack(prepared) if len(prepared) > 1 else prepared[0]
+
+    def _prepared(
+        self, kind: str, names: list[str], dtype: torch.dtype, activations: Activations
+    ) -> BlockWeight | PackedWeight:
+        if kind not in KINDS:
+            logger.info("%s (%s): expanded to %s", ", ".join(names), kind, str(dtype).removeprefix("torch."))
             return pack(torch.cat([self.expanded(name).to(dtype) for name in names]))
         raw = [self.raw(name) for name in names]
-        return pack_blocks(torch.cat(raw) if len(raw) > 1 else raw[0], kind, outputs, depth)
+        outputs, depth = sum(self.stored[name].shape[0] for name in names), self.stored[names[0]].shape[1]
+        together = torch.cat(raw) if len(raw) > 1 else raw[0]
+        return pack_blocks(together, kind, outputs, depth, activations=activations)
 
     def rows(self, layer: str) -> BlockRows:
         """The embedding or head for reading rows; it stays mapped."""
@@ -116,16 +126,11 @@ class GgufWeights:
     def bytes_loaded(self, float_size: int | None, in_blocks: bool) -> int:
         """Bytes of the weights once loaded, floats having `float_size` bytes (None: as in `expanded`)."""
         total = 0
-        for name, stored in self.stored.items():
-            kept = in_blocks and len(stored.shape) == 2 and self.kind(self._layer_of(name)) is not None
+        for stored in self.stored.values():
+            kept = in_blocks and len(stored.shape) == 2 and stored.kind in KINDS
             own = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
             total += stored.size if kept else math.prod(stored.shape) * (float_size or own)
         return total
-
-    def _layer_of(self, name: str) -> str:
-        prefix, _, last = name.removesuffix(".weight").rpartition(".")
-        fused = next((layer for layer, parts in FUSED.items() if last in parts), last)
-        return f"{prefix}.{fused}" if prefix else fused
 
 
 def link_name(part: int) -> str:

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight
 from outrider.kernels.cpu import native
-from outrider.kernels.int8 import multiply
-from outrider.kernels.linear import PackedWeight, pack, packed_linear
+from outrider.kernels.int8 import StackedWeight, multiply
+from outrider.kernels.linear import pack, packed_linear
 from outrider.server.errors import UserError
 from outrider.server.model import gguf_model, target
 from outrider.server.plugin.loading.gguf_weights import GgufWeights
@@ -68,7 +68,7 @@ def test_products_have_the_bits_of_the_expanded_weights(
         ours = weights.prepared(layer, dtype)
         whole = torch.cat([expected[name] for name in weights.parts(layer)]).to(dtype)
         several = bool(kinds) and layer.endswith(("qkv_proj", "gate_up_proj"))
-        assert isinstance(ours, PackedWeight if several else BlockWeight)
+        assert isinstance(ours, StackedWeight if several else BlockWeight)
         x = torch.randn(5, whole.shape[1], generator=torch.Generator().manual_seed(3)).to(dtype)
         assert torch.equal(multiply(x, ours), packed_linear(x, pack(whole))), layer
 

@@ -1,0 +1,125 @@
+"""Integer products of blocks: the bits of their reference, in every instruction set, for any rows and threads."""
+
+import pytest
+import torch
+from batches import assert_same_bits
+from instruction_sets import EACH_SET, before_a_guard
+from test_blocks import EACH_KIND, random_blocks, rows_of
+
+from outrider.kernels.blocks import block_depth, block_linear, expand, pack_blocks
+from outrider.kernels.cpu import native
+from outrider.kernels.decoder import DecoderLayer
+from outrider.kernels.int8 import multiply, stack
+from outrider.kernels.int_blocks import fma, reference_int_block_linear
+from outrider.kernels.linear import reference_linear
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+BOTH_TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def check(got: torch.Tensor, expected: torch.Tensor, about: str = "") -> None:
+    """The same bits, or both NaN."""
+    whole = torch.int16 if got.dtype == torch.bfloat16 else torch.int32
+    assert got.dtype == expected.dtype
+    same = (got.view(whole) == expected.view(whole)) | (got.isnan() & expected.isnan())
+    assert same.all(), f"{about}: {int((~same).sum())} of {same.numel()} differ"
+
+
+@EACH_SET
+@EACH_KIND
+@BOTH_TYPES
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bits_of_the_reference(instruction_set, kind, dtype, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for outputs, blocks in ((193, 3), (70, 2), (1, 1)):
+            depth = blocks * block_depth(kind)
+            raw, x, bias = (
+                random_blocks(kind, outputs, depth),
+                rows_of(70, depth, dtype),
+                torch.linspace(-1, 1, outputs),
+            )
+            x[3] = 0
+            weight = pack_blocks(raw, kind, outputs, depth, bias, activations="int8")
+            assert weight.activations == "int8"
+            expected = reference_int_block_linear(x, raw, kind, outputs, bias)
+            for rows in (*range(1, 18), 33, 64, 70):
+                check(block_linear(x[:rows], weight), expected[:rows], f"{outputs} x {depth}, {rows} rows")
+                check(block_linear(x[-rows:], weight), expected[-rows:], f"{outputs} x {depth}, last {rows} rows")
+    finally:
+        torch.set_num_threads(before)
+
+
+@EACH_SET
+@EACH_KIND
+@BOTH_TYPES
+def test_numbers_at_the_limits(instruction_set, kind, dtype):
+    """Codes of the largest sums, NaN, infinities, subnormal numbers and ties, beside rows that they may not change."""
+    depth = 2 * block_depth(kind)
+    raw = random_blocks(kind, 40, depth)
+    x = rows_of(9, depth, dtype)
+    x[0], x[1], x[2] = 1.0, -1.0, x[2] * 1e-41
+    x[3, 5], x[4, 1], x[5, depth - 1] = torch.nan, torch.inf, -torch.inf
+    x[6], x[7] = torch.arange(depth) % 256 - 127.5, x[7] * 1e36
+    x[6, 0] = 127
+    got = block_linear(x, pack_blocks(raw, kind, 40, depth, activations="int8"))
+    check(got, reference_int_block_linear(x, raw, kind, 40))
+    assert got[3:6].isnan().all()
+    assert not got[[0, 1, 2, 6, 8]].isnan().any()
+
+
+@EACH_SET
+@EACH_KIND
+def test_nothing_past_the_end_is_read(instruction_set, kind):
+    outputs, depth = 70, 3 * block_depth(kind)
+    raw = before_a_guard(random_blocks(kind, outputs, depth))
+    packed = pack_blocks(raw, kind, outputs, depth, activations="int8")
+    for rows in (1, 7):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = before_a_guard(rows_of(rows, depth, dtype))
+            got = torch.ops.outrider.block_linear(x, before_a_guard(packed.blocks), packed.kind, None, outputs)
+            check(got, block_linear(x, packed))
+
+
+@EACH_KIND
+def test_near_the_product_of_floats(kind):
+    x, raw = rows_of(5, 1024, torch.float32), random_blocks(kind, 60, 1024)
+    got = block_linear(x, pack_blocks(raw, kind, 60, 1024, activations="int8"))
+    expected = reference_linear(x, expand(raw, kind, 60, 1024).float())
+    assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+def test_fma_rounds_once():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 2**16, generator=generator)
+    c = (-a.double() * b.double()).float() * (1 + torch.randint(-2, 3, a.shape, generator=generator) * 2.0**-23)
+    exact = [float(x) * float(y) + float(z) for x, y, z in zip(a[:9], b[:9], c[:9], strict=True)]  # no bit is lost here
+    assert fma(a, b, c)[:9].tolist() == torch.tensor(exact, dtype=torch.float64).float().tolist()
+    assert fma(a, b, c).ne(a * b + c).any()
+
+
+@BOTH_TYPES
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_a_layer_of_several_kinds_has_the_bits_of_its_operations(dtype, activations):
+    hidden, heads, kv_heads, width, mlp = 256, 6, 2, 32, 512
+    parts = [
+        [(heads * width, hidden, "Q4_K"), (kv_heads * width, hidden, "Q8_0"), (kv_heads * width, hidden, "Q6_K")],
+        [(hidden, heads * width, "Q4_1")],
+        [(mlp, hidden, "Q5_K"), (mlp, hidden, "Q4_0")],
+        [(hidden, mlp, "Q6_K")],
+    ]
+    weights = [
+        stack([pack_blocks(random_blocks(k, o, d), k, o, d, activations=activations) for o, d, k in own])
+        for own in parts
+    ]
+    layer = DecoderLayer(weights, [torch.ones(hidden).to(dtype)] * 2, eps=1e-5, scale=width**-0.5)
+    assert_same_bits([layer] * 2, dtype, {"ragged": ([1, 5, 3], [60, 9, 130]), "one": ([1], [40])})
+
+
+def test_a_stack_is_checked():
+    raw = random_blocks("Q4_0", 8, 64)
+    part = pack_blocks(raw, "Q4_0", 8, 64)
+    assert multiply(torch.ones(2, 64), stack([part, part])).shape == (2, 16)
+    with pytest.raises(ValueError, match="one depth without biases"):
+        stack([part, pack_blocks(raw, "Q4_0", 8, 64, torch.zeros(8))])
