@@ -1,6 +1,6 @@
 // Products of blocks in integers: a row is rounded to signed bytes once (round_rows), codes are multiplied by those,
-// and only whole blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so the
-// bits are the same for every instruction set, number of rows and thread: those of int_blocks.py's reference.
+// and only whole blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so
+// the bits are the same for every instruction set, number of rows and thread: those of int_blocks.py's reference.
 #pragma once
 #include "blocks.h"
 

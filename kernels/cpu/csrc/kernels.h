@@ -82,8 +82,8 @@ constexpr BlockFormat FORMATS[BLOCK_KINDS] = {
     {6, 8, 2, 2, 210}, {4, 1, 4, 0, 20}, {4, 2, 4, 0, 36}, {4, 4, 4, 0, 68},
 };
 
-// A row of an integer product: signed bytes, their scale and sums of theirs. Blocks of 32 are for kinds whose scales are
-// floats, those of 256 for superblocks.
+// A row of an integer product: signed bytes, their scale and sums of theirs. Blocks of 32 are for kinds whose scales
+// are floats, those of 256 for superblocks.
 struct NarrowBlock {
   int8_t codes[BLOCK];
   float scale;

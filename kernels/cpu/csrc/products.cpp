@@ -1,5 +1,5 @@
-// Torch operations of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h, int_blocks.h and
-// int8.h.
+// Torch operations of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h, int_blocks.h
+// and int8.h.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
