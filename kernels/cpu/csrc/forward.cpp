@@ -31,8 +31,9 @@ class Decoder : public torch::CustomClassHolder {
  public:
   // counts: parts of each product, four products a layer (q|k|v, out, gate|up, down). weights, kinds, outputs: of all
   // parts. Codes of int8_linear beside their scales; or, without scales, each what its kind says: blocks of
-  // block_linear or, where that is negative, panels of packed_linear. norms: two a layer and the last one. k_pools, v_pools: the
-  // layers' caches [slots, heads, width]. attention_scales, windows, logit_caps: as of flat_attention, one a layer.
+  // block_linear or, where that is negative, panels of packed_linear. norms: two a layer and the last one. k_pools,
+  // v_pools: the layers' caches [slots, heads, width]. attention_scales, windows, logit_caps: as of flat_attention, one
+  // a layer.
   Decoder(std::vector<int64_t> counts, Tensors weights, std::vector<int64_t> kinds, Tensors scales,
           std::vector<int64_t> outputs, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin, double eps,
           std::vector<double> attention_scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
@@ -344,7 +345,8 @@ class Decoder : public torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.class_<Decoder>("Decoder")
       .def(torch::init<std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors,
-                       Tensors, Tensors, Tensor, double, std::vector<double>, std::vector<int64_t>, std::vector<double>>())
+                       Tensors, Tensors, Tensor, double, std::vector<double>, std::vector<int64_t>,
+                       std::vector<double>>())
       .def("forward", &Decoder::forward);
 }
 
