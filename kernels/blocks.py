@@ -13,7 +13,7 @@ them, for any number of rows and threads. A block is some neighbours in depth th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -36,7 +36,8 @@ KINDS = {
 """Bytes of a block, by the names of gguf's types; in the order of cpu/csrc/kernels.h."""
 ROUNDED = 256
 """Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
-Activations = Literal["float", "int8"]
+ACTIVATIONS = ("float", "int8")
+"""What weights in blocks are multiplied with: activations as they are, or rounded to 8 bits."""
 HIGHEST_ZERO = 31
 """Zero points have five bits: GPTQ's first format counts 1 more than it stores."""
 
@@ -66,8 +67,8 @@ class BlockWeight:
     bias: torch.Tensor | None
 
     @property
-    def activations(self) -> Activations:
-        """What `block_linear` multiplies with: activations as they are, or rounded to 8 bits."""
+    def activations(self) -> str:
+        """Of `ACTIVATIONS`, those that `block_linear` multiplies with."""
         return "int8" if self.kind & ROUNDED else "float"
 
 
@@ -77,7 +78,7 @@ def pack_blocks(
     outputs: int,
     depth: int,
     bias: torch.Tensor | None = None,
-    activations: Activations = "float",
+    activations: str = "float",
 ) -> BlockWeight:
     """Lay the blocks of a tensor out for the processor once; the original may then be freed.
 
@@ -89,10 +90,12 @@ def pack_blocks(
     Raises
     ------
     ValueError
-        An unknown kind, a depth that is no multiple of the block's, bytes that do not fit the shape, a scale that is
-        not finite.
+        An unknown kind or unknown activations, a depth that is no multiple of the block's, bytes that do not fit the
+        shape, a scale that is not finite.
     """
     rows = rows_of_blocks(raw, kind, outputs, depth)
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"activations are {' or '.join(ACTIVATIONS)}, not {activations}")
     if bias is not None and bias.shape != (outputs,):
         raise ValueError(f"expected a bias [{outputs}], got {tuple(bias.shape)}")
     index = list(KINDS).index(kind)

@@ -69,7 +69,7 @@ def build(
     room = min(engine.context_length, engine.max_total_tokens)
     table = metering.meter(manager, room, settings.max_request_tokens)
     queue = QueueLimit(manager, table, settings.max_queued_requests)
-    openai.install(app, engine, lifecycle, limits, sampling, queue, app.state.compiler)
+    openai.install(app, engine, lifecycle, limits, sampling, queue, app.state.compiler, settings.activations)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)

@@ -26,6 +26,7 @@ class PluginConfig:
     planner: which planner decides what is verified. threshold: of survival, for the planner of that name.
     profile: folder of the profile measured for this server; "" or a folder that is not there yet: none.
     quantization: "int8" rounds the target's weights as they are loaded; "none" keeps them.
+    activations: "int8" rounds what weights in blocks are multiplied with; "float" keeps it.
     diffusion: what the target is, where it is a block-diffusion model. unmasking: the policy that reveals its tokens;
         unmasking_tokens, unmasking_threshold: of the policies static and threshold.
     learning: folder of what is learnt from answers (`drafters/learning`); "" where nothing is. learned: the drafter in
@@ -43,6 +44,7 @@ class PluginConfig:
     threshold: float = 0.3
     profile: str = ""
     quantization: str = "none"
+    activations: str = "float"
     diffusion: DiffusionTarget | None = None
     unmasking: str = "threshold"
     unmasking_tokens: int = 1

@@ -71,6 +71,7 @@ def settings(server_args: Any, config: PluginConfig) -> dict[str, Any]:
         "--gamma": config.gamma,
         "--lookup-gamma": config.lookup_gamma,
         "--quantization": config.quantization,
+        "--activations": config.activations,
     }
     return found
 

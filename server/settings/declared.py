@@ -60,6 +60,12 @@ class Declared:
     quantization: str = _model(
         "none", "`int8`: 8-bit weights and activations on a CPU; faster and less accurate", choices=("none", "int8")
     )
+    activations: str = _model(
+        "float",
+        "what weights in blocks (GGUF, AWQ, GPTQ) are multiplied with on a CPU. `int8`: activations rounded to 8 bits "
+        "in blocks, as llama.cpp does; faster and less accurate",
+        choices=("float", "int8"),
+    )
     device: str = _model("auto", "`cpu` or `cuda`", choices=("auto", "cpu", "cuda"))
     threads: int | None = _model(
         None,

@@ -11,7 +11,7 @@ from .declared import DRAFTERS
 from .setting import Flags, add_flags, declared, groups, with_table
 from .settings import Settings
 
-TARGET = ("model", "dtype", "quantization", "device", "threads")
+TARGET = ("model", "dtype", "quantization", "activations", "device", "threads")
 DRAFTER = (
     "drafter", "drafter_path", "lookup", "gamma", "lookup_gamma", "denoising_steps", "denoising_order",
     "initial_tokens",

@@ -47,6 +47,8 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     dtype = settings.resolved_dtype
     if settings.quantization != "none":
         dtype += f"+{settings.quantization}"
+    if settings.activations != "float":
+        dtype += f"+{settings.activations} activations"
     return Fingerprint(
         device=cpu_name() if on_cpu else hardware.gpu_name(),
         cores=core_count() if on_cpu else 0,

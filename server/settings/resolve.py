@@ -61,6 +61,7 @@ def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
 def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
     quantized.check(settings, model)
+    quantized.check_activations(settings, model)
     target.check_heads(model, settings.parallel.tp_size)
     settings = learning.with_start(diffusion.with_diffusion(settings, model), model)
     settings = checkpoints.with_drafter_path(settings, model)

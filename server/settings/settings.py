@@ -75,6 +75,8 @@ class Settings(Declared):
                 f"--quantization {self.quantization} is made for CPUs; on a GPU give SGLang's own after --, "
                 "like -- --quantization fp8"
             )
+        if on_gpu and self.activations != "float":
+            raise UserError(f"--activations {self.activations} is made for CPUs; on a GPU leave it out")
         if self.threads is not None:
             require_between("threads", self.threads, 1, min(len(part.cpus) for part in self._parts))
 
@@ -170,6 +172,7 @@ class Settings(Declared):
             threshold=self.threshold,
             profile=self.profile or "",
             quantization=self.quantization,
+            activations=self.activations,
             diffusion=self.diffusion,
             unmasking=self.unmasking,
             unmasking_tokens=self.unmasking_tokens,

@@ -116,6 +116,13 @@ def int8_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTar
     yield from _serve(tmp_path_factory.mktemp("int8") / "log", *EXACT, *ONE_THREAD, *flags, "--quantization", "int8")
 
 
+@pytest.fixture(scope="module")
+def rounding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The embedded model with integer products; its model and lookup draft, and every draft is verified."""
+    flags = ("--activations", "int8", "--planner", "verify-all")
+    yield from _serve(tmp_path_factory.mktemp("rounding") / "log", *EXACT, *ONE_THREAD, *flags)
+
+
 @pytest.fixture
 def start_learning(tmp_path: Path, small_target: SmallTarget) -> Iterator[Callable[[], Server]]:
     """Starts servers of the small target that learn in `tmp_path`/learned, one after another."""

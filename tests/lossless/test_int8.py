@@ -1,4 +1,4 @@
-"""With 8-bit weights too, answers with speculation equal those without: the quantised model is the model then."""
+"""With 8-bit weights or activations too, answers with speculation equal those without: what is served is the model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="8-bit weights ne
 GREEDY = {"max_tokens": 64, "temperature": 0}
 
 
-def test_speculation_changes_nothing(int8_server: Server, prompts: list[str]) -> None:
+@pytest.mark.parametrize("name", ["int8_server", "rounding_server"])
+def test_speculation_changes_nothing(name: str, request: pytest.FixtureRequest, prompts: list[str]) -> None:
+    server: Server = request.getfixturevalue(name)
     chosen = prompts[:12]
-    plain = [tokens(a) for a in complete_all(int8_server, chosen, 1, speculate=False, **GREEDY)]
-    before = accepted_tokens(int8_server)
-    drafted = [tokens(a) for a in complete_all(int8_server, chosen, 6, speculate=True, **GREEDY)]
-    assert accepted_tokens(int8_server) - before > 50  # otherwise nothing was put to the test
+    plain = [tokens(a) for a in complete_all(server, chosen, 1, speculate=False, **GREEDY)]
+    before = accepted_tokens(server)
+    drafted = [tokens(a) for a in complete_all(server, chosen, 6, speculate=True, **GREEDY)]
+    assert accepted_tokens(server) - before > 50  # otherwise nothing was put to the test
     assert drafted == plain
+
+
+def test_clients_are_told(rounding_server: Server, exact_server: Server) -> None:
+    told = [
+        server.client().models.list().data[0].model_dump()["activations"] for server in (rounding_server, exact_server)
+    ]
+    assert told == ["int8", "float"]
 
 
 def test_it_is_another_model(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:

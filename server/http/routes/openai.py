@@ -42,7 +42,7 @@ class ModelCard(BaseModel):
     """A model of `/v1/models`.
 
     max_model_len: tokens of prompt and answer together, as SGLang and vLLM name it. default_parameters: sampling of a
-    request that names none, as OpenRouter names it.
+    request that names none, as OpenRouter names it. activations: what weights in blocks are multiplied with.
     """
 
     id: str
@@ -51,6 +51,7 @@ class ModelCard(BaseModel):
     owned_by: str = "outrider"
     max_model_len: int
     default_parameters: dict[str, int | float]
+    activations: str
 
 
 class ModelList(BaseModel):
@@ -66,8 +67,9 @@ def install(
     sampling: SamplingDefaults,
     queue: QueueLimit,
     compiler: GrammarProcess,
+    activations: str,
 ) -> None:
-    """Add the routes; limits.model is the one model that they know."""
+    """Add the routes; limits.model is the one model that they know, activations are its products'."""
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
 
@@ -114,6 +116,7 @@ def install(
         created=int(time.time()),
         max_model_len=limits.context_length,
         default_parameters=sampling.applied,
+        activations=activations,
     )
 
     @app.api_route("/v1/responses", methods=["GET", "POST"], include_in_schema=False)

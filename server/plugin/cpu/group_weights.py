@@ -14,6 +14,8 @@ import torch
 from outrider.kernels.blocks import group_blocks, pack_blocks
 from outrider.kernels.int8 import multiply
 
+from ..config import PluginConfig
+
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Places of outputs 0 to 7 among the groups of four bits of AWQ's int32."""
 IN_ORDER = tuple(range(8))
@@ -77,7 +79,9 @@ class BlockKernel:
         """Lay the codes out for our kernel; the checkpoint's tensors are freed."""
         codes, zeros = self.unpack(layer)
         raw, kind = group_blocks(codes, zeros, layer.scales.data.T)
-        layer.packed = pack_blocks(raw, kind, *codes.shape)
+        outputs, depth = codes.shape
+        activations = PluginConfig.from_env().activations
+        layer.packed = pack_blocks(raw, kind, outputs, depth, activations=activations)
         for name in ("qweight", "qzeros", "scales", "g_idx"):
             if hasattr(layer, name):
                 delattr(layer, name)

@@ -37,7 +37,7 @@ def loader_for_gguf(original: Callable[..., Any], load_config: Any, model_config
 
 class GgufLoader(DefaultModelLoader):
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
-        weights, device = GgufWeights(Path(model_config.model_path)), torch.device(device_config.device)
+        weights, device = _weights(model_config), torch.device(device_config.device)
         config = BlocksConfig(weights) if _can_keep_blocks(device) else None
         with set_default_torch_dtype(model_config.dtype):
             with device:
@@ -45,6 +45,10 @@ class GgufLoader(DefaultModelLoader):
             left = weights.everything() if config is None else config.not_taken()
             self.load_weights_and_postprocess(model, left, device)
         return model.eval()
+
+
+def _weights(model_config: Any) -> GgufWeights:
+    return GgufWeights(Path(model_config.model_path), PluginConfig.from_env().activations)
 
 
 def _can_keep_blocks(device: torch.device) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from outrider.kernels.blocks import KINDS, Activations, BlockRows, BlockWeight, expand, pack_blocks
+from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight, expand, pack_blocks
 from outrider.kernels.int8 import StackedWeight, stack
 from outrider.kernels.linear import PackedWeight, pack
 
@@ -49,9 +49,10 @@ class Stored:
 
 
 class GgufWeights:
-    """Reads the tensors of a prepared folder."""
+    """Reads the tensors of a prepared folder. activations: of products with weights in blocks, as of `pack_blocks`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, activations: str = "float") -> None:
+        self.activations = activations
         self.folder = folder
         index = json.loads((folder / INDEX).read_text())
         self.stored = {name: Stored(**fields) for name, fields in index.items()}
@@ -93,26 +94,22 @@ class GgufWeights:
         values = dequantize(raw.numpy(), GGMLQuantizationType[stored.kind])
         return torch.from_numpy(values).bfloat16().view(stored.shape)
 
-    def prepared(
-        self, layer: str, dtype: torch.dtype, activations: Activations = "float"
-    ) -> BlockWeight | PackedWeight | StackedWeight:
+    def prepared(self, layer: str, dtype: torch.dtype) -> BlockWeight | PackedWeight | StackedWeight:
         """A layer's weight for our products: in its blocks, parts of several kinds each in its own; what is of a kind
         that the kernels do not know is expanded to `dtype`."""
         names = self.parts(layer)
         runs = [(kind, list(run)) for kind, run in groupby(names, lambda name: self.stored[name].kind)]
-        prepared = [self._prepared(kind, run, dtype, activations) for kind, run in runs]
+        prepared = [self._prepared(kind, run, dtype) for kind, run in runs]
         return stack(prepared) if len(prepared) > 1 else prepared[0]
 
-    def _prepared(
-        self, kind: str, names: list[str], dtype: torch.dtype, activations: Activations
-    ) -> BlockWeight | PackedWeight:
+    def _prepared(self, kind: str, names: list[str], dtype: torch.dtype) -> BlockWeight | PackedWeight:
         if kind not in KINDS:
             logger.info("%s (%s): expanded to %s", ", ".join(names), kind, str(dtype).removeprefix("torch."))
             return pack(torch.cat([self.expanded(name).to(dtype) for name in names]))
         raw = [self.raw(name) for name in names]
         outputs, depth = sum(self.stored[name].shape[0] for name in names), self.stored[names[0]].shape[1]
         together = torch.cat(raw) if len(raw) > 1 else raw[0]
-        return pack_blocks(together, kind, outputs, depth, activations=activations)
+        return pack_blocks(together, kind, outputs, depth, activations=self.activations)
 
     def rows(self, layer: str) -> BlockRows:
         """The embedding or head for reading rows; it stays mapped."""

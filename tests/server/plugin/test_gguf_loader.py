@@ -10,6 +10,7 @@ import tiny_gguf
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.int_blocks import reference_int_block_linear
 from outrider.kernels.linear import pack, packed_linear
 from outrider.server.model import gguf_model
 from outrider.server.plugin import activate
@@ -47,6 +48,17 @@ def test_a_linear_layer(config: Any, weights: GgufWeights) -> None:
     layer.quant_method.process_weights_after_loading(layer)
     x = torch.randn(3, tiny_gguf.HEADS * tiny_gguf.HEAD, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert torch.equal(layer(x)[0], packed_linear(x, pack(weights.expanded(f"{OUT}.weight"))))
+
+
+def test_a_linear_layer_that_rounds_activations(config: Any, weights: GgufWeights) -> None:
+    config.weights.activations = "int8"
+    layer = linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
+    layer.quant_method.process_weights_after_loading(layer)
+    x = torch.randn(3, tiny_gguf.HEADS * tiny_gguf.HEAD, generator=torch.Generator().manual_seed(1)).bfloat16()
+    name = f"{OUT}.weight"
+    expected = reference_int_block_linear(x, weights.raw(name), "Q8_0", tiny_gguf.WIDTH)
+    assert torch.equal(layer(x)[0], expected)
+    assert not torch.equal(layer(x)[0], packed_linear(x, pack(weights.expanded(name))))
 
 
 def test_an_embedding_that_is_the_head_as_well(config: Any, weights: GgufWeights) -> None:
