@@ -27,6 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--target", required=True, metavar="PATH_OR_HUB_NAME", help="the model to train for, or its GGUF file")
     add("--prompts", nargs="*", default=[], metavar="FILE", help="JSONL files of prompts, or of answered prompts")
+    add(
+        "--from-log",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="JSONL files of answers that the target has given already, which it only reads: chats in OpenAI's format "
+        "(`messages`), `request` and `response`, `prompt` and `completion`, or what `outrider serve --learn` keeps",
+    )
     add("--out", required=True, type=Path, metavar="FOLDER", help="folder of this run; an interrupted run goes on")
     add("--data", type=Path, metavar="FOLDER", help="answers and features to share between runs (default: OUT)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (default: %(default)s)")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ from ..diffusion.model import DiffusionModel
 from ..training.deadline import Deadline, OutOfTime
 from ..training.decode import FeatureSpec
 from ..training.diffusion import DiffusionRun
-from ..training.features import build_store
+from ..training.features import build_store, sample_texts
 from ..training.forward import FrozenTarget
+from ..training.logs import LogReader, held_out_prompts, written_by_target
 from ..training.loop import Recipe, Run, TrainingRun
 from ..training.prompts import Sample, read_samples
 from ..training.start import start_diffusion, start_from_target, start_markov, start_vectors
@@ -72,7 +74,7 @@ def gather_samples(
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:
-        raise ValueError("nothing to train on: give --prompts FILE… or --self-prompts N")
+        raise ValueError("nothing to train on: give --from-log FILE…, --prompts FILE… or --self-prompts N")
     return samples
 
 
@@ -103,10 +105,13 @@ def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> 
     return model
 
 
-def held_out_numbers(store: FeatureStore, count: int) -> list[int]:
-    """The first `count` greedy answers, which training leaves alone; adding answers does not change them."""
+def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:
+    """Answers that training leaves alone, the first greedy ones, of logs those to some prompts; adding answers does not
+    change them."""
+    if args.from_log:
+        return held_out_prompts(store, args.validation)
     greedy = [i for i, e in enumerate(store.entries) if e.temperature == 0]
-    return greedy[: min(count, len(greedy) // 4)]
+    return greedy[: min(args.validation, len(greedy) // 4)]
 
 
 def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers: tuple[int, ...]) -> BlockConfig:
@@ -188,7 +193,14 @@ def gather_features(
     """All answers, and their features where `layers` are wanted; raises OutOfTime."""
     data = args.data or args.out
     data.mkdir(parents=True, exist_ok=True)
-    meta = {"layers": list(layers), "target": checkpoint.target_identity(target.config, target.embedding)["embedding"]}
+    meta: dict[str, Any] = {
+        "layers": list(layers),
+        "target": checkpoint.target_identity(target.config, target.embedding)["embedding"],
+    }
+    if args.from_log:
+        if args.prompts or args.self_prompts:
+            raise ValueError("--from-log goes without --prompts and --self-prompts; go on with those by --start")
+        meta["logs"] = True
     store = FeatureStore(
         data / ("features" if layers else "tokens"),
         width=len(layers) * target.config.hidden_size,
@@ -199,15 +211,37 @@ def gather_features(
         if not len(store):
             raise ValueError(f"--follow: {data} has no answers yet; give the --data of a run that writes some")
         return store
-    keep = FeatureSink(store, FeatureSpec(layers, args.top), args.max_tokens)
     with store.writing():
+        if args.from_log:
+            read_log(args, target, layers, store, deadline)
+            return store
+        keep = FeatureSink(store, FeatureSpec(layers, args.top), args.max_tokens)
         samples = gather_samples(args, target, data, keep, deadline)
         build_store(
-            target, samples, store, layers=layers, top=args.top, max_tokens=args.max_tokens, deadline=deadline
+            target, sample_texts(target, samples), store, layers=layers, top=args.top, max_tokens=args.max_tokens,
+            deadline=deadline,
         )  # fmt: skip
     if not len(store):
         raise ValueError(f"none of {len(samples)} answers fits --max-tokens {args.max_tokens} with its prompt")
     return store
+
+
+def read_log(
+    args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], store: FeatureStore, deadline: Deadline
+) -> None:
+    """Have the target read logged answers into the store; prints what was left out, raises ValueError where all was."""
+    reader = LogReader(target)
+    foreign = build_store(
+        target, reader.read(args.from_log), store, layers=layers, top=args.top, max_tokens=args.max_tokens,
+        deadline=deadline, keep=written_by_target,
+    )  # fmt: skip
+    left_out = reader.skipped + Counter({"not this model's answers": foreign})
+    for reason, count in left_out.items():
+        if count:
+            print(f"left out of the log: {count} x {reason}")
+    if not len(store):
+        what = "no answer" if not foreign else "no answer that this model may have written: answer its --prompts anew"
+        raise ValueError(f"{', '.join(args.from_log)}: {what}")
 
 
 def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
@@ -233,7 +267,7 @@ def train(
 ) -> None:  # fmt: skip
     """Stage 3 for one drafter, as far as the deadline lets it; what there is becomes `folder`/drafter."""
     folder.mkdir(parents=True, exist_ok=True)
-    held_out = held_out_numbers(store, args.validation)
+    held_out = held_out_numbers(store, args)
     if former:
         model = former
     else:
@@ -288,7 +322,7 @@ def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadl
     args.out.mkdir(parents=True, exist_ok=True)
     if (store := gather_in_time(args, target, (), deadline)) is None:
         return 0
-    held_out = held_out_numbers(store, args.validation)
+    held_out = held_out_numbers(store, args)
     model = diffusion_model(args, target, store).to(device=args.device, dtype=target.embedding.dtype)
     frozen = FrozenTarget(target.embedding, target.head[model.vocab].contiguous())
     schedule = make_schedule("left", model.config.gamma, min(registry.find(args.kind).denoising_steps, args.gamma))
@@ -313,7 +347,7 @@ def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Dead
     args.out.mkdir(parents=True, exist_ok=True)
     if (store := gather_in_time(args, target, (), deadline)) is None:
         return 0
-    held_out = held_out_numbers(store, args.validation)
+    held_out = held_out_numbers(store, args)
     mask = spare_token(target) if args.mask_token is None else args.mask_token
     layout = Layout(args.block_size, mask, args.layout == "shift")
     config = replace(

@@ -7,7 +7,6 @@ seconds}`. A killed writer leaves at most half a last line, which readers leave 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -17,31 +16,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from outrider.storage.replacing import replace
 
 SEGMENTS = 16
 """Parts of the bound that are deleted at once."""
 LONGEST = 2048
 """Tokens of a prompt with its answer that are kept; longer prompts are not."""
-HELD_OUT = 8
-"""One prompt in so many is never trained on."""
 FOLDERS = ("answers", "features", "run", "drafters")
 CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json")
 """Names in a learner's folder."""
 FORGOTTEN = ".{}.forgotten."
 """Beginning of the name of a folder that is being deleted."""
-
-
-def prompt_name(prompt_ids: Sequence[int]) -> str:
-    """A short name of a prompt, the same for every answer to it."""
-    return hashlib.sha256(np.asarray(prompt_ids, np.int32).tobytes()).hexdigest()[:16]
-
-
-def held_out(prompt: str) -> bool:
-    """True if answers to the prompt of this name are kept for the gate, and never trained on."""
-    return int(prompt, 16) % HELD_OUT == 0
 
 
 @dataclass(frozen=True, slots=True)

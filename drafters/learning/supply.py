@@ -11,20 +11,17 @@ from typing import Any
 
 from ..block import checkpoint
 from ..training.decode import FeatureSpec
-from ..training.features import sequence_features
+from ..training.features import read_texts
+from ..training.held_out import held_out, prompt_name
+from ..training.logs import LEAST_AGREEMENT, agreement
 from ..training.store import Entry, FeatureStore, Sequence
 from ..training.target import TargetModel
-from .answers import Answer, held_out, prompt_name
+from .answers import Answer
 
 SEGMENTS = 8
 """Parts of the bound that are deleted at once."""
 TOP = 32
 """Likeliest tokens of the target that are kept for each token of an answer."""
-BATCH_TOKENS = 2048
-"""Tokens that the target reads at a time, padding included; a longer answer goes in alone."""
-LEAST_AGREEMENT = 0.8
-"""Smallest share of an answer's tokens that the target would choose at temperature 0, or has among its likeliest at
-others. Answers below it were not written by this target."""
 
 
 def read_layers(target: TargetModel, layers: tuple[int, ...]) -> tuple[FeatureSpec, int, dict[str, Any]]:
@@ -96,18 +93,14 @@ class Supply:
 
     def read(self, answers: list[Answer]) -> Iterator[int]:
         """Have the target read the answers, in batches; yields the number of answers done after each, on the disk."""
-        answers = sorted(answers, key=lambda answer: len(answer.tokens))
-        while answers:
-            batch = [answers.pop(0)]
-            while answers and (len(batch) + 1) * len(answers[0].tokens) <= BATCH_TOKENS:
-                batch.append(answers.pop(0))
-            pairs = [(answer.tokens, len(answer.prompt_ids)) for answer in batch]
-            made = sequence_features(self.target, pairs, self.spec.layers, self.spec.top)
-            number = self._room_for(sum(self._bytes(len(ids), len(ids) - prompt) for ids, prompt in pairs))
+        texts = [(answer.tokens, len(answer.prompt_ids)) for answer in answers]
+        for batch in read_texts(self.target, texts, self.spec.layers, self.spec.top):
+            number = self._room_for(sum(self._bytes(len(s.tokens), len(s.tokens) - s.prompt) for s in batch.values()))
             store = self.segments[number]
             with store.writing():
                 before = len(store)
-                for answer, sequence in zip(batch, made, strict=True):
+                for place, sequence in batch.items():
+                    answer = answers[place]
                     if agreement(sequence, answer.temperature) < LEAST_AGREEMENT:
                         self.foreign += 1
                     else:
@@ -146,10 +139,3 @@ def open_store(folder: Path, width: int, meta: dict[str, Any]) -> FeatureStore:
             return store
     shutil.rmtree(folder)
     return FeatureStore(folder, width=width, top=TOP, meta=meta)
-
-
-def agreement(sequence: Sequence, temperature: float) -> float:
-    """Share of an answer's tokens that the target would write: its likeliest at 0, else one of those kept."""
-    written = sequence.tokens[sequence.prompt :, None]
-    likely = sequence.top_ids[:, :1] if temperature == 0 else sequence.top_ids
-    return float((written == likely).any(-1).float().mean())

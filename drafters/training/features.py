@@ -6,7 +6,8 @@ epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
@@ -16,6 +17,10 @@ from .prompts import Sample
 from .store import FeatureStore, Sequence
 from .target import TargetModel
 
+BATCH_TOKENS = 2048
+"""Tokens that the target reads at a time, padding included; a longer text goes in alone."""
+PART_TOKENS = 4 * BATCH_TOKENS
+"""Tokens whose features are in memory at once, to be stored in the order of their texts."""
 LOGIT_ROWS = 256
 """Positions whose logits over the whole vocabulary are in memory at once."""
 
@@ -63,35 +68,81 @@ def usable(tokens: int, prompt: int) -> bool:
     return tokens >= prompt + 2
 
 
+def read_texts(
+    target: TargetModel, texts: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
+) -> Iterator[dict[int, Sequence]]:
+    """Have the target read (tokens, prompt length) pairs, those of like length together; yields batches: the features
+    of each text by its number."""
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number][0]))
+    while order:
+        batch = [order.pop(0)]
+        while order and (len(batch) + 1) * len(texts[order[0]][0]) <= BATCH_TOKENS:
+            batch.append(order.pop(0))
+        made = sequence_features(target, [texts[number] for number in batch], layers, top)
+        yield dict(zip(batch, made, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt of `prompt` tokens with its answer, and what a store notes of it."""
+
+    tokens: list[int]
+    prompt: int
+    temperature: float
+    source: str
+
+
+def sample_texts(target: TargetModel, samples: Iterable[Sample]) -> Iterator[Text]:
+    """The answered samples as chats of the target."""
+    for sample in samples:
+        prompt = target.chat_ids(list(sample.turns))
+        yield Text(prompt + list(sample.response_ids), len(prompt), sample.temperature, sample.source)
+
+
 def build_store(
     target: TargetModel,
-    samples: Iterable[Sample],
+    texts: Iterable[Text],
     store: FeatureStore,
     *,
     layers: tuple[int, ...],
     top: int,
     max_tokens: int = 1024,
-    batch_tokens: int = 4096,
     deadline: Deadline = NEVER,
-) -> None:
-    """Add every answered sample to `store` that is not in it yet; raises OutOfTime at the deadline."""
-    missing: list[tuple[list[int], int, Sample]] = []
-    for sample in samples:
-        prompt = target.chat_ids(list(sample.turns))
-        ids = (prompt + list(sample.response_ids))[:max_tokens]
-        if usable(len(ids), len(prompt)) and ids not in store:
-            missing.append((ids, len(prompt), sample))
-    progress = tqdm(total=sum(len(ids) for ids, _, _ in missing), desc="features", unit="tok", unit_scale=True)
-    pending: list[tuple[list[int], int, Sample]] = []
-    for item in [*missing, None]:
-        full = item is None or (len(pending) + 1) * max(len(x[0]) for x in [*pending, item]) > batch_tokens
-        if pending and full:
-            made = sequence_features(target, [(ids, prompt) for ids, prompt, _ in pending], layers, top)
-            for sequence, (ids, _, sample) in zip(made, pending, strict=True):
-                store.append(sequence, temperature=sample.temperature, source=sample.source)
-                progress.update(len(ids))
-            pending = []
-            deadline.check()
-        if item is not None:
-            pending.append(item)
+    keep: Callable[[Text, Sequence], bool] = lambda text, sequence: True,
+) -> int:
+    """Add every text to `store` that is not in it yet, in their order; raises OutOfTime at the deadline.
+
+    keep: decides on each text that has been read. Returns the number of those that were not kept.
+    """
+    missing: list[Text] = []
+    for text in texts:
+        text = replace(text, tokens=text.tokens[:max_tokens])
+        if usable(len(text.tokens), text.prompt) and text.tokens not in store:
+            missing.append(text)
+    progress = tqdm(total=sum(len(text.tokens) for text in missing), desc="features", unit="tok", unit_scale=True)
+    left_out = 0
+    for part in _parts(missing):
+        made: dict[int, Sequence] = {}
+        for batch in read_texts(target, [(text.tokens, text.prompt) for text in part], layers, top):
+            made |= batch
+            progress.update(sum(len(sequence.tokens) for sequence in batch.values()))
+        for number, text in enumerate(part):
+            if keep(text, made[number]):
+                store.append(made[number], temperature=text.temperature, source=text.source)
+            else:
+                left_out += 1
+        deadline.check()
     progress.close()
+    return left_out
+
+
+def _parts(texts: list[Text]) -> Iterator[list[Text]]:
+    """Consecutive texts of about `PART_TOKENS` tokens."""
+    part: list[Text] = []
+    for text in texts:
+        part.append(text)
+        if sum(len(each.tokens) for each in part) >= PART_TOKENS:
+            yield part
+            part = []
+    if part:
+        yield part

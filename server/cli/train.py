@@ -4,11 +4,15 @@ The target answers the prompts, its features are stored, the drafter is trained 
 tokens per step) is measured. Without prompts of your own the target writes some itself. The same command resumes a run
 that was interrupted.
 
+With --from-log the model writes nothing: it reads answers it has given before. Those it would not have given are left
+out, and answers to one prompt in eight are held out.
+
 OUT/drafter is what `outrider serve --drafter dspark --drafter-path` takes. `dllm` makes the target itself a
 block-diffusion model: `outrider export` makes of OUT/delta the folder that `outrider serve --model` takes.
 
 examples:
   outrider train dspark --target ./model --prompts prompts.jsonl --out runs/dspark
+  outrider train dspark --target ./model --from-log requests.jsonl --start runs/dspark/drafter --out runs/learned
   outrider train dflash --target ./model --self-prompts 2000 --out runs/dflash
   outrider train both --target ./model --prompts prompts.jsonl --out runs --loss authors --minutes 9
   outrider train deer --target ./model --prompts prompts.jsonl --out runs/deer

@@ -8,7 +8,7 @@ import torch
 from tiny_drafters import save_target
 
 from outrider.drafters.training.decode import FeatureSpec, decode
-from outrider.drafters.training.features import build_store
+from outrider.drafters.training.features import build_store, sample_texts
 from outrider.drafters.training.flat import CompiledLayers, ModuleLayers, flat_layers
 from outrider.drafters.training.prompts import Sample, read_samples
 from outrider.drafters.training.store import FeatureStore
@@ -81,7 +81,7 @@ def test_features_kept_while_writing_are_those_of_a_pass_over_the_answer(target_
         keep=FeatureSink(kept, wanted, cut),
     )  # fmt: skip
     answers = list(read_samples(tmp_path / "answers.jsonl"))
-    build_store(target, answers, later, layers=wanted.layers, top=wanted.top, max_tokens=cut)
+    build_store(target, sample_texts(target, answers), later, layers=wanted.layers, top=wanted.top, max_tokens=cut)
     assert len(kept) == len(later) > 5
     assert [(e.temperature, e.source, e.digest) for e in kept.entries] == [
         (e.temperature, e.source, e.digest) for e in later.entries
@@ -92,7 +92,7 @@ def test_features_kept_while_writing_are_those_of_a_pass_over_the_answer(target_
         torch.testing.assert_close(one.features[:-1], other.features[:-1])
         torch.testing.assert_close(one.top_probs, other.top_probs, atol=1e-3, rtol=1e-3)
         assert torch.equal(one.top_ids[:, 0], other.top_ids[:, 0])
-    build_store(target, answers, kept, layers=wanted.layers, top=wanted.top, max_tokens=cut)
+    build_store(target, sample_texts(target, answers), kept, layers=wanted.layers, top=wanted.top, max_tokens=cut)
     assert len(kept) == len(later)  # nothing was missing
 
 

@@ -19,8 +19,9 @@ from learning_process import FAULTS, run
 from tiny_drafters import save_target
 
 from outrider.drafters.block import load
-from outrider.drafters.learning.answers import Answer, AnswerReader, AnswerStore, forget, held_out, prompt_name
+from outrider.drafters.learning.answers import Answer, AnswerReader, AnswerStore, forget
 from outrider.drafters.learning.supply import SEGMENTS, Supply
+from outrider.drafters.training.held_out import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
 
 
