@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from ..training.decode import FeatureSpec
 from ..training.features import read_texts
 from ..training.held_out import held_out, prompt_name
 from ..training.logs import LEAST_AGREEMENT, agreement
-from ..training.store import Entry, FeatureStore, Sequence
+from ..training.store import Entry, FeatureStore, Sequence, StoreInUse
 from ..training.target import TargetModel
 from .answers import Answer
 
@@ -132,10 +131,14 @@ class Supply:
 
 
 def open_store(folder: Path, width: int, meta: dict[str, Any]) -> FeatureStore:
-    """The store of a folder, emptied where it was made of another target or other layers, or is damaged."""
-    with contextlib.suppress(ValueError, TypeError):
+    """The store of a folder, emptied where it was made of another target or other layers, or is damaged; raises
+    StoreInUse where another process writes to it."""
+    try:
         store = FeatureStore(folder, width=width, top=TOP, meta=meta)
         with store.writing():  # cuts what a killed process left
             return store
-    shutil.rmtree(folder)
+    except StoreInUse:
+        raise
+    except (ValueError, TypeError):
+        shutil.rmtree(folder)
     return FeatureStore(folder, width=width, top=TOP, meta=meta)

@@ -27,6 +27,10 @@ FLUSH_TOKENS = 4096
 """Tokens of appended sequences after which they are flushed: a batch of the feature pass, a second or a few of work."""
 
 
+class StoreInUse(ValueError):
+    """Another process is writing to a store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Place of one sequence: token rows start..start+length, answer rows top..top+(length - prompt).
@@ -120,13 +124,13 @@ class FeatureStore:
     def writing(self) -> Iterator[None]:
         """Inside, `append` may be called, and no other process may write; what a killed run left is cut off first.
 
-        What was appended is flushed in the end, however that comes. Raises ValueError where another one writes.
+        What was appended is flushed in the end, however that comes. Raises StoreInUse where another one writes.
         """
         with (self.folder / "meta.json").open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(
+                raise StoreInUse(
                     f"another run is writing to {self.folder}; --follow trains on what is there so far"
                 ) from None
             self.grow()
