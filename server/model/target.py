@@ -12,7 +12,7 @@ from outrider.profiles.fingerprint import WEIGHT_FILES
 
 from ..errors import UserError
 from ..plugin.loading.gguf_weights import GgufWeights, is_prepared
-from . import bundled_model, gguf_model, hub
+from . import bundled_model, gguf_model, hub, hub_gguf
 from .gguf_file import stem_of
 
 FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -51,6 +51,8 @@ def find(requested: str | None) -> Model:
         return _from_gguf(folder)
     if folder.is_dir():
         return _from_folder(folder.resolve())
+    if hub_gguf.names_gguf(requested):
+        return _from_gguf(hub_gguf.fetch(requested))
     if folder.is_absolute() or requested.startswith((".", "~")) or not hub.NAME.fullmatch(requested):
         raise UserError(f"model folder {requested} does not exist")
     return _from_hub(requested)

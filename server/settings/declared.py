@@ -46,8 +46,8 @@ class Declared:
 
     model: str | None = _model(
         None,
-        "folder, hub name, or [GGUF file](#checkpoints) to serve; `outrider-dllm`: the embedded model as a "
-        "block-diffusion model, a demonstration",
+        "folder, hub name, or [GGUF file](#checkpoints) to serve, also one of the hub: `hf.co/OWNER/REPO:Q4_K_M`; "
+        "`outrider-dllm`: the embedded model as a block-diffusion model, a demonstration",
         metavar="PATH_OR_HUB_NAME",
         unset="the embedded model",
     )

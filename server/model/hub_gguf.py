@@ -1,0 +1,73 @@
+"""GGUF files on the Hugging Face hub, by the names that llama.cpp's users write: `hf.co/OWNER/REPO:Q4_K_M`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..errors import UserError
+from . import hub
+from .gguf_file import PART, stem_of
+
+NAME = re.compile(r"(?P<host>(https://)?(hf\.co|huggingface\.co)/)?(?P<repo>[\w.-]+/[\w.-]+?)(:(?P<type>[\w.-]+))?")
+PREFERRED = "Q4_K_M"
+"""The type that is taken where none is asked for and the repository has it, as llama.cpp does."""
+NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+"""Files beside a model: what reads images, and statistics for quantising."""
+
+
+def names_gguf(name: str) -> bool:
+    """True for a name with the hub's address or with a type: both ask for a GGUF file."""
+    found = NAME.fullmatch(name)
+    return found is not None and (found["host"] or found["type"]) is not None
+
+
+def fetch(name: str) -> Path:
+    """The file that a name asks for, all its parts fetched; raises UserError, in one line, where there is none.
+
+    Without a connection, what the hub's cache has is taken.
+    """
+    from huggingface_hub import hf_hub_download
+
+    found = NAME.fullmatch(name)
+    assert found is not None
+    with hub.hub_errors(found["repo"], "--model"):
+        files = [
+            file for file in _files(found["repo"]) if file.lower().endswith(".gguf") and not NO_MODELS.search(file)
+        ]
+        chosen = _choose(found["repo"], files, found["type"])
+        paths = [Path(hf_hub_download(found["repo"], file)) for file in chosen]
+        return paths[0]
+
+
+def _files(repo: str) -> list[str]:
+    """The names of a repository's files."""
+    from httpx import TransportError
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        return HfApi().list_repo_files(repo)
+    except (OfflineModeIsEnabled, TransportError):
+        folder = Path(snapshot_download(repo, local_files_only=True))
+        return [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+
+
+def _choose(repo: str, files: list[str], kind: str | None) -> list[str]:
+    """The files of one model, parts in order; kind: the type asked for."""
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        models.setdefault(str(Path(file).with_name(stem_of(Path(file)))), []).append(file)
+    if not models:
+        raise UserError(f"{repo} has no GGUF file; if it has safetensors, give --model {repo}")
+
+    def is_of(model: str, kind: str) -> bool:
+        return re.search(rf"(^|[-_./]){re.escape(kind)}(/|$)", model, re.IGNORECASE) is not None
+
+    fitting = [model for model in models if is_of(model, kind or PREFERRED)]
+    if kind and not fitting:
+        raise UserError(f"{repo} has no GGUF file of type {kind}; it has {', '.join(models)}")
+    chosen = models[(fitting or list(models))[0]]
+    if (part := PART.fullmatch(Path(chosen[0]).name)) and len(chosen) != int(part["count"]):
+        raise UserError(f"{repo} has {len(chosen)} of the {int(part['count'])} parts of {chosen[0]}")
+    return chosen
