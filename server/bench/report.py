@@ -178,6 +178,21 @@ def _kernels(one: Record) -> Iterable[tuple[Row, Row]]:
     yield list(families), [f"{min(found):.1f} to {max(found):.1f} ×" for found in families.values()]
 
 
+def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for case, times in one["results"].items():
+        kind, rows = case.split()
+        found.setdefault(kind, {})[rows] = times
+    for kind, by_rows in found.items():
+        first = next(iter(by_rows.values()))["int8"]
+        cells = [
+            f"{harness.ratio(times['float'], times['int8']).median:.1f} × float, "
+            f"{harness.ratio(times['int8'], first).median:.2f} of one"
+            for times in by_rows.values()
+        ]
+        yield ["weight", *(f"{rows} rows" for rows in by_rows)], [kind, *cells]
+
+
 def _drafts(one: Record) -> Iterable[tuple[Row, Row]]:
     shares: dict[str, dict[str, str]] = {}
     for case, found in one["results"].items():
@@ -229,6 +244,10 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     ),
     "micro kernels": (
         "Compiled kernels beside plain torch", "Torch's time over ours, least to largest of a kernel's cases.", _kernels
+    ),
+    "micro blocks": (
+        "Integer products", "Weights in blocks: how much faster rows of 8 bits are than expanding to floats; time over "
+        "that of the first number of rows.", _blocks
     ),
     "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
     "simulate": (

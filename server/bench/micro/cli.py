@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # name: (module, one line of help)
 COMMANDS = {
+    "blocks": ("outrider.server.bench.micro.blocks", "products with weights in blocks, by rows"),
     "drafts": ("outrider.server.bench.micro.drafts", "time of a draft beside its verification"),
     "kernels": ("outrider.server.bench.micro.kernels", "compiled kernels beside plain torch"),
     "plan": ("outrider.server.bench.micro.plan", "time that each planner takes per step"),

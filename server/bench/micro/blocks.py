@@ -1,0 +1,76 @@
+"""Products with weights in blocks: milliseconds by rows, activations as they are or rounded to 8 bits.
+
+Both take turns, round by round, with a loop that only reads as many bytes as the weight has: at one row a product can
+hardly be faster ("of reading" is the loop's time over the product's). Weights are random.
+
+examples:
+  outrider bench micro blocks
+  outrider bench micro blocks --kinds Q6_K --shape 151936x1024 --rows 1,8
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from statistics import median
+
+import torch
+
+from outrider.kernels import blocks
+from outrider.kernels.cpu import native
+
+from ...errors import UserError
+from .. import harness, record
+from . import timing
+
+OFFERED = [kind for kind in blocks.KINDS if not kind.startswith("GROUPS_")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--kinds", nargs="+", choices=OFFERED, default=["Q4_K", "Q6_K"], help="types of weights (default: Q4_K Q6_K)")
+    add("--shape", default="262144x1024", metavar="OUTPUTSxDEPTH", help="of the weight (default: %(default)s)")
+    add("--rows", default="1,2,3,4,6,8,16,32,64", metavar="LIST", help="rows of the products (default: %(default)s)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="number format (default: %(default)s)")
+    timing.add_flags(parser, threads=2)
+
+
+def run(args: argparse.Namespace) -> int:
+    rows, (outputs, depth) = harness.positive_integers("--rows", args.rows), shape_of(args.shape)
+    if not native.available():
+        raise UserError("weights in blocks are multiplied by the compiled kernels, which do not run here")
+    clock = timing.start(args, f"{args.shape} {args.dtype}")
+    print(f"{'weight, rows':16}{'reading':>10}{'float':>10}{'int8':>10}{'float/int8':>12}   quartiles      of reading")
+    results = {}
+    for kind in args.kinds:
+        raw = random_blocks(kind, outputs, depth)
+        weights = {name: blocks.pack_blocks(raw, kind, outputs, depth, activations=name) for name in blocks.ACTIVATIONS}
+        words = raw.flatten()[: raw.numel() // 8 * 8].view(torch.int64)
+        for count in rows:
+            x = torch.randn(count, depth).to(getattr(torch, args.dtype))
+            arms = {"reading": words.sum} | {n: partial(blocks.block_linear, x, w) for n, w in weights.items()}
+            times = results[f"{kind} {count}"] = timing.measure(arms, args.rounds, clock)
+            low, middle, high = timing.quartiles(times["float"], times["int8"])
+            columns = "".join(f"{median(arm):10.2f}" for arm in times.values())
+            _, share, _ = timing.quartiles(times["reading"], times["int8"])
+            name = f"{kind} {count}"
+            print(f"{name:16}{columns}{middle:12.2f}   {low:.2f} .. {high:.2f}{share:12.2f}", flush=True)
+    record.write(args.json, "micro blocks", results)
+    return 0
+
+
+def shape_of(text: str) -> tuple[int, int]:
+    sizes = text.split("x")
+    if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes) or int(sizes[1]) % 256:
+        raise UserError(f"--shape is OUTPUTSxDEPTH, a depth of whole superblocks of 256, not {text}")
+    return int(sizes[0]), int(sizes[1])
+
+
+def random_blocks(kind: str, outputs: int, depth: int) -> torch.Tensor:
+    """Random codes and scales, those in float16 all the same and finite: [outputs, bytes of a row]."""
+    raw = torch.randint(0, 256, (outputs, depth // blocks.block_depth(kind), blocks.KINDS[kind]), dtype=torch.uint8)
+    scale = torch.tensor([1e-3], dtype=torch.float16).view(torch.uint8)
+    places = [208] if kind == "Q6_K" else [0, 2] if kind in ("Q4_1", "Q4_K", "Q5_K") else [0]
+    for place in places:
+        raw[..., place : place + 2] = scale
+    return raw.flatten(1)
