@@ -13,14 +13,13 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="8-bit weights ne
 GREEDY = {"max_tokens": 64, "temperature": 0}
 
 
-@pytest.mark.parametrize("name", ["int8_server", "rounding_server"])
-def test_speculation_changes_nothing(name: str, request: pytest.FixtureRequest, prompts: list[str]) -> None:
-    server: Server = request.getfixturevalue(name)
+@pytest.mark.parametrize("served", ["int8_server", "rounding_server"], indirect=True)
+def test_speculation_changes_nothing(served: Server, prompts: list[str]) -> None:
     chosen = prompts[:12]
-    plain = [tokens(a) for a in complete_all(server, chosen, 1, speculate=False, **GREEDY)]
-    before = accepted_tokens(server)
-    drafted = [tokens(a) for a in complete_all(server, chosen, 6, speculate=True, **GREEDY)]
-    assert accepted_tokens(server) - before > 50  # otherwise nothing was put to the test
+    plain = [tokens(a) for a in complete_all(served, chosen, 1, speculate=False, **GREEDY)]
+    before = accepted_tokens(served)
+    drafted = [tokens(a) for a in complete_all(served, chosen, 6, speculate=True, **GREEDY)]
+    assert accepted_tokens(served) - before > 50  # otherwise nothing was put to the test
     assert drafted == plain
 
 
