@@ -22,7 +22,17 @@ def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.server
 def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
-    flags = ("--shapes", "1x1,2x3", "--rounds", "1", "--breakdown", "--json", str(tmp_path / "steps.json"))
+    flags = (
+        "--shapes",
+        "1x1,2x3",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--breakdown",
+        "--json",
+        str(tmp_path / "steps.json"),
+    )
     done = bench("micro", "steps", *flags)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
