@@ -37,7 +37,7 @@ KINDS = {
 ROUNDED = 256
 """Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
 ACTIVATIONS = ("float", "int8")
-"""What weights in blocks are multiplied with: activations as they are, or rounded to 8 bits."""
+"""The ways in which weights in blocks are multiplied: with activations as they are, or rounded to 8 bits."""
 HIGHEST_ZERO = 31
 """Zero points have five bits: GPTQ's first format counts 1 more than it stores."""
 
@@ -68,7 +68,7 @@ class BlockWeight:
 
     @property
     def activations(self) -> str:
-        """Of `ACTIVATIONS`, those that `block_linear` multiplies with."""
+        """The one of `ACTIVATIONS` that `block_linear` multiplies with."""
         return "int8" if self.kind & ROUNDED else "float"
 
 

@@ -20,7 +20,7 @@ from outrider.server.model import bundled_model
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a Qwen3 model with tied embeddings."""
+    """The sizes of a Qwen3 model with tied embeddings."""
 
     layers: int
     width: int

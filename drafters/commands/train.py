@@ -235,10 +235,8 @@ def read_log(
         target, reader.read(args.from_log), store, layers=layers, top=args.top, max_tokens=args.max_tokens,
         deadline=deadline, keep=written_by_target,
     )  # fmt: skip
-    left_out = reader.skipped + Counter({"not this model's answers": foreign})
-    for reason, count in left_out.items():
-        if count:
-            print(f"left out of the log: {count} x {reason}")
+    for reason, count in (reader.skipped + Counter({"not this model's answers": foreign})).items():
+        print(f"left out of the log: {count} x {reason}")
     if not len(store):
         what = "no answer" if not foreign else "no answer that this model may have written: answer its --prompts anew"
         raise ValueError(f"{', '.join(args.from_log)}: {what}")

@@ -1,4 +1,4 @@
-"""Which prompts are never trained on: a choice by the prompt alone, the same for every answer to it."""
+"""The choice of prompts that are never trained on: by the prompt alone, the same for every answer to it."""
 
 from __future__ import annotations
 

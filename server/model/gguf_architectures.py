@@ -90,4 +90,4 @@ SUPPORTED = {
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", PLAIN, permuted=True, config=_smollm3),
     "granite": Architecture("GraniteForCausalLM", "granite", PLAIN, permuted=True, config=_granite),
 }
-"""By llama.cpp's names."""
+"""The architectures that are served, by llama.cpp's names."""

@@ -1,4 +1,4 @@
-"""What a prefill and a decode step return to SGLang's scheduler."""
+"""The results of a prefill and of a decode step, for SGLang's scheduler."""
 
 from __future__ import annotations
 
