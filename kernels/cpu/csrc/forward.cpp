@@ -305,6 +305,7 @@ class Decoder : public torch::CustomClassHolder {
               room(some, hidden_), room(some, 2 * mlp_), room(some, mlp_), {}, {}};
     if (plan.split(at::get_num_threads()))
       b.partials = at::empty({plan.partials_size()}, like.options().dtype(at::kFloat));
+    if (!rounds_) return b;
     for (const Layer& layer : layers_)
       for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(tokens, *w);
     return b;
