@@ -54,10 +54,13 @@ def use(folder: Path, in_use: str | None, *refused: str) -> None:
     (folder / "new").replace(folder / "state.json")
 
 
+def names(folder: Path) -> list[str]:
+    return [path.name for path in sorted((folder / "drafters").glob("*"))]
+
+
 def candidates(folder: Path) -> list[str]:
-    """Names of the candidates; each has to be whole."""
-    there = sorted((folder / "drafters").iterdir()) if (folder / "drafters").exists() else []
-    for path in there:
+    """Names of the candidates; each has to be whole, so nothing may be deleting one."""
+    for path in sorted((folder / "drafters").glob("*")):
         load(path)
         verdict = json.loads((path / "gate.json").read_text())
         assert verdict["reason"] == ""
@@ -67,7 +70,7 @@ def candidates(folder: Path) -> list[str]:
         assert found["confidence"].shape == (len(found["accepted"]), 7)
         assert (found["accepted"] <= found["reach"]).all()
         assert len(found["accepted"]) > 50
-    return [path.name for path in there]
+    return names(folder)
 
 
 def waiting(folder: Path, reason: str) -> Callable[[], bool]:
@@ -120,10 +123,11 @@ def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
             more.append(len(events(folder, "training")))
             keep(folder, answers[30:32])
             keep(folder, [Answer([*a.prompt_ids, 5], a.response_ids, 4.0) for a in answers[:6]])
-        return bool(more) and candidates(folder)[-1] > first
+        return bool(more) and names(folder) == ["0002"]  # the refused one goes after the next is there
 
     assert run(command, until=offered, supply__LEAST_AGREEMENT=0.1) == -signal.SIGTERM
     assert events(folder, "training")[more[0]]["steps"] == 40
+    assert first == "0001"
     assert candidates(folder) == ["0002"]
 
 
