@@ -15,6 +15,7 @@ from __future__ import annotations
 COMMANDS = {
     "load": ("outrider.server.bench.load.cli", "throughput and latency under load, of servers or arm by arm"),
     "soak": ("outrider.server.bench.soak.cli", "mixed load for long: changed answers, failures, memory"),
+    "learn": ("outrider.server.bench.learn", "tokens a step of a server that learns, by time"),
     "drafters": ("outrider.server.bench.drafters", "accepted length of drafter folders, without a server"),
     "micro": ("outrider.server.bench.micro.cli", "time of a part: drafts, kernels, plan, steps"),
     "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),

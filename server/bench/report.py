@@ -226,10 +226,33 @@ def _simulate(one: Record) -> Iterable[tuple[Row, Row]]:
         )
 
 
+def _learn(one: Record) -> Iterable[tuple[Row, Row]]:
+    results, names = one["results"], one["results"]["held_out"]
+    before, after = results["before"], results["after"]
+
+    def change(chosen: Sequence[str]) -> str:
+        taus = [sum(a[n]["tokens"] for n in chosen) / sum(a[n]["steps"] for n in chosen) for a in (before, after)]
+        return f"{taus[0]:.2f} → {taus[1]:.2f} = {taus[1] / taus[0]:.2f} ×"
+
+    general, last = [name for name in before if name not in names], results["curve"][-1]
+    first, seconds = results["first_promotion_seconds"], last["learner_seconds"]
+    yield (
+        ["held-out prompts", "tokens a step", "general prompts", "first promotion", "learner's processor time"],
+        [
+            ", ".join(names), change(names), change(general) if general else "–",
+            "–" if first is None else f"{first:.0f} s after the first pause began",
+            "–" if seconds is None else f"{seconds:.0f} s",
+        ],
+    )  # fmt: skip
+
+
 QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]]]]] = {
     "load": (
         "Throughput, with speculation and without", "Tokens per second of all requests on one engine, greedy; "
         "tau: tokens per request and step.", _load
+    ),
+    "learn": (
+        "A server that learns", "Served with pauses; prompts that it never learns from, asked before and after.", _learn
     ),
     "load by URL": (
         "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",

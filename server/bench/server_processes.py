@@ -75,6 +75,15 @@ def of_server(url: str) -> ServerProcesses | None:
     return ServerProcesses(named, time.monotonic())
 
 
+def processor_seconds(server: ServerProcesses | None, name: str) -> float | None:
+    """Processor time of one of its processes so far, of all threads; None where it cannot be seen."""
+    if server is not None and name in server.processes:
+        with contextlib.suppress(psutil.Error):
+            times = server.processes[name].cpu_times()
+            return float(times.user + times.system)
+    return None
+
+
 def _is_here(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback
@@ -85,6 +94,8 @@ def _name(process: psutil.Process, root: psutil.Process) -> str:
     if process == root:
         return "server"
     title = " ".join(process.cmdline())
+    if "drafters.learning.learner" in title:
+        return "learner"
     if "sglang::" in title:
         return title.partition("::")[2].split()[0]
     return "resource_tracker" if "resource_tracker" in title else process.name()

@@ -20,6 +20,7 @@ class SmallServer:
         self.handler = handler
         self.asked: list[dict[str, Any]] = []
         self.gauges = ""
+        self.live: dict[str, Any] = {}
         self.ready = True
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -39,6 +40,7 @@ class SmallServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/outrider/live", self._live)
         for path in ("/ready", "/health"):
             app.router.add_get(path, self._ready)
         self._runner = web.AppRunner(app, shutdown_timeout=0)
@@ -57,6 +59,9 @@ class SmallServer:
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({}, status=200 if self.ready else 503)
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(self.live)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text=self.gauges)

@@ -1,0 +1,308 @@
+"""Tokens a step of a server that learns, on prompts that it never learns from, while it serves others with pauses.
+
+Starts `outrider serve --learn` with an empty folder, or takes a running one by --url. The prompts of --prompts are
+served in as many parts as there are pauses; in a pause the server learns. After each pause some prompts of --held-out
+are asked, one at a time and with `"store": false`, so that the server keeps nothing of them; before the first part and
+after the last pause all of them, and those of --general, prompts of other kinds. Greedy, so texts must not change.
+
+Tokens a step hardly depend on what else the machine does, nor do processor seconds of the learner: where others compute
+too, look at these. Flags of the server go after --.
+
+examples:
+  python deploy/loadtest/domains.py invoices --out prompts
+  outrider bench learn --prompts prompts/invoices.jsonl --held-out prompts/invoices-held-out.jsonl --json learn.json
+  outrider bench learn --prompts mine.jsonl --held-out others.jsonl --pauses 5 --pause 300 -- --model ./Qwen3-4B
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import pictures
+from ..errors import UserError
+from ..prompt_files import read_mixed_questions, read_questions
+from ..settings.flags import add_all_flags, served_settings_of
+from . import harness, record, remote, server_processes
+from .remote import Remote
+from .report import table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..settings.resolve import Resolved
+
+START_SECONDS = 600
+"""Time that a server may take to start, its first measurement included."""
+STOP_SECONDS = 60
+TIMEOUT = 600.0
+LIVE_SECONDS = 0.6
+"""A server reads its engines' counters no more often; they lag by less than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Answers to prompts that were asked one at a time: their tokens, the decode steps, tokens a second."""
+
+    tokens: int
+    steps: int
+    tokens_per_second: float
+
+    @property
+    def tau(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    def plain(self) -> dict[str, float]:
+        """The JSON form."""
+        speed = round(self.tokens_per_second, 1)
+        return {"tokens": self.tokens, "steps": self.steps, "tau": round(self.tau, 4), "tokens_per_second": speed}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The server after a pause.
+
+    seconds: since the first pause began. learner_seconds: processor time of the learner, None where it cannot be seen.
+    in_use: the learned drafter that serves. asked: by file of held-out prompts.
+    """
+
+    seconds: float
+    learner_seconds: float | None
+    served: int
+    answers: int
+    anchors: int
+    in_use: str | None
+    asked: Mapping[str, Asked]
+
+    def plain(self) -> dict[str, Any]:
+        """The JSON form."""
+        asked = {name: found.plain() for name, found in self.asked.items()}
+        return {
+            "seconds": round(self.seconds, 1), "learner_seconds": self.learner_seconds, "served": self.served,
+            "answers": self.answers, "anchors": self.anchors, "in_use": self.in_use, "asked": asked,
+        }  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--held-out", type=Path, nargs="+", required=True, metavar="FILE", help="prompts that are never learned from")
+    add("--general", type=Path, nargs="+", default=[], metavar="FILE", help="prompts of other kinds, asked twice")
+    add("--general-count", type=int, default=20, metavar="N", help="of each such file (default: %(default)s)")
+    add("--pauses", type=int, default=8, metavar="N", help="pauses (default: %(default)s)")
+    add("--pause", type=float, default=240.0, metavar="S", help="seconds of a pause (default: %(default)g)")
+    add("--probe", type=int, default=12, metavar="N", help="held-out prompts a file and pause (default: %(default)s)")
+    add("--concurrency", type=int, default=4, metavar="N", help="requests in flight, serving (default: %(default)s)")
+    add("--new-tokens", type=int, default=128, metavar="N", help="longest answer (default: %(default)s)")
+    add("--url", metavar="URL", help="a running server with --learn, instead of one that is started")
+    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
+    add("--learn-folder", type=Path, metavar="FOLDER", help="keep what is learned there (default: it is deleted)")
+    add("flags", nargs="*", metavar="-- FLAG", help="flags of `outrider serve`")
+    harness.add_output_flags(parser, plot="tokens a step over the learner's processor seconds")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; 1 where a greedy text has changed."""
+    harness.check_positive(args, "pauses", "probe", "concurrency", "new_tokens", "general_count")
+    if args.pause <= 0:
+        raise UserError(f"--pause is above 0, not {args.pause:g}")
+    harness.check_outputs(args)
+    if args.url and (args.flags or args.learn_folder):
+        raise UserError("--learn-folder and flags of the server go without --url")
+    questions = read_mixed_questions(args.prompts)
+    held_out = {path.stem: read_questions(path) for path in args.held_out}
+    general = {path.stem: read_questions(path)[: args.general_count] for path in args.general}
+    with contextlib.ExitStack() as stack:
+        resolved, url = None, args.url
+        if not url:
+            folder = args.learn_folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "learned"
+            flags = ["--learn", "--learn-folder", str(folder), *args.flags]
+            resolved = _resolved(flags)
+            url = stack.enter_context(_server(flags))
+        results = asyncio.run(_measure(url, questions, held_out, general, args))
+    print(shown(results))
+    record.write(args.json, "learn", results, resolved=resolved)
+    if args.plot:
+        with pictures.figure(args.plot) as figure:
+            plot(results, figure)
+    return 1 if results["changed_texts"] else 0
+
+
+def _resolved(flags: Sequence[str]) -> Resolved:
+    """The server's settings; raises UserError where it would not start."""
+    from ..settings.resolve import resolve
+
+    parser = argparse.ArgumentParser(prog="outrider serve")
+    add_all_flags(parser)
+    return resolve(served_settings_of(parser.parse_args(list(flags))))
+
+
+@contextlib.contextmanager
+def _server(flags: Sequence[str]) -> Iterator[str]:
+    """Address of a server that runs while this is entered; its output goes to standard error."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "outrider.server.cli.main", "serve", "--port", str(port), *flags]
+    process = subprocess.Popen(command, stdout=sys.stderr)
+    try:
+        url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
+        while not asyncio.run(_ready(url)):
+            if process.poll() is not None or time.monotonic() > until:
+                raise UserError("the server did not start; its reason stands above")
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def _ready(url: str) -> bool:
+    import aiohttp
+
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/ready") as response:
+            return response.status == 200
+    return False
+
+
+async def _measure(
+    url: str,
+    questions: Sequence[str],
+    held_out: Mapping[str, Sequence[str]],
+    general: Mapping[str, Sequence[str]],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    async with remote.connect(url, args.api_key) as server:
+        if "learning" not in await _live(server):
+            raise UserError(f"the server at {url} does not learn: start it with --learn")
+        asking = _Asking(server, args.new_tokens)
+        harness.log("Asking all held-out prompts, before")
+        before = await asking.each({**held_out, **general})
+        processes, points, first_pause = server_processes.of_server(url), list[Point](), 0.0
+        for number in range(args.pauses):
+            part = questions[number * len(questions) // args.pauses : (number + 1) * len(questions) // args.pauses]
+            harness.log(f"Serving {len(part)} prompts, then a pause of {args.pause:g} s")
+            await harness.closed_loop(asking.serve, part, args.concurrency)
+            first_pause = first_pause or time.time()
+            await asyncio.sleep(args.pause)
+            learning = (await _live(server))["learning"]
+            probe = {name: found[: args.probe] for name, found in held_out.items()}
+            point = Point(
+                time.time() - first_pause, server_processes.processor_seconds(processes, "learner"),
+                (number + 1) * len(questions) // args.pauses, learning["answers"] + learning["held_out"],
+                learning["anchors"], learning["in_use"], await asking.each(probe),
+            )  # fmt: skip
+            points.append(point)
+            harness.log(f"{point.plain()}")
+        harness.log("Asking all held-out prompts, after")
+        after = await asking.each({**held_out, **general})
+        exchanges = [dict(event) for event in (await _live(server))["learning"]["exchanges"]]
+    promotions = [event for event in exchanges if event["event"] == "promotion"]
+    return {
+        "before": {name: found.plain() for name, found in before.items()},
+        "after": {name: found.plain() for name, found in after.items()},
+        "held_out": list(held_out),
+        "changed_texts": asking.changed,
+        "promotions": len(promotions),
+        "rollbacks": len(exchanges) - len(promotions),
+        "first_promotion_seconds": round(promotions[0]["at"] - first_pause, 1) if promotions else None,
+        "curve": [point.plain() for point in points],
+    }
+
+
+class _Asking:
+    """Asks a server; `changed` counts greedy texts that were not as the first time."""
+
+    def __init__(self, server: Remote, new_tokens: int) -> None:
+        self.server, self.new_tokens, self.changed = server, new_tokens, 0
+        self._texts: dict[str, str] = {}
+
+    async def serve(self, question: str) -> None:
+        """Ask a prompt that may be learned from."""
+        await self._ask(question)
+
+    async def each(self, files: Mapping[str, Sequence[str]]) -> dict[str, Asked]:
+        """Ask prompts that are not learned from, one at a time."""
+        return {name: await self._alone(questions) for name, questions in files.items()}
+
+    async def _alone(self, questions: Sequence[str]) -> Asked:
+        before, tokens, seconds = await _live(self.server), 0, 0.0
+        for question in questions:
+            reply = await self._ask(question, store=False)
+            tokens, seconds = tokens + reply.completion_tokens, seconds + reply.seconds
+            self.changed += self._texts.setdefault(question, reply.text) != reply.text
+        now = await _live(self.server)
+        drafted = (round(now[name] - before[name]) for name in ("tokens", "request_steps"))
+        return Asked(*drafted, tokens / seconds if seconds else 0.0)
+
+    async def _ask(self, question: str, **more: Any) -> remote.Reply:
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": self.new_tokens, "temperature": 0}
+        reply = await self.server.ask(remote.CHAT, body | more, timeout=TIMEOUT)
+        if reply.failure:
+            raise UserError(f"the server did not answer: {reply.failure} {reply.detail}")
+        return reply
+
+
+async def _live(server: Remote) -> dict[str, Any]:
+    """What the page shows."""
+    await asyncio.sleep(LIVE_SECONDS)
+    async with server.session.get(f"{server.url}/outrider/live") as response:
+        if response.status != 200:
+            raise UserError(f"{server.url}/outrider/live answers {response.status}: is it a server of Outrider?")
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+def shown(results: Mapping[str, Any]) -> str:
+    """The curve and the comparison, as tables."""
+    names, before, after = results["held_out"], results["before"], results["after"]
+    rows = [
+        [
+            f"{point['seconds'] / 60:.1f}", "" if (s := point["learner_seconds"]) is None else f"{s:.0f}",
+            str(point["served"]), str(point["anchors"]), point["in_use"] or "start",
+            *(f"{point['asked'][name]['tau']:.2f}" for name in names),
+        ]
+        for point in results["curve"]
+    ]  # fmt: skip
+    columns = ["minutes", "learner's processor s", "served", "drafts trained on", "drafter", *names]
+    compared = [
+        [name, *(f"{found[name]['tau']:.2f}" for found in (before, after)), f"{after[name]['tau'] / one['tau']:.2f}",
+         *(f"{found[name]['tokens_per_second']:.0f}" for found in (before, after))]
+        for name, one in before.items() if one["tau"]
+    ]  # fmt: skip
+    first = results["first_promotion_seconds"]
+    lines = [
+        f"promotions: {results['promotions']}, rollbacks: {results['rollbacks']}, texts changed: "
+        f"{results['changed_texts']}",
+        "no promotion" if first is None else f"first promotion {first:.0f} s after the first pause began",
+    ]
+    heads = ["prompts", "tokens a step before", "after", "ratio", "tokens/s before", "after"]
+    return "\n".join([table(columns, rows), table(heads, compared), *lines])
+
+
+def plot(results: Mapping[str, Any], figure: Figure) -> None:
+    """Draw tokens a step over the learner's processor seconds, or over the time where these are unknown."""
+    axes, curve = figure.subplots(), results["curve"]
+    key = "learner_seconds" if all(point["learner_seconds"] is not None for point in curve) else "seconds"
+    for name in results["held_out"]:
+        taus = [results["before"][name]["tau"], *(point["asked"][name]["tau"] for point in curve)]
+        axes.plot([0, *(point[key] for point in curve)], taus, "o-", label=name)
+    axes.set_xlabel("processor seconds of the learner" if key == "learner_seconds" else "seconds")
+    axes.set_ylabel("tokens a step, held-out prompts")
+    axes.legend(fontsize=7)
