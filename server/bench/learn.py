@@ -248,8 +248,8 @@ class _Asking:
             tokens, seconds = tokens + reply.completion_tokens, seconds + reply.seconds
             self.changed += self._texts.setdefault(question, reply.text) != reply.text
         now = await _live(self.server)
-        drafted = (round(now[name] - before[name]) for name in ("tokens", "request_steps"))
-        return Asked(*drafted, tokens / seconds if seconds else 0.0)
+        drafted, steps = (round(now[name] - before[name]) for name in ("tokens", "request_steps"))
+        return Asked(drafted, steps, tokens / seconds if seconds else 0.0)
 
     async def _ask(self, question: str, **more: Any) -> remote.Reply:
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": self.new_tokens, "temperature": 0}
