@@ -17,6 +17,8 @@ COMMANDS = {
     "soak": ("outrider.server.bench.soak.cli", "mixed load for long: changed answers, failures, memory"),
     "learn": ("outrider.server.bench.learn", "tokens a step of a server that learns, by time"),
     "drafters": ("outrider.server.bench.drafters", "accepted length of drafter folders, without a server"),
+    "quality": ("outrider.server.bench.quality", "what rounding changes: distributions of one model, arm by arm"),
+    "scores": ("outrider.server.bench.scores", "lm-eval's scores of several servers, answer by answer"),
     "micro": ("outrider.server.bench.micro.cli", "time of a part: drafts, kernels, plan, steps"),
     "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
 }

@@ -193,6 +193,27 @@ def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:
         yield ["weight", *(f"{rows} rows" for rows in by_rows)], [kind, *cells]
 
 
+def _quality(one: Record) -> Iterable[tuple[Row, Row]]:
+    columns = ["model", "arm", "answers", "tokens", "mean KL", "99th percentile", "same most probable"]
+    for arm, groups in one["results"].items():
+        for name, found in groups.items():
+            kl = f"{found['kl']:.4f} ± {found['kl_error']:.4f}"
+            cells = [f"{found['tokens']}", kl, f"{found['kl_p99']:.3f}", f"{found['same']:.1%}"]
+            yield columns, [one["engine"]["model"], f"{arm} beside {one['first']}", name, *cells]
+
+
+def _scores(one: Record) -> Iterable[tuple[Row, Row]]:
+    for task, servers in one["results"].items():
+        (first, _), *_ = servers.items()
+        for name, found in servers.items():
+            score = f"{found['score']:.1%} ± {found['error']:.1%}"
+            beside = [f"{found['won']}, {found['lost']}", f"{found['same']:.0%}"] if name != first else ["", ""]
+            yield (
+                ["task", "questions", "server", "score", "won, lost", "same text"],
+                [task, str(found["questions"]), name, score, *beside],
+            )
+
+
 def _drafts(one: Record) -> Iterable[tuple[Row, Row]]:
     shares: dict[str, dict[str, str]] = {}
     for case, found in one["results"].items():
@@ -271,6 +292,15 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     "micro blocks": (
         "Integer products", "Weights in blocks: how much faster rows of 8 bits are than expanding to floats; time over "
         "that of the first number of rows.", _blocks
+    ),
+    "quality": (
+        "What rounding changes", "Next-token distributions over the model's own answers beside those of another arm: "
+        "Kullback-Leibler divergence in nats, mean and standard error; tokens whose most probable one is the same.",
+        _quality
+    ),
+    "scores": (
+        "lm-eval's scores", "Mean and standard error; questions won and lost, and share of answers with the same text, "
+        "beside the first server.", _scores
     ),
     "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
     "simulate": (

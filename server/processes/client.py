@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
-async def generate(manager: Any, prompt: str | list[int], *, stream: bool = False, **sampling: Any) -> dict[str, Any]:
+async def generate(
+    manager: Any, prompt: str | list[int], *, stream: bool = False, logprobs_from: int | None = None, **sampling: Any
+) -> dict[str, Any]:
     """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
     Of several engines the first one's, whose records `control.read` returns. stream: have every step's tokens sent
-    here, as for a client that reads along. Cancelled, it has the engine give the request up.
+    here, as for a client that reads along. logprobs_from: the prompt's logprobs, from this token on, are wanted.
+    Cancelled, it has the engine give the request up.
     """
     from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -23,6 +26,8 @@ async def generate(manager: Any, prompt: str | list[int], *, stream: bool = Fals
         **{key: prompt},
         sampling_params=sampling,
         stream=stream,
+        return_logprob=logprobs_from is not None,
+        logprob_start_len=logprobs_from,
         routed_dp_rank=0,
         rid=uuid.uuid4().hex,
         log_metrics=False,  # nobody's request

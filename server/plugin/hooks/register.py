@@ -13,7 +13,7 @@ from outrider.kernels.ragged import write_page_table
 
 from .. import node_consistency, worker_rpc
 from ..config import PluginConfig
-from . import answer_ends, grammars, request_guard, sglang_overhead_patches, step_profiler
+from . import answer_ends, grammars, prompt_logits, request_guard, sglang_overhead_patches, step_profiler
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
@@ -23,6 +23,7 @@ def register() -> None:
     if os.environ.get(PLATFORM_ONLY) == "1":
         return
     step_profiler.install_if_asked()
+    prompt_logits.install_if_asked()
     _register_algorithm()
     worker_rpc.register()
     request_guard.register()

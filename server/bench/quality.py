@@ -1,0 +1,223 @@
+"""What rounding changes: how far a model's next-token distributions move, over its own answers.
+
+The first arm answers the prompts, greedily and sampled. Every arm then reads the same texts, and its distributions over
+the whole vocabulary are compared with the first arm's, token by token:
+  KL      mean Kullback-Leibler divergence from the first arm, in nats, with its standard error over answers
+  p99     the divergence that one token in a hundred exceeds
+  same    share of tokens at which both arms find the same token the most probable
+Arms are engines, started one after another. Two arms at a time lie in a temporary folder: 4 bytes for each token and
+entry of the vocabulary, 2 GB an arm for 10,000 tokens of 49,152.
+
+examples:
+  outrider bench quality --prompts humaneval.jsonl gsm8k.jsonl mt-bench.jsonl --json quality.json
+  outrider bench quality --model model.gguf --arms float int8 float32 --tokens 20000
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from ..plugin.hooks import prompt_logits
+from ..processes import client, session
+from ..prompt_files import read_mixed_questions
+from ..settings.flags import settings_of
+from ..settings.resolve import Resolved, resolve
+from ..settings.setting import add_flags
+from ..settings.settings import Settings
+from ..tune.prompts import PROMPTS
+from . import harness, record
+
+if TYPE_CHECKING:
+    from ..processes.engine import Engine
+
+ARMS: dict[str, dict[str, Any]] = {
+    "float": {"activations": "float"},
+    "int8": {"activations": "int8"},
+    "float32": {"activations": "float", "dtype": "float32"},
+    "int8 weights": {"activations": "float", "quantization": "int8"},
+}
+"""Settings of each arm."""
+IN_FLIGHT = 16
+LONGEST = 2048
+"""Tokens of a prompt with its answer, at most: they are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the first arm. prompt, tokens: ids. temperature: at which it was drawn."""
+
+    prompt: list[int]
+    tokens: list[int]
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """An arm's distance from the first over some tokens; kl, its standard error and its 99th percentile in nats."""
+
+    answers: int
+    tokens: int
+    kl: float
+    kl_error: float
+    kl_p99: float
+    same: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_flags(parser, Settings, ("model", "dtype", "device", "threads"))
+    add("--arms", nargs="+", choices=ARMS, default=["float", "int8"], help="arms to compare (default: float int8)")
+    add("--prompts", type=Path, nargs="+", default=[PROMPTS], metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--tokens", type=int, default=10_000, metavar="N", help="tokens of answers, at least (default: %(default)s)")
+    add("--new-tokens", type=int, default=128, metavar="N", help="tokens of an answer, at most (default: %(default)s)")
+    add("--temperatures", default="0,1", metavar="LIST", help="of the answers, in turn (default: %(default)s)")
+    harness.add_output_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    harness.check_positive(args, "tokens", "new_tokens")
+    if args.new_tokens > LONGEST // 2:
+        raise UserError(f"--new-tokens is at most {LONGEST // 2}, not {args.new_tokens}")
+    temperatures = harness.numbers_from_zero("--temperatures", args.temperatures)
+    harness.check_outputs(args)
+    questions = read_mixed_questions(args.prompts)
+    plain = {"drafter": "off", "disable_radix_cache": True, "chunked_prefill_size": LONGEST}
+    engines = {arm: resolve(settings_of(args, **plain, **ARMS[arm])) for arm in args.arms}
+    first, *others = args.arms
+    found: dict[str, dict[str, Divergence]] = {}
+    with tempfile.TemporaryDirectory() as folder, _processes() as pool:
+
+        def of(arm: str, answers: Sequence[Answer]) -> tuple[list[Answer], Path]:
+            """The answers that an arm read (its own, where there are none yet), and the file of their logits."""
+            harness.log(f"{arm}: {'reads' if answers else 'answers and reads'}")
+            path = Path(folder) / arm
+            return pool.submit(_turn, engines[arm], path, answers, questions, temperatures, args).result(), path
+
+        answers, reference = of(first, ())
+        for arm in others:
+            _, path = of(arm, answers)
+            found[arm] = divergences(answers, reference, path)
+            path.unlink()
+    print(f"{'arm':16}{'answers':10}{'tokens':>8}{'KL':>10}{'±':>9}{'p99':>9}{'same':>9}   beside {first}")
+    for arm, groups in found.items():
+        for name, one in groups.items():
+            numbers = f"{one.tokens:8}{one.kl:10.5f}{one.kl_error:9.5f}{one.kl_p99:9.4f}{one.same:9.2%}"
+            print(f"{arm:16}{name:10}{numbers}")
+    record.write(args.json, "quality", found, resolved=engines[first], first=first)
+    return 0
+
+
+def _processes() -> ProcessPoolExecutor:
+    """A process for each engine, of which SGLang allows one."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+
+
+def _turn(
+    resolved: Resolved,
+    path: Path,
+    answers: Sequence[Answer],
+    questions: Sequence[str],
+    temperatures: Sequence[float],
+    args: argparse.Namespace,
+) -> list[Answer]:
+    """Start an engine and have it read the answers, after it has given them where there are none."""
+    os.environ[prompt_logits.ENV] = str(path)  # for the scheduler's process
+
+    async def work(engine: Engine) -> list[Answer]:
+        own = list(answers) or await _answers(engine, questions, temperatures, args)
+        await _read(engine, own)
+        return own
+
+    return session.run(resolved, work)
+
+
+async def _answers(
+    engine: Engine, questions: Sequence[str], temperatures: Sequence[float], args: argparse.Namespace
+) -> list[Answer]:
+    """Answers with `args.tokens` tokens together; raises UserError where the prompts give fewer."""
+    manager = engine.tokenizer_manager
+
+    async def ask(asked: tuple[int, str, float]) -> Answer:
+        number, question, temperature = asked
+        room = min(engine.context_length, LONGEST) - args.new_tokens - 2
+        ids = client.chat_ids(manager, question)[-room:]
+        given = await client.generate(
+            manager, ids, temperature=temperature, max_new_tokens=args.new_tokens, sampling_seed=number
+        )
+        return Answer(ids, list(given["output_ids"]), temperature)
+
+    # Each question at one of the temperatures; only then at the next.
+    turns = [
+        (number * len(questions) + i, question, temperatures[(i + number) % len(temperatures)])
+        for number in range(len(temperatures))
+        for i, question in enumerate(questions)
+    ]
+    answers: list[Answer] = []
+    while sum(len(one.tokens) for one in answers) < args.tokens:
+        wave = turns[len(answers) : len(answers) + IN_FLIGHT]
+        if not wave:
+            raise UserError(f"--prompts give fewer than --tokens {args.tokens}; give more, or raise --new-tokens")
+        answers += (await harness.closed_loop(ask, wave, IN_FLIGHT))[0]
+    return answers
+
+
+async def _read(engine: Engine, answers: Sequence[Answer]) -> None:
+    """Have the engine read the answers behind their prompts, one after another: `prompt_logits` writes."""
+    for one in answers:
+        start = len(one.prompt) - 1
+        ids = one.prompt + one.tokens
+        await client.generate(engine.tokenizer_manager, ids, logprobs_from=start, temperature=0.0, max_new_tokens=1)
+
+
+def divergences(answers: Sequence[Answer], reference: Path, other: Path) -> dict[str, Divergence]:
+    """By temperature, and of all: how far the logits in one file are from those in another, over the same answers.
+
+    The files: of each answer one row [V] a token, which predicts it, and one more behind them.
+    """
+    rows = sum(len(one.tokens) + 1 for one in answers)
+    files = [np.memmap(path, np.float32, mode="c").reshape(rows, -1) for path in (reference, other)]
+    kls, sames, start = [], [], 0
+    for one in answers:
+        pair = [torch.from_numpy(file[start : start + len(one.tokens)]) for file in files]
+        kl, same = divergence(*pair)
+        kls.append(kl.numpy())
+        sames.append(same.numpy())
+        start += len(one.tokens) + 1
+    groups: dict[str, list[int]] = {}
+    for number, one in enumerate(answers):
+        name = "greedy" if one.temperature == 0 else f"T = {one.temperature:g}"
+        groups.setdefault(name, []).append(number)
+    groups["all"] = list(range(len(answers)))
+    return {name: _summary([kls[i] for i in chosen], [sames[i] for i in chosen]) for name, chosen in groups.items()}
+
+
+def divergence(reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL(reference | other) in nats of each row [n, V] of logits, and whether both have the same largest: [n], [n]."""
+    p, q = reference.double().log_softmax(-1), other.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1), reference.argmax(-1) == other.argmax(-1)
+
+
+def _summary(kls: Sequence[np.ndarray], sames: Sequence[np.ndarray]) -> Divergence:
+    together = np.concatenate(kls)
+    mean = float(together.mean())
+    off = np.array([kl.sum() - len(kl) * mean for kl in kls])  # tokens of one answer depend on each other
+    return Divergence(
+        answers=len(kls),
+        tokens=len(together),
+        kl=mean,
+        kl_error=float(np.sqrt((off**2).sum()) / len(together)),
+        kl_p99=float(np.quantile(together, 0.99)),
+        same=float(np.concatenate(sames).mean()),
+    )

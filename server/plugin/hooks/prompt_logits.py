@@ -1,0 +1,30 @@
+"""Logits of a prompt's tokens over the whole vocabulary, written to a file for `outrider bench quality`.
+
+Installed only where the environment variable `OUTRIDER_PROMPT_LOGITS` names a file. Of every prompt whose logprobs are
+asked for, the rows [tokens, V] float32 are appended, from the first of those logprobs on.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+ENV = "OUTRIDER_PROMPT_LOGITS"
+
+
+def install_if_asked() -> None:
+    path = os.environ.get(ENV)
+    if not path:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def get_logits(original: Any, processor: Any, hidden: Any, head: Any, metadata: Any, **others: Any) -> Any:
+        logits = original(processor, hidden, head, metadata, **others)
+        if metadata.extend_return_logprob:
+            with Path(path).open("ab") as file:
+                file.write(logits.float().cpu().numpy().tobytes())
+        return logits
+
+    name = "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits"
+    HookRegistry.register(name, get_logits, HookType.AROUND)

@@ -1,0 +1,88 @@
+"""`outrider bench quality`: whose logits are compared, and the numbers made of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.kernels.cpu import native
+from outrider.server.bench import quality
+from outrider.server.bench.quality import Answer
+from outrider.server.errors import UserError
+from outrider.server.settings.resolve import resolve
+from outrider.server.settings.settings import Settings
+
+ANSWERS = [Answer([1, 2], [3, 4], 0.0), Answer([5], [6], 1.0)]
+VOCABULARY = 50
+
+
+def write(path: Path, logits: torch.Tensor) -> Path:
+    path.write_bytes(logits.float().numpy().tobytes())
+    return path
+
+
+def test_numbers_of_known_distributions(tmp_path: Path) -> None:
+    """Rows 2 and 4 are those behind the answers; whatever stands there does not count."""
+    torch.manual_seed(0)
+    reference = torch.randn(5, VOCABULARY)
+    moved = reference.clone()
+    moved[0, reference[0].argmin()] = 50.0  # another most probable token
+    moved[2] = 0.0
+    moved[3] += 7.0  # the same distribution
+    moved[4] = 0.0
+    found = quality.divergences(ANSWERS, write(tmp_path / "a", reference), write(tmp_path / "b", moved))
+    assert list(found) == ["greedy", "T = 1", "all"]
+    target, inputs = reference.double().log_softmax(-1), moved.double().log_softmax(-1)
+    first = float(torch.nn.functional.kl_div(inputs[0], target[0], log_target=True, reduction="sum"))
+    assert first > 10
+    greedy, sampled, together = found.values()
+    assert (greedy.answers, greedy.tokens, greedy.same) == (1, 2, 0.5)
+    assert greedy.kl == pytest.approx(first / 2)
+    assert (sampled.tokens, sampled.same) == (1, 1.0)
+    assert sampled.kl == pytest.approx(0, abs=1e-9)
+    assert (together.answers, together.tokens) == (2, 3)
+    assert together.kl == pytest.approx(first / 3)
+    assert together.kl_error == pytest.approx(np.hypot(first - 2 * first / 3, first / 3) / 3)
+
+
+def test_logits_of_fewer_tokens_are_noticed(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a", torch.randn(5, VOCABULARY))
+    with pytest.raises(ValueError, match="reshape"):
+        quality.divergences(ANSWERS, whole, write(tmp_path / "b", torch.randn(4, VOCABULARY + 1)))
+
+
+@pytest.mark.server
+@pytest.mark.skipif(not native.available(), reason="without compiled kernels no weight is multiplied in blocks")
+def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path) -> None:
+    """What an engine read of its own greedy answers has each token on top: reading gives decoding's bits."""
+    args = argparse.Namespace(tokens=60, new_tokens=20)
+    turns = {}
+    with quality._processes() as pool:
+        answers: list[Answer] = []
+        for arm in ("float", "int8"):
+            resolved = resolve(Settings(threads=1, drafter="off", disable_radix_cache=True, **quality.ARMS[arm]))
+            asked = (["What is a river?", "Count from one to twenty."] * 2, [0.0, 1.0], args)
+            turns[arm] = tmp_path / arm
+            answers = pool.submit(quality._turn, resolved, turns[arm], answers, *asked).result()
+    rows = np.fromfile(turns["float"], np.float32).reshape(sum(len(one.tokens) + 1 for one in answers), -1)
+    assert sum(len(one.tokens) for one in answers) >= args.tokens
+    assert {one.temperature for one in answers} == {0.0, 1.0}
+    start = 0
+    for one in answers:
+        best = rows[start : start + len(one.tokens)].argmax(-1).tolist()
+        assert (best == one.tokens) == (one.temperature == 0)
+        start += len(one.tokens) + 1
+    found = quality.divergences(answers, turns["float"], turns["int8"])["all"]
+    assert 1e-5 < found.kl < 0.05
+    assert found.same > 0.85
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    parser = argparse.ArgumentParser()
+    quality.add_arguments(parser)
+    with pytest.raises(UserError, match="--new-tokens is at most 1024"):
+        quality.run(parser.parse_args(["--new-tokens", "2000"]))
