@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import outrider.profiles
 from outrider.drafters.training.prompts import BadLine, read_samples
 
 from .errors import UserError
+
+BUILT_IN = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
+"""Code, mathematics and chat in turn, ours."""
+SAMPLED = (1.0, 0.7, 0.4)
+"""Temperatures of the sampled class: how far confidences are off changes with the temperature, and it has one fit."""
 
 
 def read_questions(path: Path) -> list[str]:
@@ -29,3 +35,9 @@ def read_mixed_questions(paths: Sequence[Path]) -> list[str]:
     files = [read_questions(path) for path in paths]
     longest = max(map(len, files), default=0)
     return [file[i % len(file)] for i in range(longest) for file in files]
+
+
+def with_temperatures(questions: Sequence[str]) -> list[tuple[str, float]]:
+    """Each question with one of SAMPLED, another one after nine: of prompts that come in turn, as the built-in ones do,
+    every kind meets each of them, and so do both parts of `tune.measure.split`."""
+    return [(question, SAMPLED[place // 9 % len(SAMPLED)]) for place, question in enumerate(questions)]

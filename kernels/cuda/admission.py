@@ -110,11 +110,5 @@ def admit(
 
 
 @admit.register_fake
-def _(
-    confidence: torch.Tensor,
-    draft_lens: torch.Tensor,
-    tokens: torch.Tensor,
-    bounds: torch.Tensor | None,
-    first: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(confidence: torch.Tensor, draft_lens: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(draft_lens), confidence.new_empty(confidence.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -104,16 +106,8 @@ def flatten(
 
 
 @flatten.register_fake
-def _(
-    anchors: torch.Tensor,
-    drafts: torch.Tensor,
-    verify_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: int,
-) -> tuple[torch.Tensor, ...]:
-    return _flattened(anchors, drafts.shape[0], tokens)
+def _(anchors: torch.Tensor, drafts: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    return _flattened(anchors, drafts.shape[0], others[-1])
 
 
 def _flattened(
@@ -182,11 +176,6 @@ def commit(
 
 @commit.register_fake
 def _(
-    accept_lens: torch.Tensor,
-    tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    request: torch.Tensor,
-    step: torch.Tensor,
-    slots: torch.Tensor,
+    accept_lens: torch.Tensor, tokens: torch.Tensor, seq_lens: torch.Tensor, *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(seq_lens), torch.empty_like(seq_lens), torch.empty_like(slots)
+    return torch.empty_like(seq_lens), torch.empty_like(seq_lens), torch.empty_like(others[-1])

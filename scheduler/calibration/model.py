@@ -16,8 +16,8 @@ from .records import Records
 
 BINS = 15
 """Equal-width bins of the expected calibration error."""
-SURE = 1 - 2.0**-24
-"""Largest confidence: float32's sigmoid rounds to 1, which no temperature could soften."""
+LARGEST_CONFIDENCE = 1 - 2.0**-24
+"""Float32's sigmoid rounds to 1, which no temperature could lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Calibration:
 
 def logit(confidence: np.ndarray) -> np.ndarray:
     """float64 log odds; confidences of 0 and 1 become finite."""
-    clipped = np.clip(np.nan_to_num(confidence.astype(np.float64)), 1e-7, SURE)
+    clipped = np.clip(np.nan_to_num(confidence.astype(np.float64)), 1e-7, LARGEST_CONFIDENCE)
     return np.log(clipped) - np.log1p(-clipped)
 
 

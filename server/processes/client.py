@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ async def generate(
 ) -> dict[str, Any]:
     """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
-    Of several engines the first one's, whose records `control.read` returns. stream: have every step's tokens sent
+    Of several engines the first one's, whose records `worker_rpc.read` returns. stream: have every step's tokens sent
     here, as for a client that reads along. logprobs_from: the prompt's logprobs, from this token on, are wanted.
     Cancelled, it has the engine give the request up.
     """
@@ -40,6 +41,29 @@ async def generate(
         manager.abort_request(request.rid)
         raise
     return answer
+
+
+async def run_beside(
+    manager: Any, prompts: Sequence[list[int]], new_tokens: int, options: Sequence[dict[str, Any] | None]
+) -> None:
+    """Answer prompts beside each other, streamed, with exactly `new_tokens` each. options: custom parameters of each.
+
+    Answers are streamed, as they mostly are when served: the processes that bring tokens to a client share the cores.
+    """
+    await asyncio.gather(
+        *(
+            generate(
+                manager,
+                prompt,
+                temperature=0.0,
+                max_new_tokens=new_tokens,
+                ignore_eos=True,
+                custom_params=option,
+                stream=True,
+            )
+            for prompt, option in zip(prompts, options, strict=True)
+        )
+    )
 
 
 def chat_ids(manager: Any, question: str) -> list[int]:

@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 
 from ..model.target import plain_folder
+from ..prompt_files import BUILT_IN
 from ..settings.learning import START
 from ..settings.settings import Settings
 from .process import PR_SET_PDEATHSIG
-
-GENERAL = Path(__file__).parents[2] / "profiles" / "prompts.jsonl"
-"""Prompts whose answers are trained on beside those that are served, so that nothing is forgotten."""
 
 BOUND_TO_PARENT = (
     f"import ctypes, runpy; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
@@ -35,7 +33,7 @@ class LearnerProcess:
         folder, path = settings.learn_folder, str(settings.drafter_path)
         self.command = [sys.executable, "-c", BOUND_TO_PARENT]
         self.command += ["--folder", str(folder), "--target", plain_folder(settings.model), "--kind", settings.drafter]
-        self.command += ["--start", "target" if Path(path) == folder / START else path, "--general", str(GENERAL)]
+        self.command += ["--start", "target" if Path(path) == folder / START else path, "--general", str(BUILT_IN)]
         self.command += ["--threads", str(settings.learn_threads), "--device", settings.learn_device]
         self.command += ["--dtype", "float32" if settings.resolved_dtype == "float32" else "bfloat16"]
         self.command += ["--most-feature-bytes", str(int(settings.learn_gigabytes * 2**30))]

@@ -24,6 +24,7 @@ from outrider.scheduler.draft_graphs.untuned import untuned_graph
 from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
 from ..processes import client
+from ..prompt_files import BUILT_IN, read_questions, with_temperatures
 from ..settings.diffusion import REQUESTS
 from ..settings.profile_lookup import graph_fingerprint
 from ..settings.settings import Settings
@@ -32,7 +33,6 @@ from .effort import MARGIN_STEPS, Capacity, Effort, Shape
 from .events import Progress
 from .grid import Run, capacity_of, measure_grid, merge_refined
 from .idle import Budget
-from .prompts import built_in_questions, with_temperatures
 from .report import TunedGraphs
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def tune(
     points = await measure_grid(manager, shapes, rounds.measure, effort, partial, progress, run)
     if refined is not None:
         points = merge_refined(points, refined.points)
-    asked = with_temperatures(list(questions or built_in_questions())[: min(effort.prompts, PROMPTS)])
+    asked = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
     counts = {name: Counts() for name in TEMPERATURES}
     budget = Budget(effort.answer_seconds)
     for start in range(0, len(asked), CONCURRENCY):
@@ -155,20 +155,8 @@ class Rounds:
         states = shape.tokens // (shape.requests * self.block)
         options = RequestOptions(gamma=states - 1, planned=False).to_custom_params()
         async with worker_rpc.measuring(manager):
-            await asyncio.gather(
-                *(
-                    client.generate(
-                        manager,
-                        self._prompt(index, shape.context),
-                        temperature=0.0,
-                        max_new_tokens=self._answer(steps),
-                        ignore_eos=True,
-                        custom_params=options,
-                        stream=True,
-                    )
-                    for index in range(shape.requests)
-                )
-            )
+            prompts = [self._prompt(index, shape.context) for index in range(shape.requests)]
+            await client.run_beside(manager, prompts, self._answer(steps), [options] * shape.requests)
             log = (await worker_rpc.read(manager))["rounds"]
         times: dict[int, list[float]] = {}
         for requests, rows, seconds in log:

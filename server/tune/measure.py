@@ -24,12 +24,12 @@ from outrider.scheduler.cost.step_times import Point
 from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
 from ..processes import client
+from ..prompt_files import BUILT_IN, read_questions, with_temperatures
 from . import diffusion, result
 from .effort import MARGIN_STEPS, Effort, Shape
 from .events import Progress
 from .grid import Run, capacity_of, measure_grid, merge_refined
 from .idle import Budget, run_now
-from .prompts import built_in_questions, with_temperatures
 from .report import Tuned, TunedGraphs
 
 if TYPE_CHECKING:
@@ -48,26 +48,13 @@ DRAFT_STEPS = 3
 async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
     """Run `shape.requests` requests and time their steps: the step without drafting and, where they draft, the draft.
 
-    Answers are streamed, as they mostly are when served: the processes that bring tokens to the client share the cores.
     Nothing comes back where no step ran in exactly that shape, because others were using the engine.
     """
     drafted = [shape.drafted(index) for index in range(shape.requests)]
-    options = [RequestOptions(enabled=count > 0, gamma=count, planned=False) for count in drafted]
+    options = [RequestOptions(enabled=n > 0, gamma=n, planned=False).to_custom_params() for n in drafted]
+    prompts = [[(7919 * index + 104729 * k) % 997 + 100 for k in range(shape.context)] for index in range(len(drafted))]
     async with worker_rpc.measuring(manager):
-        await asyncio.gather(
-            *(
-                client.generate(
-                    manager,
-                    [(7919 * index + 104729 * k) % 997 + 100 for k in range(shape.context)],
-                    temperature=0.0,
-                    max_new_tokens=steps + MARGIN_STEPS,
-                    ignore_eos=True,
-                    custom_params=option.to_custom_params(),
-                    stream=True,
-                )
-                for index, option in enumerate(options)
-            )
-        )
+        await client.run_beside(manager, prompts, steps + MARGIN_STEPS, options)
         return _points((await worker_rpc.read(manager))["steps"], shape, shape.total_context(steps))
 
 
@@ -158,7 +145,7 @@ async def tune(
     settings, manager = resolved.settings, engine.tokenizer_manager
     if settings.diffusion is not None:
         return await diffusion.tune(engine, resolved, effort, questions, how, progress, refined, run)
-    asked = list(questions or built_in_questions())[: effort.prompts]
+    asked = list(questions or read_questions(BUILT_IN))[: effort.prompts]
     partial = result.begin(resolved)
     capacity = capacity_of(engine, settings.max_running_requests, refined)
     buckets = (await worker_rpc.read(manager))["buckets"]

@@ -11,12 +11,12 @@ from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.scheduler.simulation.recorded import to_log_odds
-from outrider.server.bench import positions
+from outrider.server.bench import replay
 
 
 @pytest.mark.parametrize("config", [TINY, WIDE])
 def test_positions_are_drafted_as_if_each_were_alone(config: BlockConfig, monkeypatch) -> None:
-    monkeypatch.setattr(positions, "AT_A_TIME", 7)
+    monkeypatch.setattr(replay, "AT_A_TIME", 7)
     generator = torch.Generator().manual_seed(3)
     length, prompt = 40, 6
     text = torch.randint(0, 12, (9,), generator=generator).repeat(5)[:length]  # so that lookups are right
@@ -28,7 +28,7 @@ def test_positions_are_drafted_as_if_each_were_alone(config: BlockConfig, monkey
 
     model, model_kept, lookup_kept, lens = (
         found
-        for place, found in enumerate(positions.drafts_along(made(), NgramDrafter(9), features, text, prompt))
+        for place, found in enumerate(replay.drafts_along(made(), NgramDrafter(9), features, text, prompt))
         if place != 1
     )
     assert len(model) == len(lens) == length - 1 - prompt

@@ -8,34 +8,35 @@ from collections import Counter
 
 import pytest
 
+from outrider.server.prompt_files import BUILT_IN, read_questions
 from outrider.server.tune.effort import QUICK, Effort
-from outrider.server.tune.measure import built_in_questions, split
+from outrider.server.tune.measure import split
 
 KINDS = ("code", "math", "chat")
+QUESTIONS = read_questions(BUILT_IN)
 FUNCTION = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"
 MATH = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 def kinds(questions: list[str]) -> list[str]:
     """The kind of each of the built-in questions, by its place in their file."""
-    places = {question: place for place, question in enumerate(built_in_questions())}
+    places = {question: place for place, question in enumerate(QUESTIONS)}
     return [KINDS[places[question] % 3] for question in questions]
 
 
 def test_there_are_48_prompts_of_each_kind_and_none_comes_twice() -> None:
-    questions = built_in_questions()
-    assert len(questions) == len(set(questions)) == 144 == Effort().prompts
-    assert Counter(kinds(questions)) == dict.fromkeys(KINDS, 48)
+    assert len(QUESTIONS) == len(set(QUESTIONS)) == 144 == Effort().prompts
+    assert Counter(kinds(QUESTIONS)) == dict.fromkeys(KINDS, 48)
 
 
 def test_the_kinds_come_in_turn() -> None:
-    for question, kind in zip(built_in_questions(), KINDS * 48, strict=True):
+    for question, kind in zip(QUESTIONS, KINDS * 48, strict=True):
         assert question.endswith(MATH) == (kind == "math"), question
         assert "```" not in question or kind == "code", question
 
 
 def test_functions_to_write_are_python_with_two_examples() -> None:
-    functions = [question for question in built_in_questions() if question.startswith(FUNCTION)]
+    functions = [question for question in QUESTIONS if question.startswith(FUNCTION)]
     assert len(functions) == 32
     for question in functions:
         code = question.removeprefix(FUNCTION).removesuffix("\n\n```")
@@ -47,13 +48,13 @@ def test_functions_to_write_are_python_with_two_examples() -> None:
 
 
 def test_both_parts_hold_the_same_share_of_each_kind() -> None:
-    fitted_on, held_out = split(built_in_questions())
+    fitted_on, held_out = split(QUESTIONS)
     assert Counter(kinds(fitted_on)) == dict.fromkeys(KINDS, 32)
     assert Counter(kinds(held_out)) == dict.fromkeys(KINDS, 16)
 
 
 def test_a_quick_measurement_holds_all_kinds_in_both_parts() -> None:
-    for part in split(built_in_questions()[: QUICK.prompts]):
+    for part in split(QUESTIONS[: QUICK.prompts]):
         counts = Counter(kinds(part))
         assert set(counts) == set(KINDS)
         assert max(counts.values()) - min(counts.values()) <= 1

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 REGISTER = """
-from outrider.server.plugin.diffusion import configs
-configs.register()  # in the place of the model's own code
+from outrider.server.plugin.diffusion import models
+models.register_configs()  # in the place of the model's own code
 """
 
 

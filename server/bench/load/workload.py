@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import outrider.profiles
-
 from ...errors import UserError
-from ...prompt_files import read_mixed_questions
+from ...prompt_files import BUILT_IN, read_mixed_questions
 from ..remote import CHAT, Remote
 from .arrivals import BLOCK_TOKENS, Traced
 from .scenario import Length, Requests, Scenario
 
-PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
-"""Code, mathematics and chat: asked where nothing else is said, and the words of made-up text."""
 CALIBRATION_WORDS = (64, 512)
 """Prompts of so many words tell how many tokens a word has."""
 
@@ -65,7 +60,7 @@ class Workload:
         self.scenario = scenario
         self.counting = counting
         self.questions = [
-            read_mixed_questions(one.prompts or [PROMPTS]) if one.input_tokens is None else []
+            read_mixed_questions(one.prompts or [BUILT_IN]) if one.input_tokens is None else []
             for one in scenario.requests
         ]
 
@@ -125,7 +120,7 @@ def made_up(rng: np.random.Generator, words: int) -> str:
 
 @cache
 def _vocabulary() -> list[str]:
-    words = {word for question in read_mixed_questions([PROMPTS]) for word in question.split()}
+    words = {word for question in read_mixed_questions([BUILT_IN]) for word in question.split()}
     return sorted(word for word in words if word.isalpha() and word.isascii())
 
 

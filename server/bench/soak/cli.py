@@ -31,11 +31,9 @@ import re
 import time
 from pathlib import Path
 
-import outrider.profiles
-
 from ... import pictures
 from ...errors import UserError
-from ...prompt_files import read_mixed_questions
+from ...prompt_files import BUILT_IN, read_mixed_questions
 from .. import harness, record, remote, server_processes
 from ..remote import Remote
 from ..server_processes import Sample, ServerProcesses
@@ -44,7 +42,6 @@ from .attacks import Attacked
 from .report import Soak
 from .traffic import Counts, Question
 
-PROMPTS = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 SAMPLE_SECONDS = 2.0
 SAY_SECONDS = 30.0
 EMPTY_SECONDS = 60.0
@@ -62,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--url", default="http://127.0.0.1:30000", help="address of an OpenAI server (default: %(default)s)")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--model", metavar="NAME", help="model to ask for (default: the first that the server lists)")
-    add("--prompts", type=Path, nargs="+", default=[PROMPTS], metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--prompts", type=Path, nargs="+", default=[BUILT_IN], metavar="FILE", help=harness.PROMPTS_HELP)
     add("--count", type=int, default=48, metavar="N", help="different prompts, at most (default: %(default)s)")
     add("--new-tokens", type=int, default=96, metavar="N", help="longest greedy answer (default: %(default)s)")
     add("--concurrency", type=int, default=64, metavar="N", help="requests in flight (default: %(default)s)")

@@ -7,8 +7,8 @@ const KEPT = 60;
 /** Each sample is of what happened in so many of these: one alone shows every prompt that is read. */
 const OVER = 2;
 
-/** told: called with the samples so far, the oldest first, and the latest answer; or with an Error. */
-export function startLive(told) {
+/** onUpdate: called with the samples so far, the oldest first, and the latest answer; or with an Error. */
+export function startLive(onUpdate) {
   let answers = [];
   let samples = [];
 
@@ -19,10 +19,10 @@ export function startLive(told) {
         if (now.steps < answers.at(-1)?.steps) answers = []; // it was started anew
         if (answers.length) samples = [...samples, between(answers[0], now)].slice(-KEPT);
         answers = [...answers, now].slice(-OVER);
-        told(samples, now);
+        onUpdate(samples, now);
       } catch (error) {
         answers = [];
-        told(error);
+        onUpdate(error);
       }
     } else {
       answers = [];

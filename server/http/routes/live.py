@@ -72,10 +72,8 @@ class Live:
 def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts summed, and the curve of the engine with the most requests."""
     busiest = max(states, key=lambda state: state["requests"]["running"])
-    told = {"curve", "exchange"}
-    return {name: _sum([state[name] for state in states]) for name in busiest if name not in told} | {
-        "curve": busiest["curve"]
-    }
+    summed = [name for name in busiest if name not in ("curve", "exchange")]
+    return {name: _sum([state[name] for state in states]) for name in summed} | {"curve": busiest["curve"]}
 
 
 def _sum(values: Sequence[Any]) -> Any:

@@ -6,12 +6,15 @@ step are a percent of a small model's step.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram
+
+FLUSH_SECONDS = 0.25
 
 
 class BufferedCounter:
@@ -74,3 +77,35 @@ class BufferedTable:
                 counter.inc(amount)
         self.totals += self.amounts
         self.amounts[:] = 0
+
+
+class BufferedMetrics:
+    """Metrics that are written together: on `flush`, and with the first step after FLUSH_SECONDS."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self.registry = registry
+        self.buffered: list[BufferedCounter | BufferedHistogram] = []
+        self.flushed = time.monotonic()
+
+    def counter(self, name: str, text: str) -> BufferedCounter:
+        return self.add(Counter(name, text, registry=self.registry))
+
+    def add(self, counter: Counter) -> BufferedCounter:
+        """Buffer the increments of a counter that has labels already, or needs none."""
+        self.buffered.append(metric := BufferedCounter(counter))
+        return metric
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> BufferedHistogram:
+        histogram = Histogram(name, text, buckets=buckets, registry=self.registry)
+        self.buffered.append(metric := BufferedHistogram(histogram))
+        return metric
+
+    def flush_if_due(self) -> None:
+        if time.monotonic() - self.flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring all metrics up to date."""
+        for metric in self.buffered:
+            metric.flush()
+        self.flushed = time.monotonic()

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..buckets import TOKEN_SECONDS
 from .acceptance_counters import AcceptanceCounters
-from .buffered import BufferedCounter, BufferedHistogram
+from .buffered import BufferedMetrics
 from .step import Step
 
 PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 
-FLUSH_SECONDS = 0.25
 
-
-class SpeculationMetrics:
+class SpeculationMetrics(BufferedMetrics):
     """Counts what decode steps draft, verify and accept, and what the planner expected of them.
 
-    registry: a process can count everything once in each; other than the default only for tests. What is counted stands
-    there after `flush`, which comes by itself after FLUSH_SECONDS of steps.
+    registry: a process can count everything once in each; other than the default only for tests.
     """
 
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry = REGISTRY):
+        super().__init__(registry)
         self.acceptance = AcceptanceCounters(gamma, drafter, registry)
-        buffered: list[BufferedCounter | BufferedHistogram] = []
-
-        def counter(name: str, text: str) -> BufferedCounter:
-            buffered.append(metric := BufferedCounter(Counter(name, text, registry=registry)))
-            return metric
-
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> BufferedHistogram:
-            buffered.append(metric := BufferedHistogram(Histogram(name, text, buckets=buckets, registry=registry)))
-            return metric
-
-        self.buffered, self.flushed = buffered, time.monotonic()
+        counter, histogram = self.counter, self.histogram
         self.steps = counter("outrider_decode_steps", "Decode steps of the engine.")
         self.undrafted_steps = counter("outrider_undrafted_steps", "Decode steps that ran without drafting.")
         self.request_steps = counter("outrider_request_steps", "Decode steps summed over the requests in each.")
@@ -98,15 +83,11 @@ class SpeculationMetrics:
             self.accepted_length.observe(count)
         if verified:
             self.acceptance.observe(confidence, classes, verify_lens, accept_lens)
-        if time.monotonic() - self.flushed > FLUSH_SECONDS:
-            self.flush()
+        self.flush_if_due()
 
     def flush(self) -> None:
-        """Bring all counters up to date."""
         self.acceptance.flush()
-        for metric in self.buffered:
-            metric.flush()
-        self.flushed = time.monotonic()
+        super().flush()
 
     def observe_draft_and_planner(self, draft_seconds: float, planner_seconds: float) -> None:
         """Count the time that a decode step spent drafting and planning."""

@@ -29,9 +29,8 @@ from . import live
 from .learning import DrafterWatch
 from .metrics import SpeculationMetrics
 from .readback import DeviceTime, PendingCopy, Readback
-from .recording import Recording
 from .requests import Entries, RequestTable
-from .step import Admission, Outcome, Step, StepTime
+from .step import Admission, Outcome, Recording, Step, StepTime
 
 MOST_UNREAD = 16
 """Steps whose outcomes wait to be read, at most."""

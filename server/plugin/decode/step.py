@@ -1,16 +1,25 @@
-"""Records of a decode step: begun, drafted, decided, over. Each is made once, of the one before and what is new."""
+"""Records of a decode step: begun, drafted, decided, over. Each is made once, of the one before and what is new.
+
+The last of them are kept for whoever measures: what step costs and calibrations are made of.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 
+from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.planners.base import Budget, StepView
 
 from .readback import DeviceTime, PendingCopy
 from .requests import Entries
+
+RECORDED_REQUEST_STEPS = 1 << 15
+RECORDED_STEPS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,3 +126,28 @@ class StepTime:
     drafting: int
     seconds: float
     draft_seconds: float
+
+
+class Recording:
+    """blocks: what became of drafted blocks of which anything was verified. steps: what steps held and took."""
+
+    def __init__(self, gamma: int):
+        self.blocks = Recorder(RECORDED_REQUEST_STEPS, gamma)
+        self.steps: deque[StepTime] = deque(maxlen=RECORDED_STEPS)
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.steps.clear()
+
+    def to_lists(self) -> dict[str, Any]:
+        """The records as one list per field, for another process."""
+        blocks = self.blocks.records()
+        return {
+            "steps": {field.name: [getattr(step, field.name) for step in self.steps] for field in fields(StepTime)},
+            "records": {
+                "confidence": blocks.confidence.tolist(),
+                "verify_lens": blocks.verify_lens.tolist(),
+                "accepted": blocks.accepted.tolist(),
+                "classes": blocks.classes.tolist(),
+            },
+        }

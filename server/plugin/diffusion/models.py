@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from transformers import AutoConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from .target import FAMILIES, DiffusionTarget
 
@@ -18,11 +19,11 @@ def register(target: DiffusionTarget) -> None:
     from sglang.srt.dllm import algorithm
     from sglang.srt.dllm.config import DllmConfig
 
-    from . import configs, rounds
+    from . import rounds
     from .algorithm import NAME
     from .spiffy import Spiffy
 
-    configs.register()
+    register_configs()
     _register_layers()
     algorithm.algo_name_to_cls[NAME] = Spiffy
 
@@ -50,6 +51,40 @@ def register(target: DiffusionTarget) -> None:
 
     DllmConfig.from_server_args = staticmethod(from_server_args)
     rounds.register()
+
+
+class _WithTheta:
+    """SGLang's SDAR asks for rope_theta where transformers keeps it no longer, and would take 10,000 instead."""
+
+    def __post_init__(self, **fields: Any) -> None:
+        super().__post_init__(**fields)  # type: ignore[misc]
+        self.rope_theta = self.rope_parameters["rope_theta"]  # type: ignore[attr-defined]
+
+
+class SdarConfig(_WithTheta, Qwen3Config):
+    model_type = "sdar"
+
+
+class SdarMoeConfig(_WithTheta, Qwen3MoeConfig):
+    model_type = "sdar_moe"
+
+
+class Llada2MoeConfig(PreTrainedConfig):
+    model_type = "llada2_moe"
+
+
+class FastDllmConfig(Qwen2Config):
+    model_type = "Fast_dLLM_Qwen"
+
+
+class A2dQwen3Config(Qwen3Config):
+    model_type = "a2d-qwen3"
+
+
+def register_configs() -> None:
+    """Add the config.json of models that transformers knows by their own code alone, which is not run here."""
+    for config in (SdarConfig, SdarMoeConfig, Llada2MoeConfig, FastDllmConfig, A2dQwen3Config):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
 
 
 def _register_layers() -> None:

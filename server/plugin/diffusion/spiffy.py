@@ -16,8 +16,7 @@ import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from ..config import PluginConfig
-from ..loading.draft_graphs import load_graphs
-from ..loading.planner import load_round_cost
+from ..loading.planner import load_graphs, load_round_cost
 from .algorithm import BlockDiffusion, Outcome
 from .drafting import Drafting, Round, ServedRequest
 from .drafts import BlockOutcome, Draft, found, with_drafts

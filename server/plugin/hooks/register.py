@@ -8,15 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.kernels.ragged import write_page_table
 
 from .. import node_consistency, worker_rpc
 from ..config import PluginConfig
-from . import answer_ends, grammars, prompt_logits, request_guard, sglang_overhead_patches, step_profiler
+from . import (
+    answer_ends,
+    draft_memory,
+    grammars,
+    prompt_logits,
+    request_guard,
+    sglang_overhead_patches,
+    step_profiler,
+)
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
 """Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
+ASSIGN = "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func"
 
 
 def register() -> None:
@@ -34,17 +44,22 @@ def register() -> None:
     _widen_page_table()
     _leave_room_for_a_step()
     _register_gguf_loader()
-    _register_diffusion()
+    if (target := PluginConfig.from_env().diffusion) is not None:
+        from ..diffusion import models
+
+        models.register(target)
     if not torch.cuda.is_available():
+        from ..cpu import fused_ops
+
         _register_cpu_attention()
         sglang_overhead_patches.register()
-        _replace_triton_helpers()
+        HookRegistry.register(ASSIGN, _assign_req_to_token_pool, HookType.REPLACE)
         _compile_no_embedding()
-        _register_cpu_kernels()
+        fused_ops.register()
     else:
-        _register_draft_memory()
+        draft_memory.register()
         _register_gpu_attention()
-        _register_graphs()
+        _capture_verification()
 
 
 def _register_algorithm() -> None:
@@ -64,8 +79,6 @@ def _register_algorithm() -> None:
 
 def _load_one_tokenizer() -> None:
     """A scheduler's process loads its tokenizer twice, for the scheduler and for its worker, over a second each."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     load = Once()
     for module in ("scheduler", "tp_worker"):
         HookRegistry.register(f"sglang.srt.managers.{module}.get_tokenizer", load, HookType.AROUND)
@@ -74,7 +87,6 @@ def _load_one_tokenizer() -> None:
 def _widen_page_table() -> None:
     """A decode step reserves slots for two steps behind what its requests have, and SGLang's page table has room for
     those of one behind the context: at its end they would be written into the next request's row."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def room(original: Callable[[], int]) -> int:
         from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
@@ -88,8 +100,6 @@ def _widen_page_table() -> None:
 def _leave_room_for_a_step() -> None:
     """Have answers end before the cache is full, as answers that reach their length do: in a cache not larger than the
     context, SGLang aborts the one that leaves no slots for a decode step."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     worker = "sglang.srt.managers.tp_worker.TpModelWorker.get_worker_info"
     HookRegistry.register(worker, end_before_the_cache, HookType.AROUND)
 
@@ -121,8 +131,6 @@ class Once:
 
 
 def _register_gguf_loader() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     def get_model_loader(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
         from ..loading import more_models
         from ..loading.gguf_loader import loader_for_gguf  # imports SGLang's layers
@@ -131,26 +139,6 @@ def _register_gguf_loader() -> None:
         return loader_for_gguf(original, load_config, model_config)
 
     HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)
-
-
-def _register_diffusion() -> None:
-    target = PluginConfig.from_env().diffusion
-    if target is not None:
-        from ..diffusion import models
-
-        models.register(target)
-
-
-def _register_draft_memory() -> None:
-    from . import draft_memory
-
-    draft_memory.register()
-
-
-def _register_graphs() -> None:
-    from . import graphs
-
-    graphs.register()
 
 
 def _register_cpu_attention() -> None:
@@ -190,27 +178,26 @@ def _register_gpu_attention() -> None:
     add_attention_backend_choices([OURS])
 
 
-def _register_cpu_kernels() -> None:
-    from ..cpu import fused_ops
+def _capture_verification() -> None:
+    """Have SGLang capture CUDA graphs of the target's verification, as it does for its own algorithms alone."""
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
 
-    fused_ops.register()
+    def runner_class(original: Callable[[Any], type], runner: Any) -> type:
+        from ..attention_backends import buckets_of
 
+        if buckets_of(runner, runner.decode_num_tokens_per_req()) is None:
+            return original(runner)
+        from ..cuda.verify_graphs import VerifyGraphRunner  # imports SGLang's runners
 
-def _replace_triton_helpers() -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        return VerifyGraphRunner
 
-    HookRegistry.register(
-        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
-        _assign_req_to_token_pool,
-        HookType.REPLACE,
-    )
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+    HookRegistry.register(f"{runner}._decode_cuda_graph_runner_cls", runner_class, HookType.AROUND)
 
 
 def _compile_no_embedding() -> None:
     """SGLang has torch compile what a rank does with tokens of other ranks' vocabulary: half a minute, for a few
     comparisons of a few tokens."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     HookRegistry.register(
         "sglang.srt.layers.vocab_parallel_embedding.get_masked_input_and_mask",
         lambda original, *args: inspect.unwrap(original)(*args),

@@ -1,12 +1,17 @@
-"""Makes the planner that the configuration names, and step costs, from the profile measured for this server."""
+"""Makes the planner that the configuration names, step costs and draft graphs, from the profile measured for this
+server."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.draft_graphs.fingerprint import by_temperature
+from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import RoundCost
+from outrider.scheduler.draft_graphs.untuned import untuned_graph
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import VerifyAll
@@ -42,3 +47,16 @@ def load_round_cost(config: PluginConfig) -> RoundCost:
     if not (Path(config.profile) / store.PROFILE).is_file():
         return RoundCost()
     return RoundCost(store.read(Path(config.profile)).cost(), config.diffusion.block_size)
+
+
+def load_graphs(config: PluginConfig) -> dict[bool, DraftGraph]:
+    """Draft graphs by whether a request is sampled; without a profile the graph that is the same for every model."""
+    assert config.diffusion is not None
+    if not (Path(config.profile) / store.PROFILE).is_file():
+        untuned = untuned_graph(config.diffusion.block_size, config.step_tokens)
+        return {False: untuned, True: untuned}
+    profile = store.read(Path(config.profile))
+    if profile.graphs is None:
+        raise ValueError(f"profile {profile.name} has no draft graphs; measure anew: outrider tune")
+    graphs = by_temperature(json.loads(profile.graphs.read_text()))
+    return {False: graphs["greedy"], True: graphs["sampled"]}

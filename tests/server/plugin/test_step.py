@@ -10,8 +10,7 @@ import pytest
 import torch
 from planning import step_of
 
-from outrider.server.plugin.decode.recording import RECORDED_STEPS, Recording
-from outrider.server.plugin.decode.step import Admission, Outcome, StepTime
+from outrider.server.plugin.decode.step import RECORDED_STEPS, Admission, Outcome, Recording, StepTime
 
 
 def outcome(verify_lens: list[int]) -> Outcome:

@@ -18,8 +18,7 @@ from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.untuned import untuned_graph
 from outrider.server.errors import UserError
 from outrider.server.model.target import Model
-from outrider.server.plugin.loading.draft_graphs import load_graphs
-from outrider.server.plugin.loading.planner import load_round_cost
+from outrider.server.plugin.loading.planner import load_graphs, load_round_cost
 from outrider.server.settings import profile_lookup
 from outrider.server.settings.diffusion import with_diffusion
 from outrider.server.settings.settings import Settings
