@@ -110,7 +110,7 @@ def engine_watch(request: pytest.FixtureRequest) -> Iterator[EngineWatch | None]
 
 @pytest.fixture(autouse=True)
 def no_engine_without_the_marker(engine_watch: EngineWatch | None) -> Iterator[None]:
-    """In `make check`, a test that starts an engine fails, however it does it."""
+    """A test that starts an engine fails in `make check`, however it does it."""
     yield
     if engine_watch is not None and engine_watch.seen:
         engine_watch.seen = False

@@ -1,4 +1,4 @@
-"""What `deploy/` starts, this version understands: flags, routes, times and names agree with the program.
+"""This version understands what `deploy/` starts: flags, routes, times and names agree with the program.
 
 Schemas and linters, which need packages of their own, and the images are `make check-deploy`'s.
 """
@@ -30,7 +30,7 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def settings(command: list[str]) -> Settings:
-    """Of a server that is started so."""
+    """Settings of a server that is started so."""
     assert command.pop(0) == "serve"
     parser = argparse.ArgumentParser(exit_on_error=False)
     serve.add_arguments(parser)
@@ -91,7 +91,7 @@ def test_compose_starts_what_is_there() -> None:
 
 @pytest.fixture(scope="module", params=OVERLAYS, ids=lambda path: path.name)
 def objects(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What an overlay comes to, by kind."""
+    """Objects that an overlay comes to, by kind."""
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(request.param)]
     elif shutil.which("kustomize"):

@@ -31,7 +31,7 @@ class Machine:
         self.venv = folder / "venv"
 
     def make(self) -> str:
-        """What is said; it never fails."""
+        """Output of make, which never fails."""
         command = [str(shutil.which("make")), "-s", "programs", "PROGRAMS=browser", f"VENV={self.venv}"]
         environment = {"PATH": str(self.folder)}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout

@@ -99,7 +99,7 @@ def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
 
 
 def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
-    """By Hugging Face's names; gradients reach the factors through them."""
+    """The merged weights by Hugging Face's names; gradients reach the factors through them."""
     out = {}
     for name, module in model.projections().items():
         _, layer, ours = name.split(".")

@@ -16,7 +16,7 @@ SIZES, REQUESTS, CONTEXT = (1, 2, 4, 7), 7, 32
 
 
 def record(forward):
-    """In place of a capture by CUDA; results lie where those of the first run do, as a graph's."""
+    """Replacement of a capture by CUDA; results lie where those of the first run do, as a graph's."""
     made = forward()
 
     def replay():

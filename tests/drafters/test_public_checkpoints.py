@@ -152,7 +152,7 @@ def test_a_window_hides_what_lies_before_it() -> None:
 
 
 def test_a_window_hides_what_lies_behind_a_token() -> None:
-    """With windows a block's rows are causal: the first one's token is the same however long the block is."""
+    """A block's rows are causal with windows: the first one's token is the same however long the block is."""
     config = dataclasses.replace(TINY, windows=(30, 30), target_layers=(1,))
     torch.manual_seed(0)
     rows, model = torch.randn(96, 32), BlockModel(config)

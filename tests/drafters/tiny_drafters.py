@@ -161,7 +161,7 @@ def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature:
 
 
 def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:
-    """With many keys at position k, tokens must come in proportion to q_k, given the prefix; q follows the rules.
+    """Tokens of many keys at position k must come in proportion to q_k, given the prefix; q follows the rules.
 
     The request is that of row 0 of the page table, with 9 tokens.
     """

@@ -100,7 +100,7 @@ def test_compiled_result_does_not_depend_on_the_threads(set_threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("requests", [3, 7, 8, 9, 17])
 def test_requests_with_one_query_each_do_not_depend_on_how_many_there_are(requests, dtype, set_threads):
-    """With enough of them all heads of a position are taken together."""
+    """All heads of a position are taken together where there are enough of them."""
     kv_lens = [1 + 83 * r % 400 for r in range(requests)]
     q, k, v, batch = ragged_attention([1] * requests, kv_lens, dtype=dtype)
     set_threads(2)

@@ -124,7 +124,7 @@ def test_draws_follow_the_weights():
 
 
 def test_one_key_makes_two_distributions_agree():
-    """With a chance of at least (1 - TV) / (1 + TV); of about that here, where each has a part of its own."""
+    """They agree with a chance of at least (1 - TV) / (1 + TV), of about that here, as each has a part of its own."""
     p = torch.tensor([0.6, 0.4, 0.0]).expand(100_000, -1)
     q = torch.tensor([0.6, 0.0, 0.4]).expand(100_000, -1)
     keys = some_keys(100_000)

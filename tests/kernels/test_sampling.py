@@ -110,7 +110,7 @@ def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
 
 
 def test_the_best_token_is_the_same_in_bfloat16_and_in_float32():
-    """So that logits of which only the best is wanted need not be widened; ties are common in bfloat16."""
+    """Logits of which only the best is wanted need not be widened; ties are common in bfloat16."""
     logits = torch.randn(8, 5000, generator=torch.Generator().manual_seed(11)).bfloat16()
     logits[:, [4, 1700, 4999]] = logits.amax() + 1
     logits[4:, 4] = 0

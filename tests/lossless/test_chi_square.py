@@ -27,7 +27,7 @@ def test_what_is_distributed_so_passes_and_what_is_not_fails() -> None:
 
 
 def test_no_rare_outcomes_at_all() -> None:
-    """As with top-k: what is kept adds up to 1, all but a rounding, and the rest has no probability."""
+    """Such is top-k: what is kept adds up to 1, all but a rounding, and the rest has no probability."""
     for probs in (EVEN, EVEN | {"e": 0.0}, dict(zip("abcdef", [1 / 6] * 6, strict=True))):
         exact = Counter({key: round(p * 1200) for key, p in probs.items()})
         assert p_value(exact, probs, 1200) == pytest.approx(1.0)

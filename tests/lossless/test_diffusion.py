@@ -152,7 +152,7 @@ def enumerated(served: Served, context: list[int], state: list[int], top_k: int)
 
 
 def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served) -> None:
-    """Of a block whose last two tokens are open, and which another one follows, so that complete states are drafted."""
+    """The block has two open tokens at its end, and another one follows, so that complete states are drafted."""
     top_k, total = 4, 1024
     drafted = metric(sdar_server.server.url, "outrider_drafted_states_total")
     (prompt,) = sdar_server.prompts([10])
@@ -263,7 +263,7 @@ def test_what_block_diffusion_cannot_do_is_refused(sdar_server: Served) -> None:
 
 
 def test_a_long_prompt_takes_few_rounds(served: Served) -> None:
-    """And the metrics know what runs."""
+    """The metrics know what runs, too."""
     (prompt,) = served.prompts([400])
     served.ask(prompt, 1)
     assert metric(served.server.url, "sglang:prompt_tokens_total") > 400

@@ -1,4 +1,4 @@
-"""With 8-bit weights or activations too, answers with speculation equal those without: what is served is the model."""
+"""Answers with speculation equal those without with 8-bit weights or activations too: what is served is the model."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_faults_are_seen_in_drafts_of_lookup(exact, fault) -> None:
 
 @pytest.mark.parametrize("total", [300, 600, 1200])
 def test_power_is_about_what_a_simulation_finds(exact, total) -> None:
-    """Not exactly: the statistic's variance is that of the wrong distribution, which the formula leaves out."""
+    """They differ: the statistic's variance is that of the wrong distribution, which the formula leaves out."""
     probs = prefixes(exact, 2)
     wrong = prefixes(Decoding(4, keep=a_tenth_kept).answers(TARGET, DRAFTERS["lookup"], LENGTH), 2)
     assert simulated_power(probs, wrong, total, runs=500) == pytest.approx(power(probs, wrong, total), abs=0.12)

@@ -217,7 +217,7 @@ def seeded(exact_server, prompts):
     indirect=["served"],
 )
 def test_a_seed_decides_the_answer(served, others, seeded, prompts):
-    """With speculation, by whichever drafter, in whatever company; the other servers are also other starts."""
+    """The answer is the same whichever drafter and company it has; the other servers are also other starts."""
     longer = {"max_tokens": 2 * TOKENS} if others == 32 else {}  # more than the cache holds
     company = [
         {},

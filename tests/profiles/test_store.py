@@ -176,7 +176,7 @@ def save_on_a_full_disk(root: Path, room: int) -> None:
 
 @pytest.mark.parametrize("room", [0, 100, 1000])
 def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> None:
-    """With room for nothing, for a part of the first file, and for the first file but not the second."""
+    """The disk has room for nothing, for a part of the first file, and for the first file but not the second."""
     store.save(profile(), tmp_path, {"calibration": "old"})
     process = multiprocessing.get_context("fork").Process(target=save_on_a_full_disk, args=(tmp_path, room))
     process.start()

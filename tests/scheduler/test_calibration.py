@@ -68,7 +68,7 @@ def test_joint_fit_recovers_what_the_records_were_made_with(censor):
 
 
 def test_censored_positions_are_no_rejections():
-    """What was not verified has no part in the fit, whatever its confidence."""
+    """Drafts that were not verified have no part in the fit, whatever their confidence."""
     records = synthetic(5000, 3, censor="random")
     hidden = records.confidence.copy()
     hidden[~records.verified] = 0.999
@@ -124,7 +124,7 @@ def test_ece_and_auc_of_small_cases():
 
 
 def calibrated(table: CalibrationTable, confidence: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """As a server does it."""
+    """Calibration as a server does it."""
     nothing = torch.zeros(confidence.shape, dtype=torch.int64)
     parameters = table.parameters(confidence.shape[1], confidence.device)
     return weigh_drafts(nothing, confidence, classes, classes, torch.full((len(CLASSES), 1), -1), parameters)[0]
@@ -168,7 +168,7 @@ def of_all_classes(count: int, seed: int, shifts: Sequence[float]) -> Records:
 
 
 def test_cases_that_are_wrong_in_opposite_ways_are_put_right_apart():
-    """What one calibration for all of them leaves as it is: its errors cancel out."""
+    """One calibration for all of them leaves them as they are: its errors cancel out."""
     shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9)
     fitted, held_out = of_all_classes(20_000, 0, shifts), of_all_classes(20_000, 1, shifts)
     for found in fit_table(fitted, held_out, dataset="synthetic").by_class:

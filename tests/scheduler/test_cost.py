@@ -190,7 +190,7 @@ def test_drift_follows_a_slower_machine_within_bounds() -> None:
 
 
 def test_drift_tells_dearer_tokens_from_a_slower_machine() -> None:
-    """Which decides whether drafting pays. Steps of one shape alone cannot tell."""
+    """The difference decides whether drafting pays. Steps of one shape alone cannot tell."""
     cost = StepCost([Point(8, 8 * n, 0, (0.010 + 0.002 * n,)) for n in range(1, 9)])
     rng = np.random.default_rng(0)
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Which drafts of a round are admitted: what pays, and service levels before that."""
+"""Admission of the drafts of a round: what pays, and service levels before that."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_other_number_of_drafts_keeps_more_levels(drafts, fixed, per_row):
 
 
 def test_a_level_that_can_be_kept_bounds_the_round():
-    """Of two requests one has no drafts: each of the other's makes its steps slower."""
+    """One of two requests has no drafts: each of the other's makes its steps slower."""
     chances, seconds = [[], [0.9, 0.9, 0.9]], line(0.02, 0.004, 2)
     assert choose(chances, seconds).counts.tolist() == [0, 3]
     for most in (0, 1, 2):

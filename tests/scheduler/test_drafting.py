@@ -1,4 +1,4 @@
-"""Whether and for whom the model drafts: steps without drafts, probes, and what is looked up."""
+"""Decisions whether and for whom the model drafts: steps without drafts, probes, and what is looked up."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_nobody_had_better_be_asked_for_more_or_fewer_tokens(seed):
 
 
 def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
-    """So that shallow drafts do not hide that deeper ones would pay."""
+    """Shallow drafts do not hide that deeper ones would pay."""
     planner = uncorrected(dear_drafts(2, 0.3))
     planner.block = GAMMA
     likely = np.full((2, GAMMA), 0.8, dtype=np.float32)
@@ -160,7 +160,7 @@ def test_a_request_that_was_not_asked_for_long_is_asked_again():
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_a_draft_costs_where_the_model_makes_it(on_host):
-    """In one of five steps prompt lookup is not sure. On a CPU the model drafts in these alone, which pays; on a GPU,
+    """Prompt lookup is not sure in one of five steps. On a CPU the model drafts in these alone, which pays; on a GPU,
     whose host does not know them, in all, which does not."""
     planner = uncorrected(dear_drafts(2, 0.2), smoothing=64)
     survival, everybody = np.full((2, GAMMA), 0.9, dtype=np.float32).cumprod(1), np.ones(2, dtype=bool)
@@ -174,7 +174,7 @@ def test_a_draft_costs_where_the_model_makes_it(on_host):
 
 
 def test_after_a_hard_passage_a_text_is_expected_to_become_easier():
-    """As those of others have; where all texts are hard, it is not."""
+    """Texts of others have become so; where all texts are hard, it is not."""
     easy, hard = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.9, 0.1))
 
     def drafts(others: np.ndarray) -> bool:
@@ -247,7 +247,7 @@ class Looking:
         self.requests = requests
 
     def run(self, confidence: float, steps: int, generation: int = 1) -> list[bool]:
-        """Whether each step looked something up."""
+        """A flag for each step that looked something up."""
         looked = []
         for _ in range(steps):
             step = view(self.requests, GAMMA, generations=[generation] * self.requests)

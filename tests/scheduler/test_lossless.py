@@ -152,7 +152,7 @@ LOOKUP = torch.tensor([0.3, 0.6])
 
 
 def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
-    """Of two requests: share of A among their first tokens, and of steps in which the model drafted for them.
+    """Two shares of two requests: of A among their first tokens, and of steps in which the model drafted for them.
 
     asks: (asked [2] bool, verify_lens [2]) from the drafts [2, 2] that the model would make and their confidences.
     """
@@ -194,7 +194,7 @@ def asks_of(planner: Planner) -> Asks:
 
 
 def drafting_is_dear(smoothing: int, each: float = 0.5) -> Asynchronous:
-    """Of whoever drew A two steps ago, the model's draft pays."""
+    """The model's draft pays for whoever drew A two steps ago."""
     drafts = [Point(n, 0, 0, (n * each,), drafted=True) for n in (1, 2)]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     return Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing, held=1)

@@ -115,7 +115,7 @@ def test_the_newest_step_does_not_reach_the_budget():
 
 
 def test_late_observation_plans_the_same():
-    """As on a GPU: a step is observed only when the next one has been planned."""
+    """A GPU is late so: a step is observed only when the next one has been planned."""
     prompt, late = (uncorrected(curve_cost(2, CHEAP)) for _ in range(2))
     rng = np.random.default_rng(1)
     waiting, budgets = None, []
@@ -158,7 +158,7 @@ def test_steps_are_observed_in_order_and_once():
     ],
 )
 def test_history_belongs_to_a_request(other):
-    """What row 0 showed before says nothing of the request that now is in its place: the mean of all does."""
+    """The history of row 0 says nothing of the request that now is in its place: the mean of all does."""
     planner = uncorrected(curve_cost(2, CHEAP))
     good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
     for _ in range(50):
@@ -211,7 +211,7 @@ def test_smoothing_takes_the_mean_of_the_curves():
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
 def test_a_convex_curve_is_the_largest_below(steps):
-    """By brute force: at each point the lowest straight line between two others, or itself."""
+    """Brute force finds it: at each point the lowest straight line between two others, or itself."""
     seconds = np.cumsum(steps)
     found = convex(seconds)
     points = range(len(seconds))

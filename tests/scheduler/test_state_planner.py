@@ -1,4 +1,4 @@
-"""How many draft states a forward has: what pays, nothing where nothing does, and rest where nothing does for long."""
+"""Draft states of a forward: as many as pay, none where none does, and rest where none does for long."""
 
 from __future__ import annotations
 

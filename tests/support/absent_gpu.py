@@ -23,7 +23,7 @@ NAME = "absent"
 
 
 class Event:
-    """What CUDA's has that the decode step uses. It never fires, unless somebody waits."""
+    """The part of CUDA's event that the decode step uses. It never fires, unless somebody waits."""
 
     waited = 0
 
@@ -103,13 +103,13 @@ def install() -> torch.device:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """In which tensors are fake."""
+    """A context in which tensors are fake."""
     with FakeTensorMode():
         yield
 
 
 @contextmanager
 def watching() -> Iterator[list[str]]:
-    """In which nothing may wait; yields the operations."""
+    """A context in which nothing may wait; yields the operations."""
     with Copies() as copies:
         yield copies.operations

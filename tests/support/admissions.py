@@ -12,7 +12,7 @@ from outrider.scheduler.planners.admission import largest, survival_of
 
 
 class Case(NamedTuple):
-    """What `kernels.drafts.admit` is given."""
+    """Arguments of `kernels.drafts.admit`."""
 
     confidence: torch.Tensor
     draft_lens: torch.Tensor
@@ -21,7 +21,7 @@ class Case(NamedTuple):
     first: torch.Tensor | None
 
     def planned(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the planner makes of it."""
+        """The planner's result for it."""
         bounds, first = (None if found is None else found.numpy() for found in (self.bounds, self.first))
         lens = largest(self.confidence, self.draft_lens, self.tokens, bounds=bounds, first=first)
         return lens, survival_of(self.confidence, self.draft_lens)

@@ -1,4 +1,4 @@
-"""Whether counted outcomes are distributed as they should be."""
+"""Tests whether counted outcomes are distributed as they should be."""
 
 from __future__ import annotations
 

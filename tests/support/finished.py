@@ -1,4 +1,4 @@
-"""What a planner is shown of finished steps, from what a test says of them."""
+"""Finished steps as a planner is shown them, from what a test says of them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 def missing() -> str | None:
-    """What keeps tests from a GPU here, or None."""
+    """The reason why tests have no GPU here, or None."""
     if not torch.cuda.is_available():
         return "needs an NVIDIA GPU, torch finds none"
     if torch.cuda.get_device_capability() < (8, 0):
@@ -39,7 +39,7 @@ def missing() -> str | None:
 
 
 def examples(count: int = 8) -> settings:
-    """So many examples where Triton interprets, ten times as many on a GPU; the same ones in every run."""
+    """Settings of so many examples where Triton interprets, ten times as many on a GPU; the same ones in every run."""
     return settings(
         max_examples=count if INTERPRETED else 10 * count, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def found_by(program: Path) -> Any:
-    """What a Python program, which imports what this process can, prints in its last line as JSON."""
+    """The last line of a Python program, which imports what this process can, read as JSON."""
     run = subprocess.run(
         [sys.executable, str(program)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

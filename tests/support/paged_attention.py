@@ -64,7 +64,7 @@ class Paged:
         )
 
     def verify(self, query_lens: Sequence[int], *, tokens: int, width: int) -> ForwardBatch:
-        """Of query_lens tokens each, behind those cached, in a bucket of `tokens`."""
+        """Verification of query_lens tokens each, behind those cached, in a bucket of `tokens`."""
         lens, seq_lens, count = torch.tensor(query_lens), torch.tensor(self.lens), len(query_lens)
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
@@ -94,7 +94,7 @@ class Paged:
         )  # fmt: skip
 
     def expected(self, q: torch.Tensor, query_lens: Sequence[int]) -> torch.Tensor:
-        """By the reference, for rows whose keys and values have been written."""
+        """Results of the reference, for rows whose keys and values have been written."""
         lens = torch.tensor(query_lens)
         table = self.requests.req_to_token
         batch = FlatBatch(indptr(lens), (torch.tensor(self.lens) + lens).int(), self.rows, table)

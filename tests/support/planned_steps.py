@@ -29,7 +29,7 @@ on_every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
 
 
 def prefill(planning, *rows, **options):
-    """As the worker does before the target's forward."""
+    """Prefill, as the worker does it before the target's forward."""
     planning.interrupt()
     params = RequestOptions(**options).to_custom_params()
     planning.requests.admit([request(custom_params=params) for _ in rows], torch.tensor(rows))
@@ -41,7 +41,7 @@ def begin(planning, *rows, contexts=10):
 
 
 def admit(planning, step, confidence=0.9, lens=GAMMA):
-    """As a drafter without lookup drafts: for those that are asked."""
+    """Admit drafts of a drafter without lookup: for those that are asked."""
     asks = torch.from_numpy(step.draft_mask)
     tokens = torch.zeros(len(asks), GAMMA, dtype=torch.int64)
     draft = Draft(tokens, lens * asks, confidence * asks[:, None].repeat(1, GAMMA), drafting=int(asks.sum()))

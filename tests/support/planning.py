@@ -1,4 +1,4 @@
-"""What tests of the planners share: step-cost models of given curves, step views, brute force."""
+"""Parts that tests of the planners share: step-cost models of given curves, step views, brute force."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def view(
 def request(
     prompt: int = 10, new_tokens: int = 1 << 20, ends: tuple[int, ...] = (), **sampling: Any
 ) -> SimpleNamespace:
-    """What the worker reads of SGLang's `Req`: prompt, new_tokens: lengths. ends: the model's end tokens."""
+    """The part of SGLang's `Req` that the worker reads: prompt, new_tokens: lengths. ends: the model's end tokens."""
     params = {"custom_params": None, "sampling_seed": 1, "top_k": 1, "ignore_eos": False, "stop_token_ids": None}
     params |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
     params |= dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag"))
@@ -96,7 +96,7 @@ def check_nothing_is_read_behind_a_token(
     confidences: st.SearchStrategy[float],
     data: st.DataObject,
 ) -> None:
-    """Of a block [R, gamma] of confidences: c_{k+1..} of its own request, which depend on x_k, change nothing up to
+    """Check a block [R, gamma] of confidences: c_{k+1..} of its own request, which depend on x_k, change nothing up to
     x_k. `confidences` draws one."""
     requests, gamma = len(block), len(block[0])
     row, k = data.draw(st.integers(0, requests - 1)), data.draw(st.integers(1, gamma))

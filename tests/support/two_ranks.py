@@ -60,7 +60,7 @@ WORLDS = {
 
 
 class Group:
-    """What workers ask of SGLang's GroupCoordinator."""
+    """The part of SGLang's GroupCoordinator that workers use."""
 
     first_rank, cpu_group = 0, None
 
@@ -183,7 +183,7 @@ def batch_of(mode: ForwardMode, reqs: list[Any], seq_lens: torch.Tensor, info: A
 
 
 def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
-    """What each step put through the forward, and what came of it; how many steps a graph has accepted."""
+    """Tokens that each step put through the forward, and its outcome; how many steps a graph has accepted."""
     buckets = TokenBuckets(REQUESTS, GAMMA + 1) if world.buckets else None
     decode.buckets_of = following.buckets_of = lambda runner, width: buckets
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
@@ -215,7 +215,7 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
 
 
 def has_whole_weights(rank: int) -> bool:
-    """Whether the first rank puts the parts of a vocabulary together, whose last one SGLang has padded."""
+    """Tell whether the first rank puts the parts of a vocabulary together, whose last one SGLang has padded."""
     embedding, head = (torch.arange(4.0 * VOCAB).view(VOCAB, 4) + which for which in (0, 1000))
     padded = torch.nn.functional.pad(torch.stack([embedding, head]), (0, 0, 0, 8))
     parts = [SimpleNamespace(weight=torch.nn.Parameter(whole.chunk(2)[rank])) for whole in padded]

@@ -29,7 +29,7 @@ R, GAMMA, TIER, V, D = 5, 4, 16, 300, 64
 
 
 def decode_step(head: str | None) -> None:
-    """From anchors to new lengths, as a worker would."""
+    """A decode step from anchors to new lengths, as a worker would do it."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cuda:0")
@@ -103,7 +103,7 @@ def test_what_waits_is_caught(fault: str) -> None:
 
 
 def with_lengths(lens: list[int], bucket: int | None) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """What torch does to flatten and commit these lengths; bucket None: without padding."""
+    """Operations of torch that flatten and commit these lengths; bucket None: without padding."""
     rows = torch.arange(R)
     given = rows, rows[:, None].expand(R, GAMMA), torch.tensor(lens), rows, torch.zeros(8, 64).int(), rows
     with Recorder() as recorder:

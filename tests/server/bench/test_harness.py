@@ -1,4 +1,4 @@
-"""What the benchmarks share: flags, requests in flight, turns, ratios, output files."""
+"""Parts that the benchmarks share: flags, requests in flight, turns, ratios, output files."""
 
 from __future__ import annotations
 

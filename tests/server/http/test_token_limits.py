@@ -115,7 +115,7 @@ REQUESTS = st.lists(
 def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
     requests: list[Any], per_minute: int, per_day: int, per_request: int | None
 ) -> None:
-    """And what was used is exactly what counts in the end: nothing is lost, or kept. No slack: it is taken before."""
+    """The tokens that were used are what counts in the end: none is lost, or kept. No slack: it is taken before."""
     time = Time(MIDNIGHT - 600.0)
     limits = {"tokens_per_minute": per_minute, "tokens_per_day": per_day, "max_tokens_per_request": per_request}
     key_usage = key_usage_of(time, **limits)

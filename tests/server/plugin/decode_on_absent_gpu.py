@@ -89,7 +89,7 @@ class OtherRank(FollowerWorker, Worker):
 
 
 class TwoRanks(Ranks):
-    """What ranks tell each other goes from device to device, but for the bucket, which hosts know."""
+    """Two ranks whose broadcasts go from device to device, but for the bucket, which hosts know."""
 
     def __init__(self, device: torch.device):
         super().__init__(SimpleNamespace(world_size=2, broadcast=self._seen), device)
@@ -188,7 +188,7 @@ def batch_of(kinds: list[dict[str, Any]], lengths: list[int], rows: torch.Tensor
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[str]]:
-    """What two steps of a batch ask of the device."""
+    """Operations that two steps of a batch ask of the device."""
     found = []
     batch = batch_of(BATCHES[kind], lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
@@ -202,7 +202,7 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str, Any]:
-    """Whether two batches whose lengths differ ask the same, or what was in the way."""
+    """Compare what two batches whose lengths differ ask; or say what was in the way."""
     rows = np.arange(1, REQUESTS + 1)
     at = SimpleNamespace(numpy=lambda: rows)  # a tensor of the host, which the fake mode does not have
     with absent_gpu.running():
@@ -217,7 +217,7 @@ def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str
 
 
 def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
-    """As on a CPU, where the host looks what of a text is encoded."""
+    """Drafting as on a CPU, where the host looks what of a text is encoded."""
     drafter.on_host = True
     return drafter.propose(batch)
 

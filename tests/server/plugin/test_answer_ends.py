@@ -1,4 +1,4 @@
-"""Where answers end: nothing is drafted, recorded or counted behind it."""
+"""Ends of answers: nothing is drafted, recorded or counted behind it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_clearly_worse_drafter_is_seen_within_200_steps() -> None:
 
 @pytest.mark.parametrize("chance", [0.75, 0.8, 0.9])
 def test_a_drafter_as_good_or_better_is_left_alone(chance: float) -> None:
-    """For as long as it is watched, in 40 trials: each may fail with a chance far below one in 40."""
+    """It is left alone as long as it is watched, in 40 trials: each may fail with a chance far below one in 40."""
     assert all(show(watching(0.8), WATCHED, chance, seed) > WATCHED for seed in range(40))
 
 
@@ -116,7 +116,7 @@ def test_a_server_starts_with_what_was_learned_unless_it_does_not_fit() -> None:
 
 
 class Request(SimpleNamespace):
-    """As SGLang's, it can be referred to weakly."""
+    """A request that, as SGLang's, can be referred to weakly."""
 
     __slots__ = ("__weakref__",)
 

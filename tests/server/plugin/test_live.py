@@ -1,4 +1,4 @@
-"""What the page is told: totals of the counters, and a planner's curve."""
+"""Data of the page: totals of the counters, and a planner's curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the plugin's configuration to drafter and planner."""
+"""Drafter and planner made from the plugin's configuration."""
 
 from __future__ import annotations
 

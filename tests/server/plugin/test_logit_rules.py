@@ -29,7 +29,7 @@ def request(**penalties):
 
 
 class Batch:
-    """As much of SGLang's batch as its penalizers read (they hold it weakly)."""
+    """The part of SGLang's batch that its penalizers read (they hold it weakly)."""
 
     def __init__(self, reqs):
         self.reqs = reqs
@@ -37,7 +37,7 @@ class Batch:
 
 
 def sglang_logits(req, tokens, logits):
-    """What SGLang makes of one row of logits after the request has generated `tokens`."""
+    """One row of logits as SGLang changes it after the request has generated `tokens`."""
     batch = Batch([req])
     orchestrator = penaltylib.BatchedPenalizerOrchestrator(
         VOCAB,

@@ -1,4 +1,4 @@
-"""What the drafter is told of a prefill."""
+"""The drafter's view of a prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is hooked into SGLang."""
+"""Hooks into SGLang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes out of whole decode steps: the worker's own drafting, admission, flattening and acceptance, over a target
+"""Tokens of whole decode steps: the worker's own drafting, admission, flattening and acceptance, over a target
 and a drafter that are tables, so that every distribution is known.
 
 Four requests with one seed share a batch and a budget. The first opens with OPEN, the others with LEAD; the confidence
@@ -76,7 +76,7 @@ class Table(Drafter):
 
 
 class Wide(Table):
-    """As the table drafts, in a width that only drafts without q fill."""
+    """The drafts of the table, in a width that only drafts without q fill."""
 
     def propose(self, batch: DraftBatch) -> Draft:
         draft = super().propose(batch)
@@ -168,7 +168,7 @@ def exact(start: int) -> dict[tuple[int, ...], float]:
 
 
 def p_of_first(admit, **options) -> float:
-    """How likely the texts of the first request are, over SEEDS batches of four requests with one seed."""
+    """P-value of the texts of the first request, over SEEDS batches of four requests with one seed."""
     drawn = Counter(texts(PROMPTS, [seed] * 4, admit=admit, **options)[0] for seed in range(SEEDS))
     return p_value(drawn, exact(OPEN), SEEDS)
 
@@ -178,12 +178,12 @@ def test_equal_seeds_in_many_requests_keep_the_distribution():
 
 
 def test_rejection_sampling_with_equal_seeds_is_seen():
-    """What was done before: numbers by seed and step, so that the budget knows of the first request's draw."""
+    """The former way: numbers by seed and step, so that the budget knows of the first request's draw."""
     assert p_of_first(ADMISSIONS["tight budget"], seeded=[False] * 4) < 1e-6
 
 
 def test_rejection_sampling_keeps_the_distribution_in_the_same_place():
-    """Of requests without a seed, whose numbers nobody shares."""
+    """Nobody shares the numbers of requests without a seed."""
     drawn = Counter()
     for seed in range(SEEDS):
         seeds = [4 * seed + i for i in range(4)]

@@ -1,4 +1,4 @@
-"""What we leave out of SGLang's decode step: the rest does what SGLang's own does."""
+"""SGLang's decode step without what we leave out: the rest does what SGLang's own does."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Operations(TorchDispatchMode):
 
 
 class Graphs:
-    """In place of a graph, the function that would be captured."""
+    """The function that would be captured, in place of a graph."""
 
     def __init__(self) -> None:
         self.captured: dict[Any, Any] = {}
@@ -193,7 +193,7 @@ def verification(
     rows: torch.Tensor,
     bucket: int,
 ) -> ForwardBatch:
-    """Of R requests in a step of `bucket` tokens, as the worker and SGLang make it."""
+    """Verification of R requests in a step of `bucket` tokens, as the worker and SGLang make it."""
     count, seq_lens = len(lengths), torch.tensor(lengths)
     anchors, drafts = torch.randint(VOCAB, (count,)), torch.randint(VOCAB, (count, WIDTH - 1))
     flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, bucket)
@@ -226,7 +226,7 @@ def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_l
 
 
 def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out: LogitsProcessorOutput) -> int:
-    """That the tail has accepted and committed what the worker would have; tokens that stay."""
+    """Check that the tail has accepted and committed what the worker would have; tokens that stay."""
     flat = batch.flat
     wanted = out.next_token_logits.argmax(-1)
     accept_lens, tokens = accept(Verification(batch.drafts, verify_lens, flat.qo_indptr, wanted=wanted))

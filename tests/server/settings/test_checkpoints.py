@@ -1,4 +1,4 @@
-"""What comes with the embedded model belongs together."""
+"""The parts of the embedded model belong together."""
 
 from __future__ import annotations
 

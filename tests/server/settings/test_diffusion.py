@@ -1,4 +1,4 @@
-"""What goes with a block-diffusion model, and what is said of what does not."""
+"""Settings that go with a block-diffusion model, and the errors of those that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which attention backend a GPU gets, without one: its compute capability is handed in."""
+"""The attention backend that a GPU gets, without one: its compute capability is handed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where traces go."""
+"""Destinations of traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounds count."""
+"""Counts of rounds."""
 
 from __future__ import annotations
 

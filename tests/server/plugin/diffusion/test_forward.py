@@ -1,4 +1,4 @@
-"""How blocks of many requests and drafts lie in one forward: against a mask over each request's own sequence."""
+"""The layout of blocks of many requests and drafts in one forward, against a mask over each request's own sequence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Batch:
         self.k, self.v = torch.randn(2, 201, KV_HEADS, WIDTH, generator=draw)
 
     def expected(self, q: torch.Tensor, row: int, place: int, causal: bool) -> torch.Tensor:
-        """Of the query at a place of a block: softmax over what it sees, gathered slot by slot."""
+        """Attention of the query at a place of a block: softmax over what it sees, gathered slot by slot."""
         start, final = int(self.starts[row]), not bool(self.rows.open[row])
         end = start + place + 1 if causal and final else start + BLOCK
         before = self.page_table[self.tables[row], :start].tolist()
@@ -99,7 +99,7 @@ def test_who_says_what_comes_at_a_position(target: DiffusionTarget) -> None:
 
 
 def test_under_a_shift_the_token_before_is_computed_again_where_it_must_be() -> None:
-    """With its slot left alone, and once for an open block and its drafts."""
+    """Its slot is left alone, and it is computed once for an open block and its drafts."""
     batch, target = Batch(), TARGETS["causal context, shift"]
     flat = flatten(some(batch.rows, [1, 2, 3]), target, batch.page_table)
     assert flat.says[:, 0].tolist() == [3 * BLOCK] * 3

@@ -1,4 +1,4 @@
-"""What a denoising step reveals, against plain loops, and that blocks are drawn as the policy says, by enumeration."""
+"""Tokens that a denoising step reveals, against plain loops; blocks that the policy draws, by enumeration."""
 
 from __future__ import annotations
 

@@ -252,8 +252,8 @@ def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
 
 
 def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: int = DRAWN) -> float:
-    """That first blocks of answers, with three drafts a round and each of `total` seeds once, are so far from what is
-    expected."""
+    """The chance that first blocks of answers, with three drafts a round and each of `total` seeds once, are so far
+    from what is expected."""
     counts: Counter[tuple[int, ...]] = Counter()
     options, at_once = {"gamma": 3, "planned": False}, 256
     for seed in range(0, total, at_once):

@@ -35,7 +35,7 @@ def metrics(registry):
 
 @pytest.fixture
 def value(metrics, value):
-    """What a counter stands at, with all that was observed."""
+    """Value of a counter, with all that was observed."""
 
     def read(*args, **labels):
         metrics.flush()

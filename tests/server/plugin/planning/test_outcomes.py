@@ -63,7 +63,7 @@ def test_outcomes_are_read_before_metrics_are_shown_and_requests_prefilled(make,
 
 
 class Late(Readback):
-    """Of a device that is asked for copies and makes them one by one; what stands there before is wrong."""
+    """The copies of a device that is asked for them and makes them one by one; what stands there before is wrong."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the planner is shown and decides: another plan, requests that it does not decide for, who drafts."""
+"""The planner's input and decisions: another plan, requests that it does not decide for, who drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step took, and which steps are not timed."""
+"""Times of steps, and the steps that are not timed."""
 
 from __future__ import annotations
 
