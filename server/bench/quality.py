@@ -31,12 +31,11 @@ import torch
 from ..errors import UserError
 from ..plugin.hooks import prompt_logits
 from ..processes import client, session
-from ..prompt_files import read_mixed_questions
+from ..prompt_files import BUILT_IN, read_mixed_questions
 from ..settings.flags import settings_of
 from ..settings.resolve import Resolved, resolve
 from ..settings.setting import add_flags
 from ..settings.settings import Settings
-from ..tune.prompts import PROMPTS
 from . import harness, record
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_flags(parser, Settings, ("model", "dtype", "device", "threads"))
     add("--arms", nargs="+", choices=ARMS, default=["float", "int8"], help="arms to compare (default: float int8)")
-    add("--prompts", type=Path, nargs="+", default=[PROMPTS], metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--prompts", type=Path, nargs="+", default=[BUILT_IN], metavar="FILE", help=harness.PROMPTS_HELP)
     add("--tokens", type=int, default=10_000, metavar="N", help="tokens of answers, at least (default: %(default)s)")
     add("--new-tokens", type=int, default=128, metavar="N", help="tokens of an answer, at most (default: %(default)s)")
     add("--temperatures", default="0,1", metavar="LIST", help="of the answers, in turn (default: %(default)s)")
