@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,8 @@ from outrider.profiles import store
 from outrider.server.model import target
 from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
+
+gc.disable()  # until all tests are collected: what they import are millions of objects that stay
 
 STARTING = ("server", "served")
 """Fixtures that start a server; so do those whose name ends with "_server"."""
@@ -92,6 +95,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item in serving:
             item.add_marker("server")
     items.sort(key=lambda item: item not in serving)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def server_fixtures(item: pytest.Item) -> list[str]:

@@ -17,6 +17,7 @@ import uvicorn
 from ..errors import UserError
 from ..processes import client
 from ..processes.engine import Engine
+from ..processes.process import quick_imports
 from ..settings.resolve import Resolved
 from ..settings.settings import Settings
 from .connections.acceptor import METRICS_CONNECTIONS, Acceptor, OpenConnections, connection_limit
@@ -118,12 +119,13 @@ def serve(
     Raises UserError where the engine does not answer.
     """
     # Imports SGLang, which reads the environment that the engine was started with.
-    from . import app, event_loop, offload
-    from .keys.access import Access
-    from .keys.token_limits import ServerClock, day_of
-    from .keys.usage_file import UsageFile
-    from .learning import Learning
-    from .metrics import ConnectionMetrics
+    with quick_imports():
+        from . import app, event_loop, offload
+        from .keys.access import Access
+        from .keys.token_limits import ServerClock, day_of
+        from .keys.usage_file import UsageFile
+        from .learning import Learning
+        from .metrics import ConnectionMetrics
 
     settings = resolved.settings
     usage, clock = UsageFile.of(settings), ServerClock()

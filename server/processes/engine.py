@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import tempfile
@@ -23,7 +24,7 @@ from ..settings.settings import Settings
 from . import data_parallel, logs, model_modules
 from .engine_processes import EngineProcesses, kill_children
 from .prefork import WaitingScheduler
-from .process import StartupReport, run_detokenizer, run_scheduler
+from .process import StartupReport, quick_imports, run_detokenizer, run_scheduler
 from .run_folder import GRAMMARS, RunFolder
 
 if TYPE_CHECKING:
@@ -121,7 +122,9 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Launch
         if alone and engines == 1:
             with threads.child_environment(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
-        load_plugin()
+        with quick_imports():
+            load_plugin()
+            importlib.import_module("sglang.srt.entrypoints.engine")
         return launch(resolved, _LaunchInputs(run_folder, report, placements, environment, waiting, engines))
     except BaseException:
         kill_children()

@@ -29,7 +29,7 @@ from typing import Any
 
 import setproctitle
 
-from .process import StartupReport, die_with, last_line, signals_blocked
+from .process import StartupReport, die_with, last_line, quick_imports, signals_blocked
 
 
 class _ChildsEnd:
@@ -67,7 +67,8 @@ def _wait(connection: Connection, report: StartupReport, parent: int, verbose: b
     # It can only name the process later if it finds the environment as the process began.
     setproctitle.getproctitle()
     try:
-        import sglang.srt.managers.scheduler  # noqa: F401
+        with quick_imports():
+            import sglang.srt.managers.scheduler  # noqa: F401
 
         target, args, environ = connection.recv()
     except Exception as error:

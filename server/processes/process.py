@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -22,6 +23,17 @@ LOG_LEVEL = "OUTRIDER_LOG_LEVEL"
 
 PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 """Errors of gloo and NCCL when another rank has ended."""
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import without looking for garbage among a million objects that stay, which takes a quarter of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager
@@ -72,7 +84,8 @@ def run_scheduler(
 ) -> None:
     """Target of a scheduler process; placements: one per scheduler of this machine."""
     placements[scheduler_index(args) % len(placements)].apply()
-    from sglang.srt.managers.scheduler import run_scheduler_process
+    with quick_imports():
+        from sglang.srt.managers.scheduler import run_scheduler_process
 
     _run(run_scheduler_process, "sglang.srt.managers.scheduler", report, parent, verbose, *args, **kwargs)
 
@@ -90,7 +103,8 @@ def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
 
 def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
     """Target of the detokenizer process."""
-    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+    with quick_imports():
+        from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 
     _run(run_detokenizer_process, "sglang.srt.managers.detokenizer_manager", report, parent, verbose, *args, **kwargs)
 
