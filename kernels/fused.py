@@ -6,6 +6,8 @@ the plain torch version beside each function. A row's result never depends on th
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .cpu import native
@@ -48,6 +50,17 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 def reference_silu_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+def gelu_mul(x: torch.Tensor) -> torch.Tensor:
+    """gelu(x[..., :d]) * x[..., d:] with the tanh approximation (arXiv:1606.08415), for x [..., 2 * d].
+
+    torch's own may round a number otherwise at another place in memory. gelu(g) = g * sigmoid(s) = silu(s) * g / s with
+    s = c * g * (1 + a * g²); all but silu are products, sums and quotients, which have one rounding everywhere.
+    """
+    gate, up = x.float().chunk(2, dim=-1)
+    slope = (gate * gate * 0.044715 + 1) * (2 * math.sqrt(2 / math.pi))
+    return silu_mul(torch.cat([gate * slope, up / slope], dim=-1)).to(x.dtype)
 
 
 def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:

@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import UserError
 from .gguf_file import GgufFile
+
+GEMMA_3_27B_LAYERS = 62
+"""llama.cpp tells the sizes of Gemma 3 apart by their layers."""
 
 ATTENTION = {
     "attn_q.weight": "self_attn.q_proj.weight",
@@ -27,6 +31,21 @@ MLP = {
 EXPERTS = {f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")}
 """Three-dimensional tensors; {} is the number of the expert."""
 NORMS = {"attn_norm.weight": "input_layernorm.weight", "ffn_norm.weight": "post_attention_layernorm.weight"}
+NORMS_AFTER = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+"""Of what attention and MLP give, before it is added."""
+NORMS_AROUND = NORMS_AFTER | {
+    "attn_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+}
+FUSED = {
+    "attn_qkv.weight": "self_attn.qkv_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_up.weight": "mlp.gate_up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
 
 
 def _nothing(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,6 +58,7 @@ class Architecture:
 
     model_class, model_type: in transformers and SGLang. layer: tensors of a layer by their names in the file.
     experts: those of them that hold a matrix for each expert. permuted: rows of queries and keys lie in pairs.
+    norms_from_one: a norm's weight w stands as 1 + w in the file.
     config: further fields of config.json, from the file and the fields that all have.
     """
 
@@ -47,6 +67,7 @@ class Architecture:
     layer: Mapping[str, str]
     experts: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False
+    norms_from_one: bool = False
     config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] = _nothing
 
 
@@ -75,6 +96,45 @@ def _qwen3moe(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma3(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
+    layers, window = config["num_hidden_layers"], file.hyper("attention.sliding_window", 0)
+    period = file.hyper("attention.sliding_window_pattern", 6) if window else 1
+    # The largest of the family scales by the width of its heads as its other sizes have it, which is another.
+    whole = config["hidden_size"] // config["num_attention_heads"]
+    local = {"rope_type": "default", "rope_theta": file.hyper("rope.freq_base_swa", 10000.0)}
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": whole if layers == GEMMA_3_27B_LAYERS else config["head_dim"],
+        "sliding_window": window or config["max_position_embeddings"],
+        "layer_types": _layer_types(layers, period),
+        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+        "final_logit_softcapping": file.hyper("final_logit_softcapping", 0.0) or None,
+        "attn_logit_softcapping": None,
+    }
+
+
+def _layer_types(layers: int, period: int) -> list[str]:
+    """The last layer of each period attends to everything."""
+    return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
+
+
+def _phi3(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
+    window = file.hyper("attention.sliding_window", 0)
+    return {
+        "sliding_window": window if 0 < window < config["max_position_embeddings"] else None,
+        "partial_rotary_factor": config["rope_parameters"].get("partial_rotary_factor", 1.0),
+        "original_max_position_embeddings": file.hyper(
+            "rope.scaling.original_context_length", config["max_position_embeddings"]
+        ),
+    }
+
+
+def _olmo2(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
+    if file.hyper("attention.sliding_window", 0):
+        raise UserError(f"{file.path}: OLMo 3's layers with a window are not supported from GGUF files")
+    return {"attention_bias": False}
+
+
 PLAIN = NORMS | ATTENTION | MLP
 SUPPORTED = {
     "llama": Architecture("LlamaForCausalLM", "llama", PLAIN, permuted=True),
@@ -89,5 +149,14 @@ SUPPORTED = {
     ),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", PLAIN, permuted=True, config=_smollm3),
     "granite": Architecture("GraniteForCausalLM", "granite", PLAIN, permuted=True, config=_granite),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        NORMS_AROUND | ATTENTION | QK_NORMS | MLP,
+        norms_from_one=True,
+        config=_gemma3,
+    ),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", NORMS | FUSED, config=_phi3),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", NORMS_AFTER | ATTENTION | QK_NORMS | MLP, config=_olmo2),
 }
 """The architectures that are served, by llama.cpp's names."""

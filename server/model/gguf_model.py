@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..plugin.loading.gguf_weights import Stored
 
 # Part of a folder's name: raise it when what is written there changes, and old folders are no longer used.
-FORMAT = 3
+FORMAT = 4
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """Types of tensors; those that the kernels do not know in their blocks are expanded."""
 OUTSIDE = {
@@ -148,7 +148,7 @@ def _index(file: GgufFile, architecture: Architecture, config: dict[str, Any]) -
     from ..plugin.loading.gguf_weights import Stored
 
     heads = {"attn_q.weight": config["num_attention_heads"], "attn_k.weight": config["num_key_value_heads"]}
-    known, stored = {gguf_rope.LLAMA_3_FACTORS}, {}
+    known, stored = set(gguf_rope.TENSORS), {}
 
     def place(gguf_name: str, name: str, rotary_heads: int = 0, experts: int = 1) -> None:
         tensor = file.tensor(gguf_name)
@@ -160,7 +160,8 @@ def _index(file: GgufFile, architecture: Architecture, config: dict[str, Any]) -
             raise UserError(f"{file.path}: {gguf_name} has the shape {tensor.shape}")
         for i in range(experts):
             place = tensor.offset + i * size
-            stored[name.format(i)] = Stored(tensor.kind, shape, place, size, tensor.part, rotary_heads)
+            added = float(architecture.norms_from_one and gguf_name.endswith("norm.weight"))
+            stored[name.format(i)] = Stored(tensor.kind, shape, place, size, tensor.part, rotary_heads, added)
 
     for gguf_name, name in OUTSIDE.items():
         if gguf_name != "output.weight" or not config["tie_word_embeddings"]:

@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..errors import UserError
 from .gguf_file import GgufFile
 
 LLAMA_3_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+TENSORS = (LLAMA_3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Factors of the wavelengths of a head's pairs."""
+PARTIAL = ("phi3",)
+"""Architectures whose heads may be rotated in part."""
 
 
 def parameters(file: GgufFile, head: int) -> dict[str, Any]:
     """Parameters of the file's rotary positions; raises UserError for a scaling that is not served.
 
-    head: width of a head, all of which is rotated.
+    head: width of a head.
     """
     theta, rotated = file.hyper("rope.freq_base", 10000.0), file.hyper("rope.dimension_count", head)
     plain = {"rope_type": "default", "rope_theta": theta}
     if rotated != head:
-        raise UserError(f"{file.path}: only heads that are rotated as a whole are supported from a GGUF file")
+        if file.architecture not in PARTIAL:
+            raise UserError(f"{file.path}: only heads that are rotated as a whole are supported from a GGUF file")
+        plain["partial_rotary_factor"] = rotated / head
     if LLAMA_3_FACTORS in file.tensors:
         return plain | _llama_3(file, theta, rotated)
-    scaling = file.text(f"{file.architecture}.rope.scaling.type", "none")
+    if LONG_FACTORS in file.tensors:
+        return plain | _long(file)
+    factor = file.hyper("rope.scaling.factor", file.hyper("rope.scale_linear", 0.0))
+    scaling = file.text(f"{file.architecture}.rope.scaling.type", "linear" if factor else "none")
     if scaling in ("none", ""):
         return plain
+    if scaling == "linear":
+        return plain | {"rope_type": "linear", "factor": factor or 1.0}
+    if scaling == "yarn":
+        return plain | _yarn(file, factor)
     raise UserError(f"{file.path}: positions scaled by {scaling!r} are not supported from a GGUF file")
+
+
+def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
+    """YaRN (arXiv:2309.00071); attn_factor is SGLang's name, attention_factor is transformers' for the product."""
+    for name, usual in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        if file.hyper(f"rope.scaling.{name}", usual) != usual:
+            raise UserError(f"{file.path}: positions scaled by 'yarn' with {name} are not supported from a GGUF file")
+    attention = file.hyper("rope.scaling.attn_factor", 1.0) * file.hyper("rope.scaling.yarn_attn_factor", 1.0)
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": file.hyper("rope.scaling.original_context_length"),
+        "beta_fast": file.hyper("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": file.hyper("rope.scaling.yarn_beta_slow", 1.0),
+        "attn_factor": attention,
+        "attention_factor": attention * (1 + 0.1 * math.log(factor)),
+    }
+
+
+def _long(file: GgufFile) -> dict[str, Any]:
+    """LongRoPE (arXiv:2402.13753): factors for short and for long contexts are in the file."""
+    return {
+        "rope_type": "longrope",
+        "long_factor": file.tensor(LONG_FACTORS).read().tolist(),
+        "short_factor": file.tensor(SHORT_FACTORS).read().tolist(),
+        "original_max_position_embeddings": file.hyper("rope.scaling.original_context_length"),
+        "attention_factor": file.hyper("rope.scaling.attn_factor", 1.0),
+    }
 
 
 def _llama_3(file: GgufFile, theta: float, width: int) -> dict[str, Any]:

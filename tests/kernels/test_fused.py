@@ -42,6 +42,15 @@ def test_silu_mul(dtype, tolerance):
 
 
 @TYPES
+def test_gelu_mul(dtype, tolerance):
+    x = numbers(29, 2 * 1536, dtype=dtype) * 20
+    x[0, :4] = torch.tensor([0.0, -1000.0, 1000.0, -88.0])
+    gate, up = x.double().chunk(2, dim=-1)
+    expected = (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(dtype)
+    torch.testing.assert_close(fused.gelu_mul(x), expected, rtol=tolerance, atol=1e-5)
+
+
+@TYPES
 @pytest.mark.parametrize("wide_angles", [True, False])
 @pytest.mark.parametrize("rotary_dim", [64, 32])
 def test_rope_and_cache_write(dtype, tolerance, wide_angles, rotary_dim):
@@ -72,11 +81,12 @@ def test_rope_turns_by_the_position():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_does_not_depend_on_its_batch(dtype):
     x, weight = numbers(300, 576, dtype=dtype), numbers(576, dtype=dtype)
-    together = fused.rms_norm(x, weight, 1e-5), fused.silu_mul(x)
+    together = fused.rms_norm(x, weight, 1e-5), fused.silu_mul(x), fused.gelu_mul(x)
     for row in (0, 1, 150, 299):
         one = x[row, None].clone()
         assert torch.equal(fused.rms_norm(one, weight, 1e-5)[0], together[0][row])
         assert torch.equal(fused.silu_mul(one)[0], together[1][row])
+        assert torch.equal(fused.gelu_mul(one)[0], together[2][row])
 
 
 def test_wrong_shapes_are_explained():

@@ -26,7 +26,8 @@ PROMPT = [9, 100, 33, 41, 7, 200, 66, 54, 120, 13, 250, 31, 77, 18, 93, 205, 140
 @dataclass(frozen=True)
 class Model:
     """config: fields of transformers' configuration beside those that all models here have.
-    fields: the file's metadata beside those. permuted: rows of queries and keys lie in pairs."""
+    fields: the file's metadata beside those. permuted: rows of queries and keys lie in pairs. norms_from_one: the
+    file's norms are 1 larger. tensors: further ones."""
 
     config_class: str
     architecture: str
@@ -34,6 +35,7 @@ class Model:
     fields: Callable[[gguf.GGUFWriter], None] = lambda writer: None
     permuted: bool = False
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    norms_from_one: bool = False
 
     def build(self) -> PreTrainedModel:
         """The model with the same random weights every time, in float32."""
@@ -49,7 +51,7 @@ class Model:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                plain = 0.0 if not name.endswith("norm.weight") else 1.0
+                plain = float(name.endswith("norm.weight") and not self.norms_from_one)
                 parameter.normal_(plain, 0.12).copy_(parameter.bfloat16())
         return model
 
@@ -81,6 +83,63 @@ def _moe(writer: gguf.GGUFWriter) -> None:
     writer.add_expert_feed_forward_length(32)
 
 
+def _yarn(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(128)
+
+
+def _linear(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(4.0)
+
+
+def _windowed(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(WINDOW)
+
+
+def _gemma3(writer: gguf.GGUFWriter) -> None:
+    _linear(writer)
+    _windowed(writer)
+    writer.add_rope_freq_base_swa(500.0)
+
+
+WINDOW = 12
+GEMMA_3 = {
+    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": HEAD, "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"],
+    "num_hidden_layers": 7, "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    },
+}  # fmt: skip
+
+
+def _phi3(original: int, share: float = 1.0) -> Model:
+    """LongRoPE of a model that was made for so many tokens and rotates a share of each head."""
+    rotated = int(HEAD * share)
+    factors = {"long": [1 + 0.4 * i for i in range(rotated // 2)], "short": [1 + 0.05 * i for i in range(rotated // 2)]}
+    rope = {"rope_type": "longrope", "rope_theta": 5000.0, "partial_rotary_factor": share}
+    rope |= {"original_max_position_embeddings": original} | {f"{name}_factor": factors[name] for name in factors}
+
+    def fields(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_dimension_count(rotated)
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(CONTEXT / original) / np.log(original))))
+
+    return Model(
+        "Phi3Config",
+        "phi3",
+        {
+            "rope_parameters": rope, "original_max_position_embeddings": original, "tie_word_embeddings": True,
+            "num_attention_heads": WIDTH // HEAD, "num_key_value_heads": 1, "sliding_window": None,
+        },
+        fields,
+        tensors={f"rope_factors_{name}.weight": np.array(factors[name], np.float32) for name in factors},
+    )  # fmt: skip
+
+
 MODELS = {
     "llama": Model("LlamaConfig", "llama", permuted=True),
     "llama3": Model(
@@ -91,7 +150,7 @@ MODELS = {
         tensors={"rope_freqs.weight": LLAMA_3_FACTORS},
     ),
     "mistral": Model("MistralConfig", "llama", {"sliding_window": None}, permuted=True),
-    "qwen2": Model("Qwen2Config", "qwen2", {"tie_word_embeddings": True}),
+    "qwen2": Model("Qwen2Config", "qwen2", {"tie_word_embeddings": True, "head_dim": WIDTH // HEADS}),
     "qwen3": Model("Qwen3Config", "qwen3", {"attention_bias": False}),
     "qwen3moe": Model(
         "Qwen3MoeConfig",
@@ -115,6 +174,26 @@ MODELS = {
         _granite,
         permuted=True,
     ),
+    "gemma3": Model("Gemma3TextConfig", "gemma3", GEMMA_3, _gemma3, norms_from_one=True),
+    "phi3": Model("Phi3Config", "phi3", {"sliding_window": WINDOW, "head_dim": WIDTH // HEADS}, _windowed),
+    "phi3-long": _phi3(16),
+    "phi3-partial": _phi3(CONTEXT // 2, 0.5),
+    "olmo2": Model("Olmo2Config", "olmo2", {"head_dim": WIDTH // HEADS}),
+    "yarn": Model(
+        "Qwen3Config",
+        "qwen3",
+        {"attention_bias": False, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 128,
+        }},
+        _yarn,
+    ),
+    "linear": Model(
+        "LlamaConfig",
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}},
+        _linear,
+        permuted=True,
+    ),
 }  # fmt: skip
 
 
@@ -129,11 +208,12 @@ def write(name: str, path: Path, kind: str = "F32") -> PreTrainedModel:
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(MLP)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(5000.0)
-    if getattr(config, "head_dim", WIDTH // HEADS) != WIDTH // HEADS:
+    head = getattr(config, "head_dim", None) or WIDTH // config.num_attention_heads
+    if head != WIDTH // config.num_attention_heads:
         writer.add_key_length(HEAD)
         writer.add_value_length(HEAD)
         if plan.architecture == "llama":
@@ -180,7 +260,7 @@ def _as_converted(plan: Model, name: str, parameter: torch.Tensor) -> torch.Tens
     if plan.permuted and part in ("attn_q", "attn_k"):
         heads = HEADS if part == "attn_q" else KV_HEADS
         return parameter.view(heads, 2, -1, parameter.shape[1]).transpose(1, 2).reshape(parameter.shape)
-    return parameter
+    return parameter + 1 if plan.norms_from_one and name.endswith("norm.weight") else parameter
 
 
 @torch.inference_mode()

@@ -16,20 +16,21 @@ from . import fused_model, group_weights
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
-HEADS = ("ParallelLMHead", "VocabParallelEmbedding")
+HEADS = ("ParallelLMHead", "VocabParallelEmbedding", "ScaledEmbedding")
 """Classes of heads that are plain matrices."""
 Prepare = Callable[[torch.Tensor], PackedWeight | Int8Weight]
 
 
 def register() -> None:
     from sglang.kernels.fused_op import BaseFusedOp
-    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
     from sglang.srt.layers.layernorm import RMSNorm
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
-    for op, forward in ((RMSNorm, _rms_norm), (SiluAndMul, _silu_and_mul), (RotaryEmbedding, _rope)):
+    ours = {RMSNorm: _rms_norm, SiluAndMul: _silu_and_mul, GeluAndMul: _gelu_and_mul, RotaryEmbedding: _rope}
+    for op, forward in ours.items():
         BaseFusedOp.register_oot_forward(op, forward, DISPATCH_KEY)
     # Matrix products are no operator of that dispatch.
     prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
@@ -88,6 +89,10 @@ def _rms_norm(
 
 def _silu_and_mul(self: Any, x: torch.Tensor) -> torch.Tensor:
     return fused.silu_mul(x)
+
+
+def _gelu_and_mul(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return fused.gelu_mul(x) if self.approximate == "tanh" else self.forward_native(x)
 
 
 def _rope(

@@ -38,6 +38,7 @@ class Stored:
     of a split one with this number.
     rotary_heads: where above 0, the rows of each of so many heads lie in pairs, as llama.cpp rotates them; here and
     in transformers the first halves of all pairs come first.
+    added: a number that the file has more in each place.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Stored:
     size: int
     part: int = 0
     rotary_heads: int = 0
+    added: float = 0.0
 
 
 class GgufWeights:
@@ -86,7 +88,8 @@ class GgufWeights:
         """A tensor in its own float type; bfloat16 where the file keeps blocks."""
         stored, raw = self.stored[name], self.raw(name)
         if stored.kind in FLOATS:
-            return raw.view(FLOATS[stored.kind]).view(stored.shape)
+            floats = raw.view(FLOATS[stored.kind]).view(stored.shape)
+            return floats - stored.added if stored.added else floats
         if stored.kind in KINDS:
             return expand(raw, stored.kind, *stored.shape)
         from gguf import GGMLQuantizationType, dequantize

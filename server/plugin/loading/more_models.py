@@ -1,12 +1,18 @@
-"""Models that SGLang does not have."""
+"""Models that SGLang does not have, and those of its models that have to be otherwise here."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
+from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
+from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.models import gemma3_causal
 from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.utils import is_cpu
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
@@ -28,8 +34,96 @@ class Unrotated(torch.nn.Module):
         return query, key
 
 
+class Phi3ForCausalLM(LlamaForCausalLM):
+    """Phi-3 and Phi-4 with one table of LongRoPE's for all positions, and with their window.
+
+    SGLang 0.5.21 goes over to the factors for long contexts as soon as any request of a batch is long: a token would
+    depend on the others' lengths, and its keys on when they were written. As in llama.cpp, the longest context that is
+    served decides.
+    """
+
+    def __init__(self, config: Any, quant_config: QuantizationConfig | None = None, prefix: str = "") -> None:
+        super().__init__(config, quant_config, prefix)
+        window = getattr(config, "sliding_window", None)
+        for layer in self.model.layers:
+            attention = layer.self_attn
+            if isinstance(attention.rotary_emb, Phi3LongRoPEScaledRotaryEmbedding):
+                attention.rotary_emb = _one_table(attention.rotary_emb, config)
+            if window:
+                attention.attn.sliding_window_size = window - 1  # SGLang does not count the token itself
+
+
+def _one_table(rope: Phi3LongRoPEScaledRotaryEmbedding, config: Any) -> RotaryEmbedding:
+    from sglang.srt.runtime_context import get_server_args
+
+    served = get_server_args().context_length or rope.max_position_embeddings
+    longer = served > rope.original_max_position_embeddings
+    factors = torch.tensor(rope.long_factor if longer else rope.short_factor)
+    stated = config.rope_parameters.get("attention_factor")
+    return LongRotary(rope, factors, rope.long_mscale if stated is None else stated)
+
+
+class LongRotary(RotaryEmbedding):
+    """Rotary positions whose wavelengths have a factor each, with queries and keys scaled (arXiv:2402.13753)."""
+
+    def __init__(self, rope: Phi3LongRoPEScaledRotaryEmbedding, factors: torch.Tensor, scale: float) -> None:
+        self._factors, self._scale = factors, scale
+        dtype = rope.long_cos_sin_cache.dtype
+        super().__init__(rope.head_size, rope.rotary_dim, rope.max_position_embeddings, rope.base, True, dtype)
+
+    def _compute_inv_freq(self, base: float) -> torch.Tensor:
+        return super()._compute_inv_freq(base) / self._factors
+
+    def _compute_cos_sin_cache(self) -> torch.Tensor:
+        return super()._compute_cos_sin_cache() * self._scale
+
+
+class Gemma3ForCausalLM(gemma3_causal.Gemma3ForCausalLM):
+    """Gemma 3 whose embedding is one of SGLang's, so that it may stay in blocks; on a CPU its positions are looked up
+    in SGLang's tables, where each token's are those of any batch."""
+
+    _tied_weights_keys: ClassVar[dict[str, str]] = {}  # head and embedding are one module, not two with one weight
+
+    def __init__(self, config: Any, quant_config: QuantizationConfig | None = None, prefix: str = "") -> None:
+        super().__init__(config, quant_config, prefix)
+        name = f"{prefix}.embed_tokens" if prefix else "model.embed_tokens"
+        embedding = ScaledEmbedding(config.vocab_size, config.hidden_size, quant_config=quant_config, prefix=name)
+        self.model.embed_tokens = embedding
+        if config.tie_word_embeddings:
+            self.lm_head = embedding
+        for layer in self.model.layers:
+            attention = layer.self_attn
+            if not attention.is_sliding:
+                attention.rotary_emb = get_rope(
+                    attention.head_dim,
+                    rotary_dim=attention.rotary_dim,
+                    max_position=config.max_position_embeddings,
+                    base=attention.rope_theta,
+                    rope_scaling=dict(config.rope_parameters["full_attention"]),
+                )
+
+
+class ScaledEmbedding(VocabParallelEmbedding):
+    """An embedding whose rows are multiplied by the root of their width."""
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_) * self.embedding_dim**0.5
+
+
+class NoEmbedding(torch.nn.Module):
+    """Stands where `Gemma3ForCausalLM` puts an embedding."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__()
+
+
 def register() -> None:
     """Make the models known to SGLang."""
     from sglang.srt.models.registry import ModelRegistry
 
-    ModelRegistry.models.setdefault("SmolLM3ForCausalLM", SmolLM3ForCausalLM)
+    ModelRegistry.models["SmolLM3ForCausalLM"] = SmolLM3ForCausalLM
+    ModelRegistry.models["Phi3ForCausalLM"] = Phi3ForCausalLM
+    ModelRegistry.models["Gemma3ForCausalLM"] = Gemma3ForCausalLM
+    gemma3_causal.Gemma3TextScaledWordEmbedding = NoEmbedding
+    # Not only with the instructions that it is named after: the way of tables.
+    gemma3_causal._is_cpu_amx_available = is_cpu()

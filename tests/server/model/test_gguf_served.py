@@ -11,7 +11,7 @@ import torch
 from gguf_models import PROMPT, logprobs
 from running import HTTP, ONE_THREAD, Server
 
-SERVED = ("qwen3moe", "smollm3", "granite")
+SERVED = ("qwen3moe", "smollm3", "granite", "gemma3", "phi3", "phi3-long", "phi3-partial", "olmo2", "yarn")
 ALWAYS = ("qwen3moe",)
 TOKENS = 16
 

@@ -1,0 +1,83 @@
+"""llama.cpp (package xllamacpp) as an independent reader of GGUF files, in a process of its own: it aborts on errors.
+
+with llama_cpp.opened(FILE) as reader:
+    reader.logprobs(ids)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from running import HTTP
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A running llama.cpp with one model."""
+
+    url: str
+
+    def logprobs(self, ids: Sequence[int], vocabulary: int) -> torch.Tensor:
+        """[vocabulary] log-probabilities of the token that follows `ids`."""
+        body = {"prompt": list(ids), "n_predict": 1, "n_probs": vocabulary, "cache_prompt": False}
+        body |= {"logit_bias": [["a", 1000.0]]}  # it states the unbiased ones, but none for half a character
+        (first,) = self._ask("/completion", body)["completion_probabilities"]
+        found = torch.full((vocabulary,), -torch.inf)
+        for token in first["top_logprobs"]:
+            found[token["id"]] = token["logprob"]
+        return found
+
+    def tokens(self, text: str, special: bool = True) -> list[int]:
+        """Ids of a text. special: names of special tokens in it are those tokens."""
+        return self._ask("/tokenize", {"content": text, "parse_special": special, "add_special": False})["tokens"]
+
+    def _ask(self, route: str, body: dict) -> dict:
+        answer = HTTP.post(self.url + route, json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@contextlib.contextmanager
+def opened(file: Path, log: Path, context: int = 512) -> Iterator[Reader]:
+    """log: where llama.cpp's messages go. context: the most tokens of a text. Fails with llama.cpp's last words where
+    it cannot read the file."""
+    with log.open("wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, __file__, str(file), str(context)],
+            stdin=subprocess.PIPE,  # its end ends the child, should this process be killed
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        assert child.stdout is not None
+        url = next((line.split()[1] for line in child.stdout if line.startswith("listens ")), "")
+        assert url, f"llama.cpp cannot read {file}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+        yield Reader(url)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _serve(file: str, context: int) -> None:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.port, params.hostnames = file, 0, ["127.0.0.1"]
+    params.n_parallel, params.n_ctx, params.warmup = 1, context, False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # else rounded to half precision
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # rounds as well
+    server = xllamacpp.Server(params)
+    print("listens", server.listening_address, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]))
