@@ -176,7 +176,12 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
         "a llama model has no blk.0.attn_sinks.weight": {"more": {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}},
         "texts split by 'poro' are not supported": {"split": "poro"},
         "mixtures of experts": {"fields": {"llama.expert_count": 8}},
-        "scaled by 'yarn'": {"fields": {"llama.rope.scaling.type": "yarn"}},
+        "scaled by 'longrope'": {"fields": {"llama.rope.scaling.type": "longrope"}},
+        "scaled by 'yarn' with yarn_ext_factor": {
+            "fields": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5}
+        },
+        "heads that are rotated as a whole": {"fields": {"llama.rope.dimension_count": 16}},
+        "OLMo 3's layers with a window": {"architecture": "olmo2", "fields": {"olmo2.attention.sliding_window": 64}},
         "one of 3 parts": {"fields": {"split.count": 3}},
     }
     for message, changes in cases.items():
