@@ -1,11 +1,12 @@
-"""Matrix products with the weights as a checkpoint keeps them: 4 to 8 bits each, so that a step reads less memory.
+"""Matrix products with the weights as a checkpoint keeps them: 2 to 8 bits each, so that a step reads less memory.
 
 The product expands them to exactly the bf16 numbers of the unpacked model: its bits are those of `packed_linear` on
 them, for any number of rows and threads. A block is some neighbours in depth that share scales:
 
-- Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K: the quantised formats of llama.cpp (ggml-common.h) as in a GGUF file, with the
-  meaning that the package gguf gives them, rounded to bfloat16. 32 numbers share a scale d, in Q4_1 a minimum m as
-  well: d * q or d * q + m. In superblocks (K) 256 share d and m, and 32 or 16 of them scales of 6 or 8 bits for these.
+- Q4_0 to MXFP4: the quantised formats of llama.cpp (ggml-common.h) as in a GGUF file, with the meaning that the
+  package gguf gives them, rounded to bfloat16. 32 numbers share a scale d, in Q4_1 and Q5_1 a minimum m as well: d * q
+  or d * q + m. In superblocks (K, XS) 256 share d and m, and 32 or 16 of them scales of 4 to 8 bits for these. Codes of
+  IQ4_NL, IQ4_XS and MXFP4 are places in a table of 16 numbers; MXFP4's d is a power of two.
 - GROUPS_32, GROUPS_64, GROUPS_128: (q - z) * s with 4-bit codes and zero points, as AWQ and GPTQ checkpoints mean;
   `group_blocks` makes them.
 """
@@ -25,15 +26,29 @@ BLOCK = 32
 KINDS = {
     "Q4_0": 18,
     "Q4_1": 20,
+    "Q5_0": 22,
+    "Q5_1": 24,
     "Q8_0": 34,
+    "Q2_K": 84,
+    "Q3_K": 110,
     "Q4_K": 144,
     "Q5_K": 176,
     "Q6_K": 210,
+    "IQ4_NL": 18,
+    "IQ4_XS": 136,
+    "MXFP4": 17,
     "GROUPS_32": 20,
     "GROUPS_64": 36,
     "GROUPS_128": 68,
 }
 """Bytes of a block, by the names of gguf's types; in the order of cpu/csrc/kernels.h."""
+SCALES_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
+"""First byte of a block's scale, where it is not 0; a minimum follows the scale."""
+MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+NONLINEAR = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+"""Numbers of the codes of IQ4_NL and IQ4_XS."""
+FLOATS_OF_FOUR_BITS = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+"""Numbers of the codes of MXFP4, doubled."""
 ROUNDED = 256
 """Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
 ACTIVATIONS = ("float", "int8")
@@ -46,7 +61,7 @@ def block_depth(kind: str) -> int:
     """Neighbours in depth of a block of this kind."""
     if kind.startswith("GROUPS_"):
         return int(kind.removeprefix("GROUPS_"))
-    return 256 if kind.endswith("_K") else BLOCK
+    return 256 if kind.endswith(("_K", "_XS")) else BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,8 @@ def pack_blocks(
     raw: uint8, the tensor's rows one after the other as in the file. kind: a name of `KINDS`. bias: [outputs].
     activations: "int8" for the faster products of `int_blocks`, which round them; without compiled kernels all are
     "float", and the result says so.
-    Packed they take as much memory, but Q4_K and Q5_K 4.625 and 5.625 bits a weight instead of 4.5 and 5.5.
+    Packed they take as much memory, but Q4_K, Q5_K and IQ4_XS 4.625, 5.625 and 4.5625 bits a weight instead of 4.5, 5.5
+    and 4.25.
 
     Raises
     ------
@@ -156,6 +172,8 @@ def group_blocks(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor)
 def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:
     """The bfloat16 weight [outputs, depth] of these blocks: what gguf gives in float32, rounded to nearest even.
 
+    Only scales of MXFP4 below 2^-125 count as 0, since some processors make 0 of subnormal numbers.
+
     Each line rounds once in float32 at most: scales have up to 18 bits, times a code up to 23.
     """
     codes, d, m, scales, minima = unpack(raw, kind, outputs, depth)
@@ -188,45 +206,59 @@ class Unpacked(NamedTuple):
 
 
 def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
-    """The numbers in these blocks, as they are stored."""
+    """The numbers in these blocks, as they are stored; codes looked up in their table."""
     blocks = rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
-    m = scales = minima = None
+    d, m = _shared(blocks, kind)
+    scales = minima = None
+    match kind:
+        case "Q2_K":
+            scales, minima = blocks[..., :16] & 15, blocks[..., :16] >> 4
+            codes = _fields(blocks[..., 16:80], 2, 32)
+        case "Q3_K":
+            scales = _fields(blocks[..., 96:104], 4, 8) + _fields(blocks[..., 104:108], 2, 4) * 16 - 32
+            codes = _fields(blocks[..., 32:96], 2, 32) + _fields(blocks[..., :32], 1, 32) * 4 - 4
+        case "Q4_K" | "Q5_K":
+            scales, minima = _six_bits(blocks[..., 4:16])
+            codes = _fields(blocks[..., -128:], 4, 32)
+            if kind == "Q5_K":
+                codes = codes + _fields(blocks[..., 16:48], 1, 32) * 16
+        case "Q6_K":
+            scales = blocks[..., 192:208].contiguous().view(torch.int8)
+            codes = _fields(blocks[..., :128], 4, 64) + _fields(blocks[..., 128:192], 2, 32) * 16 - 32
+        case "IQ4_XS":
+            scales = _fields(blocks[..., 4:8], 4, 1) + _fields(blocks[..., 2:4], 2, 1) * 16 - 32
+            codes = NONLINEAR[_fields(blocks[..., 8:], 4, 16)]
+        case "Q8_0":
+            codes = blocks[..., 2:].contiguous().view(torch.int8).int()
+        case "Q5_0" | "Q5_1":
+            codes = _fields(blocks[..., -16:], 4, 16) + _fields(blocks[..., -20:-16], 1, 1) * 16
+            codes = codes - 16 if kind == "Q5_0" else codes
+        case _:
+            codes = _fields(blocks[..., -block_depth(kind) // 2 :], 4, 16)
+            table = {"IQ4_NL": NONLINEAR, "MXFP4": FLOATS_OF_FOUR_BITS}.get(kind)
+            codes = codes - 8 if kind == "Q4_0" else codes if table is None else table[codes]
+    return Unpacked(
+        codes.reshape(outputs, depth), d, m, *(None if part is None else part.int() for part in (scales, minima))
+    )
+
+
+def _shared(blocks: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d and m of `Unpacked` in blocks [outputs, depth / B, bytes]."""
     if kind.startswith("GROUPS_"):
-        shared = blocks[..., :4].contiguous().view(torch.int32)
-        d, m = (shared & ~HIGHEST_ZERO).view(torch.float32), (shared & HIGHEST_ZERO).float()
-        codes = _nibbles(blocks[..., 4:], BLOCK // 2)
-    elif kind in ("Q4_K", "Q5_K"):
-        d, m = _halves(blocks[..., :4])
-        scales, minima = (x.int() for x in _six_bits(blocks[..., 4:16]))
-        codes = _nibbles(blocks[..., -128:], 32).flatten(-3, -2)
-        if kind == "Q5_K":
-            codes = codes + (blocks[..., None, 16:48] >> torch.arange(8)[:, None] & 1) * 16
-    elif kind == "Q6_K":
-        (d,) = _halves(blocks[..., 208:])
-        scales = blocks[..., 192:208].contiguous().view(torch.int8).int()
-        high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.arange(0, 8, 2)[:, None] & 3
-        codes = _nibbles(blocks[..., :128], 64).flatten(2) + high.flatten(2) * 16 - 32
-    elif kind == "Q8_0":
-        (d,) = _halves(blocks[..., :2])
-        codes = blocks[..., 2:].contiguous().view(torch.int8).int()
-    elif kind == "Q4_1":
-        d, m = _halves(blocks[..., :4])
-        codes = _nibbles(blocks[..., 4:], 16)
-    else:
-        (d,) = _halves(blocks[..., :2])
-        codes = _nibbles(blocks[..., 2:], 16) - 8
-    return Unpacked(codes.reshape(outputs, depth), d[..., 0], None if m is None else m[..., 0], scales, minima)
+        shared = blocks[..., :4].contiguous().view(torch.int32)[..., 0]
+        return (shared & ~HIGHEST_ZERO).view(torch.float32), (shared & HIGHEST_ZERO).float()
+    if kind == "MXFP4":  # 2^(e - 128), since the table's numbers are doubled
+        exponents = blocks[..., 0].int()
+        return ((exponents - 1) << 23).where(exponents >= 3, 0).view(torch.float32), None
+    at = SCALES_AT.get(kind, 0)
+    halves = blocks[..., at : at + (4 if kind in MINIMA else 2)].contiguous().view(torch.float16).float()
+    return halves[..., 0], halves[..., 1] if kind in MINIMA else None
 
 
-def _halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Pairs of bytes [..., 2 n] as float32: n of [..., 1]."""
-    return x.contiguous().view(torch.float16).float().split(1, -1)
-
-
-def _nibbles(x: torch.Tensor, width: int) -> torch.Tensor:
-    """Bytes [..., n * width] as [..., n, 2, width] numbers, the lower halves of `width` bytes before the upper ones."""
-    x = x.unflatten(-1, (-1, width))
-    return torch.stack([x & 15, x >> 4], -2).int()
+def _fields(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    """Bytes [..., n] as [..., n * 8 / bits] numbers: the lowest bits of `width` bytes, then their next, and so on."""
+    fields = x.int().unflatten(-1, (-1, 1, width)) >> torch.arange(0, 8, bits, dtype=torch.int32)[:, None]
+    return (fields & ((1 << bits) - 1)).flatten(-3)
 
 
 def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -253,14 +285,9 @@ def rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> to
     if raw.dtype != torch.uint8 or raw.numel() != size:
         raise ValueError(f"a {kind} weight [{outputs}, {depth}] has {size} bytes, got {raw.numel()} of {raw.dtype}")
     rows = raw.contiguous().view(outputs, -1)
-    blocks = rows.view(-1, KINDS[kind])
-    if kind.startswith("GROUPS_"):
-        scales = blocks[:, :4].contiguous().view(torch.float32)
-    else:
-        both = slice(4) if kind in ("Q4_1", "Q4_K", "Q5_K") else slice(2)
-        scales = blocks[:, slice(208, 210) if kind == "Q6_K" else both].contiguous().view(torch.float16)
-    if not scales.isfinite().all():
-        raise ValueError(f"a scale of the {kind} weight [{outputs}, {depth}] is not finite")
+    shared = _shared(rows.view(outputs, -1, KINDS[kind]), kind)
+    if not all((part.abs() < 2.0**100).all() for part in shared if part is not None):
+        raise ValueError(f"a scale of the {kind} weight [{outputs}, {depth}] is not finite, or not below 2^100")
     return rows
 
 

@@ -8,10 +8,11 @@ ties to even, with s = max |x| / 127, both divisions in float32. A block that ho
 NaN, and makes the row NaN. A is 256 where the weight's kind has superblocks, else 32. Within a block of the weight,
 with codes q, everything is an integer:
 
-- Q4_0, Q8_0: t = d * (sum q a). GROUPS: t = d * (sum (q - z) a), for each 32 of a group.
-- Q4_1: t = fma(d, sum q a, m * (sum a)).
-- Q4_K, Q5_K: with sub-blocks' scales c and minima n, t = fma(d, sum_k c_k (sum q a), -(m * (sum_k n_k (sum a)))).
-- Q6_K: t = d * (sum_k c_k (sum q a)), signed q.
+- Q4_0, Q5_0, Q8_0, IQ4_NL, MXFP4: t = d * (sum q a), q being the table's number where there is one. GROUPS:
+  t = d * (sum (q - z) a), for each 32 of a group.
+- Q4_1, Q5_1: t = fma(d, sum q a, m * (sum a)).
+- Q2_K, Q4_K, Q5_K: with sub-blocks' scales c and minima n, t = fma(d, sum_k c_k (sum q a), -(m * (sum_k n_k (sum a)))).
+- Q3_K, Q6_K, IQ4_XS: t = d * (sum_k c_k (sum q a)), signed q.
 
 An output is fma(s, t, total) over the blocks from the first to the last, from 0, then plus the bias, all in float32
 (integers become the nearest float32), and at last rounded to the type of x. No step depends on other rows, and none on
@@ -36,7 +37,7 @@ class RoundedRows(NamedTuple):
 
 def rounded_depth(kind: str) -> int:
     """Neighbours in depth of a row that share a scale, where the weight is of this kind."""
-    return 256 if kind.endswith("_K") else BLOCK
+    return 256 if block_depth(kind) == 256 else BLOCK
 
 
 def round_rows(x: torch.Tensor, size: int) -> RoundedRows:

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 # Part of a folder's name: raise it when what is written there changes, and old folders are no longer used.
 FORMAT = 4
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-"""Types of tensors; those that the kernels do not know in their blocks are expanded."""
+TYPES = (
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "MXFP4",
+)  # fmt: skip
+"""Types of tensors: floats, and the blocks that the kernels know."""
 OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",

@@ -9,6 +9,8 @@ from instruction_sets import EACH_SET, before_a_guard
 from outrider.kernels.blocks import (
     BLOCK,
     KINDS,
+    MINIMA,
+    SCALES_AT,
     BlockRows,
     block_depth,
     block_linear,
@@ -26,7 +28,15 @@ from outrider.kernels.linear import pack, packed_linear
 COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 GGUF_KINDS = [kind for kind in KINDS if not kind.startswith("GROUPS_")]
-SIZES = {"Q8_0": 0.001, "Q4_K": 0.0003, "Q5_K": 0.0002, "Q6_K": 0.0001}
+SIZES = {
+    "Q8_0": 0.001,
+    "Q3_K": 0.003,
+    "Q4_K": 0.0003,
+    "Q5_K": 0.0002,
+    "Q6_K": 0.0001,
+    "IQ4_NL": 0.002,
+    "IQ4_XS": 0.0001,
+}
 """Scales for weights about 0.1; otherwise 0.01."""
 TYPES = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)], ids=["float32", "bfloat16"]
@@ -48,11 +58,12 @@ def random_blocks(kind: str, outputs: int, depth: int, size: float | None = None
 
 def with_scales(blocks: torch.Tensor, kind: str, scales: torch.Tensor) -> None:
     """Write scales [..., 2] over those of a GGUF's blocks [..., bytes], the second one where there are minima."""
-    if kind == "Q6_K":
-        blocks[..., 208:] = scales[..., :1].contiguous().view(torch.uint8)
+    at, halves = SCALES_AT.get(kind, 0), 2 if kind in MINIMA else 1
+    if kind == "MXFP4":  # nearest powers of two, doubled numbers
+        exponents = scales[..., 0].float().frexp().exponent.clamp(-32, 99) + 128
+        blocks[..., 0] = exponents.where(scales[..., 0].isfinite(), 255)
     else:
-        halves = 2 if kind in ("Q4_1", "Q4_K", "Q5_K") else 1
-        blocks[..., : 2 * halves] = scales[..., :halves].contiguous().view(torch.uint8)
+        blocks[..., at : at + 2 * halves] = scales[..., :halves].contiguous().view(torch.uint8)
 
 
 def rows_of(count: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
@@ -131,6 +142,23 @@ def test_quantised_rows_are_half_a_step_away_at_most(dtype):
     rounding = weight.float().abs().view(24, -1, BLOCK) * 2**-8  # expanded weights are bfloat16
     assert (error <= scales * 0.5005 + rounding + 2**-25 * 127).all()
     assert not error[3, 1].any()
+
+
+@COMPILED
+@EACH_SET
+def test_every_exponent(instruction_set):
+    """Scales of MXFP4: all that the kernels take; the three lowest count as 0, the next ones still are gguf's."""
+    gguf = pytest.importorskip("gguf")
+    raw = random_blocks("MXFP4", 228, BLOCK)
+    raw[:, 0] = torch.arange(228)
+    expected = torch.from_numpy(gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType.MXFP4)).bfloat16()
+    expected[:3] = 0
+    assert torch.equal(BlockRows(raw, "MXFP4", BLOCK)[torch.arange(228)], expected)
+    weight = pack_blocks(raw, "MXFP4", 228, BLOCK)
+    assert torch.equal(block_linear(torch.eye(BLOCK).bfloat16(), weight), expected.T)
+    raw[3, 0] = 228
+    with pytest.raises(ValueError, match="not below"):
+        pack_blocks(raw, "MXFP4", 228, BLOCK)
 
 
 @COMPILED
@@ -248,8 +276,8 @@ def test_what_does_not_fit_is_explained():
         pack_blocks(raw, "Q4_1", 8, 48)
     with pytest.raises(ValueError, match="Q4_K must be a multiple of 256, got 64"):
         pack_blocks(raw, "Q4_K", 8, 64)
-    with pytest.raises(ValueError, match="Q3_K are not known, only Q4_0, Q4_1, Q8_0"):
-        pack_blocks(raw, "Q3_K", 8, 64)
+    with pytest.raises(ValueError, match="IQ3_S are not known, only Q4_0, Q4_1, Q5_0"):
+        pack_blocks(raw, "IQ3_S", 8, 64)
     with pytest.raises(ValueError, match="not 256 / 16"):
         group_blocks(torch.zeros(8, 256), torch.zeros(8, 16), torch.zeros(8, 16).half())
     with pytest.raises(ValueError, match="numbers of float16 or bfloat16"):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from batches import assert_same_bits
 from instruction_sets import EACH_SET, before_a_guard
-from test_blocks import EACH_KIND, random_blocks, rows_of
+from test_blocks import EACH_KIND, GGUF_KINDS, random_blocks, rows_of, with_scales
 
-from outrider.kernels.blocks import block_depth, block_linear, expand, pack_blocks
+from outrider.kernels.blocks import KINDS, block_depth, block_linear, expand, pack_blocks
 from outrider.kernels.cpu import native
 from outrider.kernels.decoder import DecoderLayer
 from outrider.kernels.int8 import multiply, stack
@@ -67,6 +67,19 @@ def test_numbers_at_the_limits(instruction_set, kind, dtype):
     check(got, reference_int_block_linear(x, raw, kind, 40))
     assert got[3:6].isnan().all()
     assert not got[[0, 1, 2, 6, 8]].isnan().any()
+
+
+@EACH_SET
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_codes_at_the_limits(instruction_set, kind):
+    """All codes and scales of sub-blocks at their ends, times all rows' codes at theirs: no sum may saturate."""
+    fills, depth = (0x00, 0x77, 0x7F, 0x80, 0xFF), 2 * block_depth(kind)
+    raw = torch.tensor(fills, dtype=torch.uint8)[:, None, None].repeat(8, 2, KINDS[kind])
+    with_scales(raw, kind, torch.tensor([0.01, 0.02]).half().expand(len(raw), 2, 2))
+    x = torch.ones(4, depth)
+    x[1], x[2, ::2], x[3, : depth // 2] = -1, -1, -1
+    got = block_linear(x, pack_blocks(raw.flatten(1), kind, len(raw), depth, activations="int8"))
+    check(got, reference_int_block_linear(x, raw.flatten(1), kind, len(raw)))
 
 
 @EACH_SET

@@ -1,4 +1,4 @@
-// Weights as the blocks of a checkpoint: codes q of 4 to 8 bits, and what a few neighbours in depth share to make
+// Weights as the blocks of a checkpoint: codes q of 2 to 8 bits, and what a few neighbours in depth share to make
 // weights of them: d * q, d * q + m, d * q - m or (q - z) * d. They are expanded on the way to the product into the
 // bf16 numbers of the unpacked model: less is read from memory, and the bits are those of linear(). Products are exact
 // in float32 (d, with the scale of a sub-block, has at most 18 bits): the sum rounds once, fused or not, then the bf16.
@@ -7,11 +7,9 @@
 #include <bit>
 
 #include "linear.h"
+#include "stored_blocks.h"
 
 namespace ISA {
-
-template <BlockKind KIND>
-constexpr bool GROUPED = KIND >= GROUPS_32;
 
 // A lane's share of a strip (W outputs, BLOCK of the depth) is a stream of codes. Where the processor multiplies pairs,
 // a lane has every other number of its output's depth, and an output two neighbouring lanes: rounding 2 * W numbers to
@@ -48,31 +46,8 @@ constexpr int64_t strips_of(const BlockFormat& f, int64_t block) {  // in its sp
   return STEP * (f.shared + (block & (f.span - 1)) * f.block());
 }
 
-// A span as the checkpoint has it.
-template <BlockKind KIND>
-struct Span {
-  const uint8_t* from;
-
-  // Code i of block k. Nibbles of a byte are 16 apart, in superblocks 32 or 64.
-  int code(int64_t k, int64_t i) const {
-    if constexpr (KIND == Q4_K) return from[16 + k / 2 * 32 + i] >> k % 2 * 4 & 15;
-    if constexpr (KIND == Q5_K) return (from[48 + k / 2 * 32 + i] >> k % 2 * 4 & 15) | (from[16 + i] >> k & 1) << 4;
-    if constexpr (KIND == Q6_K) {
-      const int high = from[128 + k / 4 * 32 + i] >> k % 4 * 2 & 3;
-      return (from[k / 4 * 64 + k % 2 * 32 + i] >> k / 2 % 2 * 4 & 15) | high << 4;
-    }
-    if constexpr (KIND == Q8_0) return from[2 + i];
-    return from[FORMATS[KIND].shared + k * 16 + i % 16] >> i / 16 * 4 & 15;
-  }
-  const uint8_t* shared() const { return KIND == Q6_K ? from + 208 : from; }
-  // Byte n of the scales that block k has for itself: scale and minimum, or the scales of its halves.
-  int own(int64_t k, int64_t n) const {
-    if (KIND == Q6_K) return from[192 + k * 2 + n];
-    const uint8_t* bits = from + 4;  // six each; the upper two of the last four stand above the first ones
-    if (k < 4) return bits[k + n * 4] & 63;
-    return (bits[k + 4] >> n * 4 & 15) | (bits[k - 4 + n * 4] >> 6) << 4;
-  }
-};
+// Bytes of one of the shared numbers.
+constexpr int64_t unit_of(BlockKind kind) { return kind >= GROUPS_32 ? 4 : std::min<int64_t>(FORMATS[kind].shared, 2); }
 
 template <BlockKind KIND>
 void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
@@ -84,7 +59,7 @@ void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t d
       const Span<KIND> span{raw + (c * F.spans(blocks) + F.spans(block)) * F.file};
       const int64_t k = block % F.span, strip = c % STEP / W, lane = c % W;
       uint8_t* to = panels + c / PANEL * size + span_of(F, c % PANEL, block, blocks);
-      constexpr int64_t UNIT = GROUPED<KIND> ? 4 : 2;  // bytes of one of the shared numbers
+      constexpr int64_t UNIT = unit_of(KIND);
       for (int64_t i = 0; i < F.shared; ++i)
         to[strip * W * F.shared + i / UNIT * UNIT * W + lane * UNIT + i % UNIT] = span.shared()[i];
       to += strips_of(F, k) + strip * W * F.block();
@@ -101,47 +76,6 @@ void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t d
         words[place.word * W + at] |= code << place.shift;
         if (place.taken < F.bits) words[place.rest * W + at] |= code >> place.taken << place.rest_shift;
       }
-    }
-}
-
-inline float from_half(const uint8_t* p) {  // finite
-  uint16_t bits;
-  std::memcpy(&bits, p, 2);
-  const float size = std::bit_cast<float>(uint32_t(bits & 0x7fff) << 13) * 0x1p112f;
-  return bits & 0x8000 ? -size : size;
-}
-
-// Some rows of a weight as the checkpoint has it, in the bf16 numbers that it stands for: an embedding's lookup.
-template <BlockKind KIND>
-void expand_rows(const uint8_t* raw, const int64_t* rows, void* out, int64_t depth, int64_t begin, int64_t end) {
-  constexpr BlockFormat F = FORMATS[KIND];
-  constexpr int OFFSET = KIND == Q4_0 ? 8 : KIND == Q6_K ? 32 : 0;
-  const int64_t spans = depth / (F.span * BLOCK);
-  bf16* to = static_cast<bf16*>(out) + begin * depth;
-  for (int64_t n = begin; n < end; ++n)
-    for (int64_t i = 0; i < spans * F.span; ++i, to += BLOCK) {
-      const Span<KIND> span{raw + (rows[n] * spans + i / F.span) * F.file};
-      const int64_t k = i % F.span;
-      float d[2], m = 0;  // d: of the first and of the second half
-      if constexpr (GROUPED<KIND>) {
-        uint32_t both;
-        std::memcpy(&both, span.shared(), 4);
-        d[0] = d[1] = std::bit_cast<float>(both & ~uint32_t(31));
-        m = -float(both & 31) * d[0];
-      } else {
-        d[0] = d[1] = from_half(span.shared());
-        if constexpr (KIND == Q4_1) m = from_half(span.shared() + 2);
-        if constexpr (KIND == Q4_K || KIND == Q5_K) m = -from_half(span.shared() + 2) * float(span.own(k, 1));
-        if constexpr (F.own) d[0] = d[1] *= KIND == Q6_K ? int8_t(span.own(k, 0)) : span.own(k, 0);
-        if constexpr (KIND == Q6_K) d[1] = from_half(span.shared()) * int8_t(span.own(k, 1));
-      }
-      float numbers[BLOCK];
-      for (int64_t c = 0; c < BLOCK; ++c) {
-        const int code = span.code(k, c);
-        const float scaled = float(KIND == Q8_0 ? int8_t(code) : code - OFFSET) * d[c / (BLOCK / 2)];
-        numbers[c] = F.shared == 4 ? scaled + m : scaled;  // where nothing is added, -0 stays
-      }
-      for (int64_t c = 0; c < BLOCK; c += W) store(to + c, load(numbers + c));
     }
 }
 
@@ -168,11 +102,51 @@ inline Vec from_bytes(const uint8_t* p) {  // signed
 #endif
 }
 
-// Code n of a stream.
+// W bytes as integers.
+inline IntVec widened(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<IntVec>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<IntVec>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  IntVec out;
+  for (int i = 0; i < W; ++i) out[i] = p[i];
+  return out;
+#endif
+}
+inline Vec from_exponents(const uint8_t* p) {
+  const IntVec e = widened(p);
+  return reinterpret_cast<Vec>(((e - 1) << 23) & (e >= 3));
+}
+// Each byte's number in the table, plus MORE; bytes are below 16.
+template <BlockKind KIND, int MORE>
+inline IntVec looked_up(IntVec codes) {
+  static constexpr auto TABLE = [] {
+    std::array<int8_t, 16> table{};
+    for (int i = 0; i < 16; ++i) table[i] = int8_t(number_of<KIND>(i) + MORE);
+    return table;
+  }();
+#if defined(__AVX2__)
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(TABLE.data()));
+#endif
+#if defined(__AVX512BW__)
+  return reinterpret_cast<IntVec>(
+      _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), reinterpret_cast<__m512i>(codes)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<IntVec>(
+      _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<__m256i>(codes)));
+#else
+  auto bytes = std::bit_cast<std::array<uint8_t, sizeof codes>>(codes);
+  for (uint8_t& byte : bytes) byte = uint8_t(TABLE[byte]);
+  return std::bit_cast<IntVec>(bytes);
+#endif
+}
+
+// Code n of a stream, as the number that it stands for.
 template <BlockKind KIND>
 inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
   if constexpr (KIND == Q8_0) return from_bytes(strip + (n * STREAMS + stream) * W);
-  constexpr int32_t BITS = FORMATS[KIND].bits, OFFSET = KIND == Q4_0 ? 8 : KIND == Q6_K ? 32 : 0;
+  constexpr int32_t BITS = FORMATS[KIND].bits, MASK = (1 << BITS) - 1;
   const Place place = place_of_code<KIND>(stream, n);
   const auto word = [strip](int64_t i) {
     return reinterpret_cast<IntVec>(load(reinterpret_cast<const float*>(strip + i * W * 4)));
@@ -182,11 +156,23 @@ inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
     code = (code & ((1 << place.taken) - 1)) | (word(place.rest) >> int32_t(place.rest_shift)) << int32_t(place.taken);
 #if defined(__AVX512F__)
   const auto index = reinterpret_cast<__m512i>(code);  // lookups use the lowest bits alone
-  const __m512 low = __builtin_convertvector(iota() - OFFSET, Vec);
-  if constexpr (BITS == 4) return _mm512_permutexvar_ps(index, low);
-  if constexpr (BITS == 5) return _mm512_permutex2var_ps(low, index, low + 16.f);
+  if constexpr (BITS <= 5) {
+    Vec low;
+    for (int i = 0; i < W; ++i) low[i] = float(number_of<KIND>(i & MASK));
+    return BITS == 5 ? _mm512_permutex2var_ps(low, index, low + 16.f) : _mm512_permutexvar_ps(index, low);
+  }
+#elif defined(__AVX2__)
+  if constexpr (TABLED<KIND>) {
+    const IntVec found = looked_up<KIND, 0>(code & MASK);
+    return __builtin_convertvector((found << 24) >> 24, Vec);
+  }
 #endif
-  return __builtin_convertvector((code & ((1 << BITS) - 1)) - OFFSET, Vec);
+  if constexpr (TABLED<KIND>) {
+    Vec out;
+    for (int i = 0; i < W; ++i) out[i] = float(number_of<KIND>(code[i] & MASK));
+    return out;
+  }
+  return __builtin_convertvector((code & MASK) - EXCESS<KIND>, Vec);
 }
 
 // The numbers of W outputs, spread over the lanes of a stream.
@@ -202,28 +188,34 @@ inline Vec spread(Vec x, int64_t stream) {
 // Scale and offset that turn a strip's codes into weights.
 template <BlockKind KIND>
 struct Scales {
-  Vec d[2], m;  // d: of the first and of the second half of the block
+  Vec d[2], m[2];  // of the first and of the second half of the block
 
   Scales(const uint8_t* shared, const uint8_t* own) {
     if constexpr (GROUPED<KIND>) {
       const IntVec both = reinterpret_cast<IntVec>(load(reinterpret_cast<const float*>(shared)));
       d[0] = reinterpret_cast<Vec>(both & ~31);
-      m = __builtin_convertvector(both & 31, Vec) * d[0];
+      m[0] = __builtin_convertvector(both & 31, Vec) * d[0];
     } else {
-      d[0] = from_halves(shared);
-      if constexpr (FORMATS[KIND].shared == 4) m = from_halves(shared + 2 * W);
+      d[0] = KIND == MXFP4 ? from_exponents(shared) : from_halves(shared);
+      if constexpr (MINIMA<KIND>) m[0] = from_halves(shared + 2 * W);
     }
-    d[1] = d[0];
-    if constexpr (FORMATS[KIND].own) {
-      d[0] *= from_bytes(own);
-      if constexpr (KIND == Q6_K) d[1] *= from_bytes(own + W);
-      else m *= from_bytes(own + W), d[1] = d[0];
+    d[1] = d[0], m[1] = m[0];
+    for (int h = 0; h < 2 && FORMATS[KIND].own; ++h) {
+      if constexpr (KIND == Q2_K) {
+        const IntVec both = widened(own + h * W);
+        d[h] *= __builtin_convertvector(both & 15, Vec);
+        m[h] *= __builtin_convertvector(both >> 4, Vec);
+      } else {
+        d[h] *= from_bytes(own + (HALVED<KIND> ? h * W : 0));
+        if constexpr (MINIMA<KIND>) m[h] *= from_bytes(own + W);
+      }
     }
   }
   Vec weight(Vec code, int64_t n, int64_t stream) const {
-    const Vec scaled = code * spread(d[n * 2 / STREAM], stream);
-    if constexpr (KIND == Q4_1) return scaled + spread(m, stream);
-    if constexpr (FORMATS[KIND].shared == 4) return scaled - spread(m, stream);
+    const int64_t half = n * 2 / STREAM;
+    const Vec scaled = code * spread(d[half], stream);
+    if constexpr (MINIMA<KIND> && !FORMATS[KIND].own) return scaled + spread(m[half], stream);
+    if constexpr (FORMATS[KIND].shared == 4) return scaled - spread(m[half], stream);
     return scaled;  // nothing is added: -0 stays
   }
 };

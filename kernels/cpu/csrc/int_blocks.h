@@ -18,11 +18,16 @@ template <BlockKind KIND>
 struct IntKind {
   static constexpr BlockFormat F = FORMATS[KIND];
   static constexpr bool WIDE = F.span == 8;  // rows have a scale per 256, and the span's blocks integer scales
-  static constexpr bool HALVES = KIND == Q6_K, MINIMA = KIND == Q4_1 || KIND == Q4_K || KIND == Q5_K;
-  // What codes count too much, as they are stored.
-  static constexpr int32_t OFFSET = KIND == Q4_0 ? 8 : KIND == Q8_0 && !SHORT_SUMS ? 128 : 0;
+  static constexpr bool HALVES = HALVED<KIND>, MINIMA = ISA::MINIMA<KIND>;
+  // Bytes that are multiplied have a size of MOST at most. Signed ones need SHORT_SUMS, all others count OFFSET too
+  // much; halves' sums are times -16, so a multiple of that. MORE: added to the stored codes.
+  static constexpr bool SIGNED = F.bits == 8 || KIND == IQ4_NL || KIND == IQ4_XS;
+  static constexpr int32_t MORE = KIND == Q3_K ? 12 : 0;
+  static constexpr int32_t OFFSET = SIGNED ? (SHORT_SUMS ? 0 : 128) : KIND == MXFP4 ? 12 : EXCESS<KIND> + MORE;
+  static constexpr int MOST = SIGNED ? 128 : KIND == MXFP4 ? 24 : (1 << F.bits) - 1 + MORE;
   // Groups of four of the depth whose sums fit: 16 bits, or those that have one scale.
-  static constexpr int GROUPS = SHORT_SUMS ? (F.bits < 5 ? 8 : F.bits == 5 ? 4 : F.bits == 6 ? 2 : 1) : HALVES ? 4 : 8;
+  static constexpr int FITTING = SHORT_SUMS ? 32767 / (2 * 127 * MOST) : 8;
+  static constexpr int GROUPS = std::min<int>(HALVES ? 4 : 8, std::bit_floor(unsigned(FITTING)));
   // A stripe of W outputs has spans of [shared][own scales][blocks of codes].
   static constexpr int64_t OWN = W * F.shared, CODES = OWN + W * F.span * F.own, SPAN = W * F.bytes();
 };
@@ -46,18 +51,6 @@ inline IntVec splat_four(const void* p) {  // four bytes, or two numbers of 16 b
   return four - IntVec{};
 }
 
-// W bytes as integers.
-inline IntVec widened(const uint8_t* p) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<IntVec>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-  return reinterpret_cast<IntVec>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  IntVec out;
-  for (int i = 0; i < W; ++i) out[i] = p[i];
-  return out;
-#endif
-}
 // 2 * W bytes as pairs of 16-bit numbers.
 template <bool SIGNED>
 inline IntVec widened_pairs(const uint8_t* p) {
@@ -132,18 +125,17 @@ inline IntVec moved_bits(IntVec x, int from, int count, int to) {
 
 // Vectors of a block of BLOCK of the depth lie plane after plane: one bit or two of all groups of four neighbours, then
 // four bits of two groups a vector; bytes as they are. Byte 4 * o + i belongs to output o and number i of a group.
-constexpr int64_t plane_of(int64_t bits, int64_t width) {  // first vector of the plane of `width` bits
-  return width == 4 ? bits - 4 : 0;
-}
+constexpr int low_bits(int64_t bits) { return bits < 4 ? 2 : 4; }  // of a code, whose plane comes last
 template <BlockKind KIND>
 inline IntVec codes_of_group(const uint8_t* block, int g) {
-  constexpr int BITS = FORMATS[KIND].bits;
+  using Kind = IntKind<KIND>;
+  constexpr int BITS = FORMATS[KIND].bits, LOW = low_bits(BITS), HIGH = BITS - LOW;
   const auto vector = [block](int64_t i) { return load_ints(block + i * W * 4); };
   if constexpr (BITS == 8) return vector(g);
-  const IntVec low = moved_bits(vector(plane_of(BITS, 4) + g / 2), g % 2 * 4, 4, 0);
-  if constexpr (BITS == 5) return low | moved_bits(vector(0), g, 1, 4);
-  if constexpr (BITS == 6) return low | moved_bits(vector(g / 4), g % 4 * 2, 2, 4);
-  return low;
+  IntVec codes = moved_bits(vector(HIGH + g * LOW / 8), g * LOW % 8, LOW, 0);
+  if constexpr (HIGH > 0) codes |= moved_bits(vector(g * HIGH / 8), g * HIGH % 8, HIGH, LOW);
+  if constexpr (TABLED<KIND>) return looked_up<KIND, Kind::OFFSET>(codes);
+  else return codes + Kind::MORE * 0x01010101;  // no byte overflows
 }
 
 template <BlockKind KIND>
@@ -157,7 +149,7 @@ void pack_int_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64
       const Span<KIND> span{raw + (c * spans + n) * F.file};
       uint8_t* const to = panels + (c / W * spans + n) * Kind::SPAN;
       const int64_t lane = c % W;
-      constexpr int64_t UNIT = GROUPED<KIND> ? 4 : 2;  // bytes of one of the shared numbers
+      constexpr int64_t UNIT = unit_of(KIND);
       for (int64_t i = 0; i < F.shared; ++i) to[i / UNIT * UNIT * W + lane * UNIT + i % UNIT] = span.shared()[i];
       for (int64_t k = 0; k < F.span; ++k) {
         uint8_t* const own = to + Kind::OWN;
@@ -175,9 +167,9 @@ void pack_int_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64
             codes[g * W * 4 + at] = uint8_t(code + Kind::OFFSET);
             continue;
           }
-          codes[(plane_of(F.bits, 4) + g / 2) * W * 4 + at] |= (code & 15) << g % 2 * 4;
-          if constexpr (F.bits == 5) codes[at] |= (code >> 4) << g;
-          if constexpr (F.bits == 6) codes[g / 4 * W * 4 + at] |= (code >> 4) << g % 4 * 2;
+          constexpr int LOW = low_bits(F.bits), HIGH = F.bits - LOW;
+          codes[(HIGH + g * LOW / 8) * W * 4 + at] |= (code & ((1 << LOW) - 1)) << g * LOW % 8;
+          if constexpr (HIGH > 0) codes[g * HIGH / 8 * W * 4 + at] |= (code >> LOW) << g * HIGH % 8;
         }
       }
     }
@@ -241,7 +233,7 @@ __attribute__((always_inline)) inline void add_block(IntVec (&sums)[R], const ui
     const IntVec codes = codes_of_group<KIND>(block, g);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
-      part[r] = add_codes<Kind::F.bits == 8>(part[r], codes, splat_four(x + r * x_stride + 4 * g));
+      part[r] = add_codes<Kind::SIGNED>(part[r], codes, splat_four(x + r * x_stride + 4 * g));
     if ((g + 1) % Kind::GROUPS || DIRECT) continue;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -271,12 +263,15 @@ __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const
       for (int64_t i = 0; i < LINES; ++i) __builtin_prefetch(span + ahead + (k * LINES + i) * 64);
     IntVec scales[2];
     if constexpr (Kind::HALVES) {
-      const IntVec both = widened_pairs<true>(span + Kind::OWN + k * 2 * W);
+      const uint8_t* own = span + Kind::OWN + k * 2 * W;
+      const IntVec both = Kind::MINIMA ? widened_pairs<false>(own) & 0x000f000f : widened_pairs<true>(own);
       scales[0] = as_scale((both << 16) >> 16);
       scales[1] = as_scale(both >> 16);
-      const IntVec twice = reinterpret_cast<IntVec>(reinterpret_cast<Shorts>(both) << 1);  // -16 times two: codes - 32
+      if constexpr (Kind::OFFSET > 0) {
+        const auto times = reinterpret_cast<IntVec>(reinterpret_cast<Shorts>(both) * int16_t(Kind::OFFSET / 16));
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) sums[r] = add_pairs(sums[r], twice, splat_four(row(r)->halves + 2 * k));
+        for (int r = 0; r < R; ++r) sums[r] = add_pairs(sums[r], times, splat_four(row(r)->halves + 2 * k));
+      }
     } else {
       scales[0] = scales[1] = as_scale(widened(span + Kind::OWN + k * W));
     }
@@ -285,14 +280,19 @@ __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const
   const Vec d = from_halves(span);
   if constexpr (Kind::MINIMA) {
     const Vec m = from_halves(span + 2 * W);
-    IntVec minima[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) minima[i] = widened_pairs<false>(span + Kind::OWN + 8 * W + i * 2 * W);
+    constexpr int PAIRS = Kind::HALVES ? 8 : 4;
+    IntVec minima[PAIRS];
+#pragma GCC unroll 8
+    for (int i = 0; i < PAIRS; ++i)
+      minima[i] = Kind::HALVES ? widened_pairs<false>(span + Kind::OWN + i * 2 * W) >> 4 & 0x000f000f
+                               : widened_pairs<false>(span + Kind::OWN + 8 * W + i * 2 * W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       IntVec lower{};
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) lower = add_pairs(lower, minima[i], splat_four(row(r)->sums + 2 * i));
+#pragma GCC unroll 8
+      for (int i = 0; i < PAIRS; ++i)
+        lower = add_pairs(lower, minima[i], splat_four((Kind::HALVES ? row(r)->halves : row(r)->sums) + 2 * i));
+      if constexpr (Kind::HALVES) lower = -lower >> 4;  // halves are sums times -16
       const Vec less = m * __builtin_convertvector(lower, Vec);
       totals[r] = fused(splat(row(r)->scale), fused(d, __builtin_convertvector(sums[r], Vec), -less), totals[r]);
     }
@@ -318,7 +318,7 @@ __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], con
     d = reinterpret_cast<Vec>(both & ~31);
     zeros = both & 31;
   } else {
-    d = from_halves(span);
+    d = KIND == MXFP4 ? from_exponents(span) : from_halves(span);
     if constexpr (Kind::MINIMA) m = from_halves(span + 2 * W);
   }
   const IntVec ones[2] = {as_scale(1 - IntVec{}), as_scale(1 - IntVec{})};

@@ -66,7 +66,10 @@ struct LinearArgs {
 
 // Storage of a checkpoint's weight: BLOCK neighbours in depth have codes and perhaps scales of their own; `span` such
 // blocks, a power of two, share a scale (and a minimum or zero point). In the order of blocks.py.
-enum BlockKind { Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, GROUPS_32, GROUPS_64, GROUPS_128, BLOCK_KINDS };
+enum BlockKind {
+  Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+  GROUPS_32, GROUPS_64, GROUPS_128, BLOCK_KINDS
+};
 constexpr int64_t BLOCK = 32;
 
 struct BlockFormat {
@@ -78,8 +81,9 @@ struct BlockFormat {
   constexpr int64_t spans(int64_t blocks) const { return blocks >> std::countr_zero(uint64_t(span)); }
 };
 constexpr BlockFormat FORMATS[BLOCK_KINDS] = {
-    {4, 1, 2, 0, 18},  {4, 1, 4, 0, 20}, {8, 1, 2, 0, 34}, {4, 8, 4, 2, 144}, {5, 8, 4, 2, 176},
-    {6, 8, 2, 2, 210}, {4, 1, 4, 0, 20}, {4, 2, 4, 0, 36}, {4, 4, 4, 0, 68},
+    {4, 1, 2, 0, 18},  {4, 1, 4, 0, 20},  {5, 1, 2, 0, 22},  {5, 1, 4, 0, 24},  {8, 1, 2, 0, 34}, {2, 8, 4, 2, 84},
+    {3, 8, 2, 2, 110}, {4, 8, 4, 2, 144}, {5, 8, 4, 2, 176}, {6, 8, 2, 2, 210}, {4, 1, 2, 0, 18}, {4, 8, 2, 2, 136},
+    {4, 1, 1, 0, 17},  {4, 1, 4, 0, 20},  {4, 2, 4, 0, 36},  {4, 4, 4, 0, 68},
 };
 
 // A row of an integer product: signed bytes, their scale and sums of theirs. Blocks of 32 are for kinds whose scales

@@ -67,10 +67,12 @@ def shape_of(text: str) -> tuple[int, int]:
 
 
 def random_blocks(kind: str, outputs: int, depth: int) -> torch.Tensor:
-    """Random codes and scales, those in float16 all the same and finite: [outputs, bytes of a row]."""
+    """Random codes and scales of sub-blocks, all blocks' scales about 0.001: [outputs, bytes of a row]."""
     raw = torch.randint(0, 256, (outputs, depth // blocks.block_depth(kind), blocks.KINDS[kind]), dtype=torch.uint8)
     scale = torch.tensor([1e-3], dtype=torch.float16).view(torch.uint8)
-    places = [208] if kind == "Q6_K" else [0, 2] if kind in ("Q4_1", "Q4_K", "Q5_K") else [0]
-    for place in places:
+    at = blocks.SCALES_AT.get(kind, 0)
+    for place in [] if kind == "MXFP4" else [at, at + 2] if kind in blocks.MINIMA else [at]:
         raw[..., place : place + 2] = scale
+    if kind == "MXFP4":
+        raw[..., 0] = 118
     return raw.flatten(1)

@@ -90,16 +90,11 @@ class GgufWeights:
         if stored.kind in FLOATS:
             floats = raw.view(FLOATS[stored.kind]).view(stored.shape)
             return floats - stored.added if stored.added else floats
-        if stored.kind in KINDS:
-            return expand(raw, stored.kind, *stored.shape)
-        from gguf import GGMLQuantizationType, dequantize
-
-        values = dequantize(raw.numpy(), GGMLQuantizationType[stored.kind])
-        return torch.from_numpy(values).bfloat16().view(stored.shape)
+        return expand(raw, stored.kind, *stored.shape)
 
     def prepared(self, layer: str, dtype: torch.dtype) -> BlockWeight | PackedWeight | StackedWeight:
-        """A layer's weight for our products: in its blocks, parts of several kinds each in its own; what is of a kind
-        that the kernels do not know is expanded to `dtype`."""
+        """A layer's weight for our products: in its blocks, parts of several kinds each in its own; or of
+        floats, as `dtype`."""
         names = self.parts(layer)
         runs = [(kind, list(run)) for kind, run in groupby(names, lambda name: self.stored[name].kind)]
         prepared = [self._prepared(kind, run, dtype) for kind, run in runs]
