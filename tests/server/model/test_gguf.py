@@ -17,7 +17,7 @@ from outrider.kernels.int8 import StackedWeight, multiply
 from outrider.kernels.linear import pack, packed_linear
 from outrider.server.errors import UserError
 from outrider.server.model import gguf_model, target
-from outrider.server.plugin.loading.gguf_weights import GgufWeights
+from outrider.server.plugin.loading.gguf_weights import FLOATS, GgufWeights
 
 COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels")
 LAYER = "model.layers.1"
@@ -39,7 +39,13 @@ def theirs(file: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("architecture", "kind", "tied"),
-    [("llama", "Q4_1", True), ("qwen2", "Q4_0", False), ("qwen3", "Q8_0", True), ("llama", "Q5_0", False)],
+    [
+        ("llama", "Q4_1", True),
+        ("qwen2", "Q4_0", False),
+        ("qwen3", "Q8_0", True),
+        ("llama", "Q5_0", False),
+        ("qwen3", "MXFP4", True),
+    ],
 )
 def test_weights_are_those_that_transformers_expands(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
     file = tiny_gguf.write(tmp_path / "tiny.gguf", architecture, kind, tied=tied, kinds={"ffn_down.weight": "F16"})
@@ -57,7 +63,7 @@ def test_weights_are_those_that_transformers_expands(tmp_path: Path, architectur
 
 @COMPILED
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("kinds", [{}, {"attn_v.weight": "Q8_0", "ffn_up.weight": "Q5_1"}], ids=["one", "mixed"])
+@pytest.mark.parametrize("kinds", [{}, {"attn_v.weight": "MXFP4", "ffn_up.weight": "Q5_1"}], ids=["one", "mixed"])
 def test_products_have_the_bits_of_the_expanded_weights(
     tmp_path: Path, dtype: torch.dtype, kinds: dict[str, str]
 ) -> None:
@@ -71,6 +77,10 @@ def test_products_have_the_bits_of_the_expanded_weights(
         assert isinstance(ours, StackedWeight if several else BlockWeight)
         x = torch.randn(5, whole.shape[1], generator=torch.Generator().manual_seed(3)).to(dtype)
         assert torch.equal(multiply(x, ours), packed_linear(x, pack(whole))), layer
+
+
+def test_all_blocks_of_the_kernels_are_served() -> None:
+    assert set(gguf_model.TYPES) == {*FLOATS, *(kind for kind in KINDS if not kind.startswith("GROUPS_"))}
 
 
 def test_rows_of_the_embedding(tmp_path: Path) -> None:
@@ -171,6 +181,8 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     kind = content.index(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight") + 4 + 2 * 8
     cut.write_bytes(content[:kind] + (999).to_bytes(4, "little") + content[kind + 4 :])
     assert "a tensor of an unknown type: 999" in fails(cut)
+    cut.write_bytes(content[:kind] + (24).to_bytes(4, "little") + content[kind + 4 :])
+    assert "blk.0.attn_q.weight is of type I8, only F32, F16, BF16, Q4_0" in fails(cut)
     cases = {
         "'gpt-oss' is not supported from GGUF files, only llama, qwen2, qwen3": {"architecture": "gpt-oss"},
         "a llama model has no blk.0.attn_sinks.weight": {"more": {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}},
