@@ -188,7 +188,7 @@ inline Vec spread(Vec x, int64_t stream) {
 // Scale and offset that turn a strip's codes into weights.
 template <BlockKind KIND>
 struct Scales {
-  Vec d[2], m[2];  // of the first and of the second half of the block
+  Vec d[2], m[2]{};  // of the first and of the second half of the block
 
   Scales(const uint8_t* shared, const uint8_t* own) {
     if constexpr (GROUPED<KIND>) {
@@ -199,16 +199,12 @@ struct Scales {
       d[0] = KIND == MXFP4 ? from_exponents(shared) : from_halves(shared);
       if constexpr (MINIMA<KIND>) m[0] = from_halves(shared + 2 * W);
     }
+    if constexpr (FORMATS[KIND].own && !HALVED<KIND>) d[0] *= from_bytes(own), m[0] *= from_bytes(own + W);
     d[1] = d[0], m[1] = m[0];
-    for (int h = 0; h < 2 && FORMATS[KIND].own; ++h) {
-      if constexpr (KIND == Q2_K) {
-        const IntVec both = widened(own + h * W);
-        d[h] *= __builtin_convertvector(both & 15, Vec);
-        m[h] *= __builtin_convertvector(both >> 4, Vec);
-      } else {
-        d[h] *= from_bytes(own + (HALVED<KIND> ? h * W : 0));
-        if constexpr (MINIMA<KIND>) m[h] *= from_bytes(own + W);
-      }
+    for (int h = 0; h < 2 && HALVED<KIND>; ++h, own += W) {
+      const IntVec both = widened(own);
+      d[h] *= KIND == Q2_K ? __builtin_convertvector(both & 15, Vec) : from_bytes(own);
+      m[h] *= __builtin_convertvector(both >> 4, Vec);  // only Q2_K has any
     }
   }
   Vec weight(Vec code, int64_t n, int64_t stream) const {

@@ -123,9 +123,9 @@ inline IntVec moved_bits(IntVec x, int from, int count, int to) {
   return (to < from ? x >> (from - to) : x << (to - from)) & (mask * 0x01010101);
 }
 
-// Vectors of a block of BLOCK of the depth lie plane after plane: one bit or two of all groups of four neighbours, then
-// four bits of two groups a vector; bytes as they are. Byte 4 * o + i belongs to output o and number i of a group.
-constexpr int low_bits(int64_t bits) { return bits < 4 ? 2 : 4; }  // of a code, whose plane comes last
+// Vectors of a block of BLOCK of the depth lie plane after plane: the upper bits of all groups of four neighbours, then
+// the lower two or four, as many groups as fit a vector; bytes as they are. Byte 4 * o + i belongs to output o and number i of a group.
+constexpr int low_bits(int64_t bits) { return bits < 4 ? 2 : 4; }
 template <BlockKind KIND>
 inline IntVec codes_of_group(const uint8_t* block, int g) {
   using Kind = IntKind<KIND>;
