@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def planned_by(folder: Path) -> tuple[str, ...]:
     """Flags by which the default server plans on every processor: with a shipped profile's numbers, where none fits."""
     model = target.find(None)
-    here = profile_lookup.fingerprint(checkpoints.with_drafter_path(Settings(), model), model)
+    here = profile_lookup.fingerprint(checkpoints.with_drafter_path(Settings(activations="float"), model), model)
     if store.find(here, [store.SHIPPED]) is not None:
         return ()
     shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")

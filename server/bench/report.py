@@ -194,12 +194,20 @@ def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _quality(one: Record) -> Iterable[tuple[Row, Row]]:
-    columns = ["model", "arm", "answers", "tokens", "mean KL", "99th percentile", "same most probable"]
     for arm, groups in one["results"].items():
-        for name, found in groups.items():
-            kl = f"{found['kl']:.4f} ± {found['kl_error']:.4f}"
-            cells = [f"{found['tokens']}", kl, f"{found['kl_p99']:.3f}", f"{found['same']:.1%}"]
-            yield columns, [one["engine"]["model"], f"{arm} beside {one['first']}", name, *cells]
+        whole = groups["all"]
+        kls = {name: f"{found['kl']:.4f} ± {found['kl_error']:.4f}" for name, found in groups.items()}
+        yield (
+            ["model", "arm", "tokens", *kls, "99th percentile", "same"],
+            [
+                one["engine"]["model"],
+                f"{arm} beside {one['first']}",
+                str(whole["tokens"]),
+                *kls.values(),
+                f"{whole['kl_p99']:.3f}",
+                f"{whole['same']:.1%}",
+            ],
+        )
 
 
 def _scores(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -294,8 +302,8 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "that of the first number of rows.", _blocks
     ),
     "quality": (
-        "What rounding changes", "Next-token distributions over the model's own answers beside those of another arm: "
-        "Kullback-Leibler divergence in nats, mean and standard error; tokens whose most probable one is the same.",
+        "What rounding changes", "Next-token distributions over the model's own answers: mean KL divergence in nats "
+        "from the other arm, by the answers' temperature; tokens at which both find the same one most probable.",
         _quality
     ),
     "scores": (

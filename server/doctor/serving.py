@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..model import target
 from ..model.target import Model
 from ..settings import checkpoints, memory, profile_lookup, quantized
+from ..settings.activations import with_activations
 from ..settings.declared import CHECKPOINT_DRAFTERS
 from ..settings.settings import Settings
 from .finding import Finding, ok, problem, warning
@@ -26,6 +27,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     try:
         model = target.find(settings.model)
         quantized.check(settings, model)
+        settings = with_activations(settings, model)
         weights = target.weight_bytes(model, None)
     except UserError as error:
         yield problem("model", str(error), "name a model's folder, GGUF file or hub name with --model, or leave it out")

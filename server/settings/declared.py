@@ -61,10 +61,12 @@ class Declared:
         "none", "`int8`: 8-bit weights and activations on a CPU; faster and less accurate", choices=("none", "int8")
     )
     activations: str = _model(
-        "float",
+        "auto",
         "what weights in blocks (GGUF, AWQ, GPTQ) are multiplied with on a CPU. `int8`: activations rounded to 8 bits "
-        "in blocks, as llama.cpp does; faster and less accurate",
-        choices=("float", "int8"),
+        "in blocks, as llama.cpp does; faster and [less accurate](../docs/performance.md#what-rounding-changes). "
+        "`auto`: what is faster here, measured once and kept (the embedded model: float); name one where several "
+        "machines shall say the same",
+        choices=("auto", "float", "int8"),
     )
     device: str = _model("auto", "`cpu` or `cuda`", choices=("auto", "cpu", "cuda"))
     threads: int | None = _model(

@@ -35,7 +35,8 @@ def roots() -> list[Path]:
 
 
 def fingerprint(settings: Settings, model: Model) -> Fingerprint:
-    """Fingerprint of the engine that these settings start; they name the drafter's path (`with_drafter_path`)."""
+    """Fingerprint of the engine that these settings start; they name the drafter's path (`with_drafter_path`) and the
+    activations (`with_activations`)."""
     on_cpu = settings.resolved_device == "cpu"
     drafter, gamma = settings.drafter, settings.gamma
     if settings.diffusion is not None:
@@ -47,6 +48,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     dtype = settings.resolved_dtype
     if settings.quantization != "none":
         dtype += f"+{settings.quantization}"
+    assert settings.activations != "auto"
     if settings.activations != "float":
         dtype += f"+{settings.activations} activations"
     return Fingerprint(

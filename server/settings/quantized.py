@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.kernels.cpu import native
-
 from ..errors import UserError
 from ..model.target import Model
-from ..plugin.loading.gguf_weights import is_prepared
 from .settings import Settings
 
 GROUP_SIZES = (32, 64, 128)
@@ -25,24 +22,6 @@ def check(settings: Settings, model: Model) -> None:
         raise UserError(
             f"{model.name} is quantised in a way that is not served on a CPU: {wrong}. Served are AWQ (version gemm) "
             "and GPTQ without desc_act, 4 bits in groups of 32, 64 or 128; take one of those, or one without"
-        )
-
-
-def check_activations(settings: Settings, model: Model) -> None:
-    """Raises UserError, with one line, where activations are to be rounded but no weight is multiplied in blocks."""
-    if settings.activations == "float":
-        return
-    if settings.quantization != "none":
-        raise UserError(f"--quantization {settings.quantization} rounds activations as well; leave --activations out")
-    if not native.available():
-        raise UserError("--activations int8 needs the compiled kernels, which do not run here; leave it out")
-    in_file = model.folder is not None and is_prepared(model.folder)
-    if in_file and settings.parallel.tp_size > 1:
-        raise UserError("--activations int8: a GGUF file over several ranks is expanded; leave it out")
-    if not in_file and not model.config.get("quantization_config") and not model.config.get("compression_config"):
-        raise UserError(
-            f"--activations int8 is for weights in blocks (GGUF, AWQ, GPTQ); {model.name} has none. "
-            "--quantization int8 rounds its weights as well"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ..model import target
 from ..model.target import Model
 from . import checkpoints, diffusion, learning, memory, profile_lookup, quantized
+from .activations import with_activations
 from .memory import MemoryPlan
 from .settings import Settings
 
@@ -40,7 +41,7 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
     say: takes a line for people before the part that may take seconds. Raises UserError, with one line, for the first
     thing that is not right.
     """
-    settings, model, plan = _without_profile(settings)
+    settings, model, plan = _without_profile(settings, say)
     how = f"unmasking by {settings.unmasking}" if settings.diffusion else f"drafter {settings.drafter}"
     say(
         f"Loading {model.name} on {settings.resolved_device} ({settings.resolved_dtype}), {how}"
@@ -58,10 +59,12 @@ def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
     return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
 
 
-def _without_profile(settings: Settings) -> tuple[Settings, Model, MemoryPlan]:
+def _without_profile(
+    settings: Settings, say: Callable[[str], None] = lambda message: None
+) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
     quantized.check(settings, model)
-    quantized.check_activations(settings, model)
+    settings = with_activations(settings, model, say)
     target.check_heads(model, settings.parallel.tp_size)
     settings = learning.with_start(diffusion.with_diffusion(settings, model), model)
     settings = checkpoints.with_drafter_path(settings, model)

@@ -75,7 +75,7 @@ class Settings(Declared):
                 f"--quantization {self.quantization} is made for CPUs; on a GPU give SGLang's own after --, "
                 "like -- --quantization fp8"
             )
-        if on_gpu and self.activations != "float":
+        if on_gpu and self.activations == "int8":
             raise UserError(f"--activations {self.activations} is made for CPUs; on a GPU leave it out")
         if self.threads is not None:
             require_between("threads", self.threads, 1, min(len(part.cpus) for part in self._parts))

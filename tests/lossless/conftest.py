@@ -165,7 +165,7 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
     """A profile for the embedded model and its drafter, or those of these settings, whose costs have cliffs at every
     sixth token up to 24 and a slope behind them, and by which drafting never pays for two requests: not drafting,
     drafts of few tokens, short and long verification all win at times."""
-    wanted = Settings(dtype="float32", **settings)
+    wanted = Settings(dtype="float32", activations="float", **settings)
     model = target.find(wanted.model)
     known = checkpoints.with_drafter_path(wanted, model)
     points = [

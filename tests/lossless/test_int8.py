@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from asking import accepted_tokens, complete_all, tokens
+from asking import MODEL, accepted_tokens, complete_all, tokens
 from running import Server
 
 from outrider.kernels.cpu import native
+from outrider.server.model import bundled_model, target
+from outrider.server.settings.activations import with_activations
+from outrider.server.settings.settings import Settings
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="8-bit weights need the compiled kernels")
 
+EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--context-length", "1024")
 GREEDY = {"max_tokens": 64, "temperature": 0}
 
 
@@ -28,6 +34,25 @@ def test_clients_are_told(rounding_server: Server, exact_server: Server) -> None
         server.client().models.list().data[0].model_dump()["activations"] for server in (rounding_server, exact_server)
     ]
     assert told == ["int8", "float"]
+
+
+def test_what_is_faster_here_is_the_default(rounding_server: Server, tmp_path: Path) -> None:
+    """Chosen before anything starts, and named in the log and to clients; int8 gives the bits of int8 by name."""
+    file = str(bundled_model.find_gguf())
+    settings = Settings(model=file, device="cpu", dtype="float32", drafter="off")
+    chosen = with_activations(settings, target.find(file)).activations
+    flags = ("--model", file, "--served-model-name", MODEL, "--drafter", "off", "--log-level", "info")
+    server = Server(tmp_path / "log", *EXACT, *flags, "--activations", "auto")
+    try:
+        server.wait_until_ready()
+        assert server.client().models.list().data[0].model_dump()["activations"] == chosen
+        assert f"Activations {chosen}: " in server.output()
+        if chosen == "int8":
+            prompt = ["Name three rivers of Europe."]
+            texts = [complete_all(one, prompt, 1, speculate=False, **GREEDY) for one in (server, rounding_server)]
+            assert tokens(texts[0][0]) == tokens(texts[1][0])
+    finally:
+        server.stop()
 
 
 def test_it_is_another_model(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:

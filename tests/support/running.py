@@ -22,7 +22,7 @@ import pytest
 from outrider.server.machine import hardware
 
 OUTRIDER = Path(sys.executable).with_name("outrider")
-PLAIN = ("--no-tune", "--sampling-defaults", "openai")
+PLAIN = ("--no-tune", "--sampling-defaults", "openai", "--activations", "float")
 """Flags of every server here: nothing is measured, and a request that names no sampling has temperature 1."""
 ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
 """Flags of servers of small models, which a second thread does not speed up."""

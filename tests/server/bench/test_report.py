@@ -65,6 +65,20 @@ def test_a_table_a_question_and_a_row_a_machine() -> None:
         report.with_numbers("A", {})
 
 
+def test_rounding_and_scores_have_a_row_an_arm() -> None:
+    found = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
+    groups = {"greedy": found | {"kl": 0.0034}, "all": found}
+    one = record("quality", {"int8": groups}, engine={"model": "M"}, first="float")
+    page = report.page({"a.json": one})
+    assert "| model | arm | tokens | greedy | all | 99th percentile | same |" in page
+    assert "| M | int8 beside float | 9 | 0.0034 ± 0.0004 | 0.0045 ± 0.0004 | 0.030 | 96.6% |" in page
+    score = {"questions": 200, "score": 0.05, "error": 0.015, "won": 0, "lost": 0, "same": 1.0}
+    servers = {"float": score, "int8": score | {"score": 0.055, "won": 3, "lost": 2, "same": 0.42}}
+    page = report.page({"a.json": record("scores", {"gsm8k": servers})})
+    assert "| gsm8k | 200 | float | 5.0% ± 1.5% |  |  |" in page
+    assert "| gsm8k | 200 | int8 | 5.5% ± 1.5% | 3, 2 | 42% |" in page
+
+
 def test_parts_of_a_question_are_one_row() -> None:
     engine = {"model": "M", "drafter": "dspark"}
     parts = [record("load", {load: {"off": rounds(9), "planned": rounds(18)}}, engine=engine) for load in ("1", "32")]

@@ -27,6 +27,7 @@ from outrider.server.machine import hardware, topology
 from outrider.server.machine.topology import Core, Topology
 from outrider.server.model import target
 from outrider.server.settings import checkpoints, profile_lookup
+from outrider.server.settings.activations import with_activations
 from outrider.server.settings.settings import Settings
 
 SOURCES = Path(__file__).parents[3] / ".src"
@@ -228,6 +229,7 @@ def test_a_profile_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_becomes_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     model, settings = target.find(None), Settings(port=free_port(), tune=True)
+    settings = with_activations(settings, model)
     here = profile_lookup.fingerprint(checkpoints.with_drafter_path(settings, model), model)
     shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ def engine_of(profile: store.Profile) -> Fingerprint:
     """The default engine, or that of the embedded block-diffusion model."""
     name = None if profile.graphs is None else bundled_model.DLLM_NAME
     model, settings = target.find(name), Settings(model=name, unmasking="threshold" if name is None else "static")
-    settings = checkpoints.with_drafter_path(diffusion.with_diffusion(settings, model), model)
+    activations = "int8" if profile.fingerprint.dtype.endswith("+int8 activations") else "float"
+    settings = replace(diffusion.with_diffusion(settings, model), activations=activations)
+    settings = checkpoints.with_drafter_path(settings, model)
     return profile_lookup.fingerprint(settings, model)
 
 

@@ -29,7 +29,7 @@ GRAPHS = {"greedy": untuned_graph(8, 1, 4), "sampled": untuned_graph(8, 1, 6)}
 
 
 def found(model: Model, **given: Any) -> Settings:
-    return with_diffusion(Settings(device="cpu", dtype="bfloat16", **given), model)
+    return with_diffusion(Settings(device="cpu", dtype="bfloat16", activations="float", **given), model)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, target
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.settings import memory, quantized
+from outrider.server.settings import memory
 from outrider.server.settings.settings import Settings
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
@@ -136,20 +136,6 @@ def test_code_of_models_is_not_trusted(sglang_args, smollm2: Model) -> None:
 def test_limits_that_cannot_be(values: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(**values)
-
-
-def test_rounded_activations_need_weights_in_blocks(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounding = Settings(**CPU, activations="int8")
-    quantized.check_activations(rounding, smollm2)
-    with pytest.raises(UserError, match=f"{smollm2.name} has none"):
-        quantized.check_activations(rounding, replace(smollm2, folder=None))
-    with pytest.raises(UserError, match="leave --activations out"):
-        quantized.check_activations(replace(rounding, quantization="int8"), smollm2)
-    with pytest.raises(UserError, match="over several ranks"):
-        quantized.check_activations(replace(rounding, sglang_flags=("--tp-size", "2")), smollm2)
-    monkeypatch.setattr(quantized.native, "available", lambda: False)
-    with pytest.raises(UserError, match="compiled kernels"):
-        quantized.check_activations(rounding, smollm2)
 
 
 def test_flags_for_sglang(sglang_args) -> None:

@@ -1,0 +1,218 @@
+"""The choice of `--activations auto`: what multiplies this model's blocks faster on this processor, at one row.
+
+The choice changes texts, so it must not vary from start to start. It is measured once for a processor, a number format
+and the kinds of a model's blocks, and kept in the cache folder; later starts take what is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from outrider.kernels.blocks import ACTIVATIONS, KINDS, block_depth, block_linear, group_blocks, pack_blocks
+from outrider.kernels.cache import cache_root
+from outrider.kernels.cpu import native
+from outrider.profiles.fingerprint import cpu_name
+from outrider.storage.replacing import replace as replace_files
+
+from ..errors import UserError
+from ..machine import hardware
+from ..model.target import Model
+from ..plugin.loading.gguf_weights import EMBEDDING, GgufWeights, is_prepared
+from .settings import Settings
+
+MARGIN = 1.1
+"""Least ratio of float's time to int8's for which int8 is chosen: float is the more accurate of the two."""
+SAMPLE_BYTES = 32 << 20
+"""Most bytes of a weight that are multiplied with: more than caches hold, few enough to be laid out in no time."""
+ROUNDS = 15
+
+
+class Sample(NamedTuple):
+    """Some rows [outputs, bytes of a row] of the largest weight of a kind; weighing: bytes of all of that kind."""
+
+    rows: torch.Tensor
+    depth: int
+    weighing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A measurement, and what follows from it. milliseconds: of one row through the model's blocks, by activations."""
+
+    processor: str
+    instruction_set: str
+    dtype: str
+    kinds: list[str]
+    milliseconds: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """float's time over int8's."""
+        return self.milliseconds["float"] / self.milliseconds["int8"]
+
+    @property
+    def activations(self) -> str:
+        return "int8" if self.ratio >= MARGIN else "float"
+
+
+def with_activations(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
+    """Settings whose activations are named; say: takes the reason, in one line.
+
+    The embedded model keeps float, by which its shipped profiles were measured.
+
+    Raises UserError where int8 was asked for and no weight can be multiplied so.
+    """
+    if settings.activations == "float":
+        return settings
+    reason = obstacle(settings, model)
+    if settings.activations == "int8":
+        if reason is not None:
+            raise UserError(f"--activations int8: {reason}; leave it out")
+        return settings
+    if reason is not None or settings.model is None:
+        return replace(settings, activations="float")
+    choice, place = choose(settings, model)
+    say(
+        f"Activations {choice.activations}: with int8 one row takes {1 / choice.ratio:.2f} of its time with float, "
+        f"as measured for {place}"
+    )
+    return replace(settings, activations=choice.activations)
+
+
+def obstacle(settings: Settings, model: Model) -> str | None:
+    """The reason why no product of this engine can be one of integers; None where there is none."""
+    if settings.resolved_device != "cpu":
+        return "it is made for CPUs"
+    if settings.quantization != "none":
+        return f"--quantization {settings.quantization} rounds activations as well"
+    if not native.available():
+        return "it needs the compiled kernels, which do not run here"
+    in_file = model.folder is not None and is_prepared(model.folder)
+    if in_file and settings.parallel.tp_size > 1:
+        return "a GGUF file over several ranks is expanded"
+    if not _kinds(model):
+        return (
+            f"it is for weights in blocks (GGUF, AWQ, GPTQ), and {model.name} has none "
+            "(--quantization int8 rounds its weights as well)"
+        )
+    return None
+
+
+def _groups_of(model: Model) -> int:
+    """Numbers in a group of an AWQ or GPTQ checkpoint; 0 of any other."""
+    config = model.config.get("quantization_config") or model.config.get("compression_config") or {}
+    return int(config.get("group_size") or 0)
+
+
+def choose(settings: Settings, model: Model) -> tuple[Choice, Path]:
+    """The choice that is kept for this processor and the model's kinds of blocks, measured where there is none yet;
+    and the file."""
+    from filelock import FileLock
+
+    known: dict[str, Any] = {
+        "processor": cpu_name(),
+        "instruction_set": hardware.instruction_set(),
+        "dtype": settings.resolved_dtype,
+        "kinds": _kinds(model),
+    }
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+    path = cache_root() / "activations" / f"{digest}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            kept = _read(path, known)
+            if kept is None:
+                kept = Choice(**known, milliseconds=_measure(settings, _samples(model)))
+                replace_files({path: json.dumps(asdict(kept), indent=1) + "\n"})
+    except ValueError as error:
+        raise UserError(f"{model.name} has a weight that cannot be multiplied: {error}") from None
+    except OSError as error:
+        raise UserError(f"--activations auto keeps its choice in {path.parent}: {error}; name float or int8") from None
+    return kept, path
+
+
+def _read(path: Path, known: dict[str, Any]) -> Choice | None:
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+        found = Choice(**json.loads(path.read_text()))
+        if asdict(found) | known == asdict(found) and found.ratio > 0:
+            return found
+    return None
+
+
+def _kinds(model: Model) -> list[str]:
+    """Kinds of the blocks that the model multiplies with, sorted."""
+    if model.folder is not None and is_prepared(model.folder):
+        return sorted({kind for kind, _, _ in _multiplied(GgufWeights(model.folder))})
+    return [f"GROUPS_{groups}"] if (groups := _groups_of(model)) else []
+
+
+def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
+    """Kind, name and bytes of each weight of a file that is multiplied in blocks."""
+    for name, stored in weights.stored.items():
+        looked_up = name == f"{EMBEDDING}.weight" and not weights.tied
+        if stored.kind in KINDS and len(stored.shape) > 1 and not looked_up:
+            yield stored.kind, name, stored.size
+
+
+def _samples(model: Model) -> dict[str, Sample]:
+    """Of each kind of blocks, some rows of its largest weight."""
+    if model.folder is None or not is_prepared(model.folder):
+        return _sample_of_groups(model)
+    weights = GgufWeights(model.folder)
+    largest: dict[str, tuple[int, str]] = {}
+    total: dict[str, int] = {}
+    for kind, name, size in _multiplied(weights):
+        largest[kind] = max(largest.get(kind, (0, "")), (size, name))
+        total[kind] = total.get(kind, 0) + size
+    found = {}
+    for kind, (_, name) in largest.items():
+        depth = weights.stored[name].shape[-1]
+        rows = weights.raw(name).view(-1, depth // block_depth(kind) * KINDS[kind])
+        found[kind] = Sample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
+    return found
+
+
+def _sample_of_groups(model: Model) -> dict[str, Sample]:
+    """Random codes in a layer's shape: a checkpoint's own come in several orders, and their values do not matter."""
+    groups = _groups_of(model)
+    depth = -(-int(model.config.get("hidden_size") or 4096) // groups) * groups
+    outputs = min(int(model.config.get("intermediate_size") or depth), max(1, SAMPLE_BYTES * 2 // depth))
+    codes = torch.randint(0, 16, (outputs, depth), dtype=torch.uint8)
+    shared = (outputs, depth // groups)
+    rows, kind = group_blocks(codes, torch.full(shared, 8), torch.full(shared, 2.0**-8))
+    return {kind: Sample(rows, depth, rows.numel())}
+
+
+def _measure(settings: Settings, samples: dict[str, Sample]) -> dict[str, float]:
+    """Milliseconds of one row through all blocks of a model, by activations.
+
+    Processor time of one thread, the shortest of several turns: what else the machine does disturbs it least, and a
+    busy moment must not decide for good.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    total = dict.fromkeys(ACTIVATIONS, 0.0)
+    try:
+        for kind, (rows, depth, weighing) in samples.items():
+            x = torch.randn(1, depth, dtype=getattr(torch, settings.resolved_dtype))
+            arms = {name: pack_blocks(rows, kind, len(rows), depth, activations=name) for name in ACTIVATIONS}
+            shortest = dict.fromkeys(arms, float("inf"))
+            for _ in range(ROUNDS):
+                for name, weight in arms.items():
+                    start = time.thread_time()
+                    block_linear(x, weight)
+                    shortest[name] = min(shortest[name], time.thread_time() - start)
+            for name, seconds in shortest.items():
+                total[name] += seconds * 1e3 * weighing / rows.numel()
+    finally:
+        torch.set_num_threads(before)
+    return total

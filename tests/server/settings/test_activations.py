@@ -1,0 +1,160 @@
+"""`--activations auto`: measured once, kept, and the same from then on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.kernels.cpu import native
+from outrider.server.errors import UserError
+from outrider.server.model import target
+from outrider.server.model.target import Model
+from outrider.server.settings import activations, profile_lookup
+from outrider.server.settings.activations import with_activations
+from outrider.server.settings.settings import Settings
+
+AUTO = Settings(model="model.gguf", device="cpu", dtype="bfloat16", drafter="ngram")
+needs_kernels = pytest.mark.skipif(not native.available(), reason="blocks are multiplied by the compiled kernels")
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Model:
+    return target.find(None)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the choices that are kept, empty."""
+    monkeypatch.setattr(activations, "cache_root", lambda: tmp_path)
+    return tmp_path / "activations"
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> list[str]:
+    """Have measurements find these times; the kinds of blocks of each measurement that took place."""
+    found: list[str] = []
+
+    def measure(settings: Settings, samples: Mapping[str, object]) -> dict[str, float]:
+        found.append(" ".join(sorted(samples)))
+        return dict(seconds)
+
+    monkeypatch.setattr(activations, "_measure", measure)
+    return found
+
+
+@needs_kernels
+@pytest.mark.parametrize(("float_time", "choice"), [(2.0, "int8"), (1.05, "float"), (0.5, "float")])
+def test_what_was_measured_once_holds(
+    float_time: float, choice: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """int8 only where it is clearly faster; a later measurement, which could find otherwise, does not take place."""
+    measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
+    said: list[str] = []
+    assert with_activations(AUTO, smollm2, said.append).activations == choice
+    monkeypatch.undo()
+    monkeypatch.setattr(activations, "cache_root", lambda: kept.parent)
+    again = measuring(monkeypatch, {"float": 1.0, "int8": float_time})
+    assert with_activations(AUTO, smollm2, said.append).activations == choice
+    assert (measured, again) == (["Q4_1 Q8_0"], [])
+    assert said[0] == said[1]
+    assert f"Activations {choice}: " in said[0]
+
+
+@needs_kernels
+def test_other_types_and_processors_are_measured_anew(
+    smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = measuring(monkeypatch, {"float": 2.0, "int8": 1.0})
+    with_activations(AUTO, smollm2)
+    with_activations(replace(AUTO, dtype="float32"), smollm2)
+    monkeypatch.setattr(activations, "cpu_name", lambda: "another")
+    with_activations(AUTO, smollm2)
+    assert len(measured) == len(list(kept.glob("*.json"))) == 3
+    for path in kept.glob("*.json"):
+        path.write_text("{")  # damaged
+    with_activations(AUTO, smollm2)
+    with_activations(AUTO, smollm2)
+    assert len(measured) == 4
+
+
+@needs_kernels
+def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
+    """Threads stay as they were; each kind counts with all bytes of its weights."""
+    before = torch.get_num_threads()
+    chosen = with_activations(AUTO, smollm2).activations
+    assert torch.get_num_threads() == before
+    [path] = kept.glob("*.json")
+    found = json.loads(path.read_text())
+    assert (found["dtype"], found["kinds"]) == ("bfloat16", ["Q4_1", "Q8_0"])
+    assert 0.1 < found["milliseconds"]["int8"] < 1000
+    assert (found["milliseconds"]["float"] >= activations.MARGIN * found["milliseconds"]["int8"]) == (chosen == "int8")
+    weights = activations.GgufWeights(Path(smollm2.path))
+    sampled = activations._samples(smollm2)
+    assert sum(sample.weighing for sample in sampled.values()) == sum(
+        stored.size for stored in weights.stored.values() if stored.kind in ("Q4_1", "Q8_0")
+    )
+
+
+def test_the_embedded_model_keeps_what_its_profiles_were_measured_by(smollm2: Model, kept: Path) -> None:
+    assert with_activations(replace(AUTO, model=None), smollm2).activations == "float"
+    assert not kept.exists()
+
+
+@needs_kernels
+def test_checkpoints_in_groups_are_measured_in_their_shape(kept: Path) -> None:
+    config = {"hidden_size": 256, "intermediate_size": 128, "quantization_config": {"group_size": 64}}
+    assert with_activations(AUTO, Model("it", "it", config, None)).activations in ("float", "int8")
+    [path] = kept.glob("*.json")
+    assert json.loads(path.read_text())["kinds"] == ["GROUPS_64"]
+
+
+def test_without_integer_products_auto_is_float(smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asking for int8 is refused with the reason."""
+    plain = replace(smollm2, folder=None)
+    ranks = ("--tp-size", "2")
+    cases: list[tuple[Settings, Model, str]] = [
+        (AUTO, plain, f"{smollm2.name} has none"),
+        (replace(AUTO, quantization="int8"), smollm2, "--quantization int8 rounds activations as well"),
+        (replace(AUTO, sglang_flags=ranks), smollm2, "over several ranks"),
+    ]
+    if not native.available():
+        cases = []
+    for settings, model, reason in cases:
+        assert with_activations(settings, model).activations == "float"
+        with pytest.raises(UserError, match=reason):
+            with_activations(replace(settings, activations="int8"), model)
+    monkeypatch.setattr(activations.native, "available", lambda: False)
+    assert with_activations(AUTO, smollm2).activations == "float"
+    with pytest.raises(UserError, match="compiled kernels"):
+        with_activations(replace(AUTO, activations="int8"), smollm2)
+    assert not kept.exists()
+
+
+@needs_kernels
+def test_a_damaged_weight_is_an_error_in_one_line(smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = activations._samples(smollm2)
+    for sample in sampled.values():
+        sample.rows[0, :2] = 255  # a scale that is no number
+    monkeypatch.setattr(activations, "_samples", lambda model: sampled)
+    with pytest.raises(UserError, match=f"{smollm2.name} has a weight that cannot be multiplied"):
+        with_activations(AUTO, smollm2)
+
+
+def test_a_choice_that_cannot_be_kept_is_no_choice(
+    smollm2: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native.available():
+        pytest.skip("float without the compiled kernels")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(activations, "cache_root", lambda: tmp_path / "file")
+    with pytest.raises(UserError, match="name float or int8"):
+        with_activations(AUTO, smollm2)
+
+
+def test_the_fingerprint_tells_them_apart(smollm2: Model) -> None:
+    types = [profile_lookup.fingerprint(replace(AUTO, activations=name), smollm2).dtype for name in ("float", "int8")]
+    assert types == ["bfloat16", "bfloat16+int8 activations"]
