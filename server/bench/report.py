@@ -81,9 +81,15 @@ def page(records: Mapping[str, Record]) -> str:
             for columns, row in rows(one):
                 tables.setdefault(tuple(columns), []).append([machine(one), *row])
         parts.append(f"## {title}\n{about}\n")
-        parts += [table(["machine", *columns], found) for columns, found in tables.items()]
+        parts += [table(["machine", *columns], _named_once(found)) for columns, found in tables.items()]
         parts.append("".join(f"{_source(name, one)}\n" for name, one in of_question.items()))
     return "\n".join(parts)
+
+
+def _named_once(rows: Sequence[Row]) -> list[Row]:
+    """The rows, with the machine in the first alone of those that it has one after another."""
+    before = ["", *(row[0] for row in rows)]
+    return [["" if row[0] == last else row[0], *row[1:]] for row, last in zip(rows, before, strict=False)]
 
 
 def _source(name: str, one: Record) -> str:
@@ -118,8 +124,9 @@ def merged(records: Iterable[Record]) -> list[Record]:
 
 
 def machine(one: Record) -> str:
-    """Processor, cores and instruction set."""
-    return f"{one['machine']['device']}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"
+    """Processor without its stepping, cores and instruction set."""
+    device = re.sub(r", stepping \d+", "", one["machine"]["device"])
+    return f"{device}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
