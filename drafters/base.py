@@ -49,13 +49,14 @@ class Features:
     """The tokens that the target has just processed: N tokens whose keys and values now stand in the cache.
 
     hidden: [N, m*d] outputs of the `target_layers`, concatenated in that order; None where the drafter asks for none.
-    tokens, positions, slots: [N] int64.
+    tokens, positions, slots: [N] int64. sets: [N] int64, as in `DraftBatch`, of each one's request.
     """
 
     hidden: torch.Tensor | None
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    sets: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class DraftBatch:
     answer_lens: [R] int64, tokens of each answer so far, the anchor included; None: not known.
     longest: bound of texts with their anchors, seq_lens + 1, where the host knows one; None: they are read, which
         waits for a device. Shapes depend on it, so it is the same for many steps.
+    sets: [R] int64, number of the set of weights that each request is drafted with, see `Drafter.reload`; None: 0,
+        that of the start, for all.
     """
 
     anchors: torch.Tensor
@@ -112,6 +115,7 @@ class DraftBatch:
     all_greedy: bool | None = None
     answer_lens: torch.Tensor | None = None
     longest: int | None = None
+    sets: torch.Tensor | None = None
 
     @property
     def rules(self) -> Rules:
@@ -126,6 +130,7 @@ class DraftBatch:
             rows=self.rows[requests],
             keys=self.keys[requests],
             answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
+            sets=None if self.sets is None else self.sets[requests],
             draft_mask=None,
             **self.rules.of(requests)._asdict(),
         )
@@ -215,10 +220,16 @@ class Drafter(ABC):
     def propose(self, batch: DraftBatch) -> Draft:
         """Draft a block for every request of the batch."""
 
-    def reload(self, checkpoint: str) -> None:
+    def reload(self, checkpoint: str, number: int = 0) -> None:
         """Draft with the weights of another checkpoint folder of the same shape from now on; draft state stays, made by
-        the weights before. Raises ValueError where it does not fit, and then nothing has changed."""
+        the weights before. Raises ValueError where it does not fit, and then nothing has changed.
+
+        number: of the set of weights that is replaced or added, see `DraftBatch.sets`; 0: that of the start.
+        """
         raise ValueError(f"the weights of a {type(self).__name__} cannot be exchanged while it serves")
+
+    def drop(self, number: int) -> None:  # noqa: B027 - most have one set
+        """Drop a set of weights that was added; its requests are drafted with the weights of the start."""
 
     def look_up(self, batch: DraftBatch) -> Draft:
         """Drafts made without a model; only where `looks_up`."""

@@ -50,8 +50,11 @@ class LookupFirst(Drafter):
     def prefilled(self, chunks: Prefilled) -> None:
         self.model.prefilled(chunks)
 
-    def reload(self, checkpoint: str) -> None:
-        self.model.reload(checkpoint)
+    def reload(self, checkpoint: str, number: int = 0) -> None:
+        self.model.reload(checkpoint, number)
+
+    def drop(self, number: int) -> None:
+        self.model.drop(number)
 
     def look_up(self, batch: DraftBatch) -> Draft:
         return self.lookup.propose(batch)

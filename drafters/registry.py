@@ -130,6 +130,7 @@ def make(
     denoising_steps: int = 0,
     denoising_order: str = "left",
     initial_tokens: int = 0,
+    several_sets: bool = False,
 ) -> Drafter:
     """The drafter of that name, joined to the target.
 
@@ -137,6 +138,7 @@ def make(
     such a drafter leaves text that repeats itself; 0: there is none.
     denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
     initial_tokens: of each answer, for which no model drafts.
+    several_sets: requests may be drafted with weights of their own (`weight_sets.py`); on a CPU.
     Raises ValueError for a name that is not known and for a checkpoint that does not fit.
     """
     entry = find(name)
@@ -154,6 +156,13 @@ def make(
     from .ngram import NgramDrafter
     from .wrappers import DeferredObserve, Initialised
 
+    if several_sets:
+        from .block import BlockDrafter
+        from .weight_sets import WeightSets
+
+        if not isinstance(drafter, BlockDrafter):
+            raise ValueError(f"several sets of weights are those of DSpark and DFlash, not of {name}")
+        drafter = WeightSets(drafter)
     if entry.needs_hidden_states and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)
     if initial_tokens:

@@ -12,7 +12,9 @@ ROWS = 128
 """Tokens that wait at most; larger batches are not cheaper per token."""
 
 
-class _Wrapper(Drafter):
+class Wrapper(Drafter):
+    """A drafter around `model`."""
+
     def __init__(self, model: Drafter):
         self.model = model
         self.gamma, self.target_layers, self.shortens = model.gamma, model.target_layers, model.shortens
@@ -20,8 +22,14 @@ class _Wrapper(Drafter):
     def allocate(self, slots: int) -> None:
         self.model.allocate(slots)
 
+    def reload(self, checkpoint: str, number: int = 0) -> None:
+        self.model.reload(checkpoint, number)
 
-class DeferredObserve(_Wrapper):
+    def drop(self, number: int) -> None:
+        self.model.drop(number)
+
+
+class DeferredObserve(Wrapper):
     """Buffers observed tokens until `propose`, the only reader of the draft state, or until ROWS tokens wait.
 
     Observing one token costs as much as observing many, since both read the model's weights; in most steps of a busy
@@ -32,7 +40,7 @@ class DeferredObserve(_Wrapper):
         super().__init__(model)
         self.waiting = 0
         self.hidden = torch.empty(0)  # [ROWS, m*d], the features of `waiting` tokens; made by the first
-        self.tokens, self.positions, self.slots = torch.zeros((3, ROWS), dtype=torch.int64)
+        self.tokens, self.positions, self.slots, self.sets = torch.zeros((4, ROWS), dtype=torch.int64)
 
     def observe(self, features: Features) -> None:
         if features.hidden is None:
@@ -50,15 +58,20 @@ class DeferredObserve(_Wrapper):
         self.hidden[place] = features.hidden
         self.tokens[place], self.positions[place] = features.tokens, features.positions
         self.slots[place] = features.slots
+        self.sets[place] = 0 if features.sets is None else features.sets
         self.waiting += count
 
     def propose(self, batch: DraftBatch) -> Draft:
         self.flush()
         return self.model.propose(batch)
 
-    def reload(self, checkpoint: str) -> None:
+    def reload(self, checkpoint: str, number: int = 0) -> None:
         self.flush()
-        self.model.reload(checkpoint)
+        super().reload(checkpoint, number)
+
+    def drop(self, number: int) -> None:
+        self.flush()
+        super().drop(number)
 
     def flush(self) -> None:
         """Show the model what waits. A slot that was freed and given to another token keeps the latter's state."""
@@ -69,11 +82,12 @@ class DeferredObserve(_Wrapper):
         if len(set(slots.tolist())) < self.waiting:
             latest = {slot: index for index, slot in enumerate(slots.tolist())}
             kept = torch.tensor(list(latest.values()))
-        self.model.observe(Features(self.hidden[kept], self.tokens[kept], self.positions[kept], self.slots[kept]))
+        numbers = (each[kept] for each in (self.tokens, self.positions, self.slots, self.sets))
+        self.model.observe(Features(self.hidden[kept], *numbers))
         self.waiting = 0
 
 
-class Initialised(_Wrapper):
+class Initialised(Wrapper):
     """`model`, which drafts for answers of at least `tokens` tokens (sequence initialisation: SpecDiff, section 4).
 
     Shorter ones are left to prompt lookup beside it, or go without drafts: an answer's beginning is decided by the
@@ -90,9 +104,6 @@ class Initialised(_Wrapper):
 
     def prefilled(self, chunks: Prefilled) -> None:
         self.model.prefilled(chunks)
-
-    def reload(self, checkpoint: str) -> None:
-        self.model.reload(checkpoint)
 
     def propose(self, batch: DraftBatch) -> Draft:
         if batch.answer_lens is None:

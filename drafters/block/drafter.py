@@ -75,11 +75,11 @@ class BlockDrafter(Drafter):
             self.graphs = DraftGraphs(self._propose, sizes, page_table, self.gamma)
 
     @torch.inference_mode()
-    def reload(self, checkpoint: str) -> None:
+    def reload(self, checkpoint: str, number: int = 0) -> None:
         """Exchange the weights in place, where CUDA graphs read them. It may draft from other tokens, but as many."""
-        found = load_model(checkpoint, dtype=self.dtype, device=self.device)
-        if found.config != self.model.config:
-            raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
+        if number:
+            raise ValueError("a block drafter has one set of weights; `WeightSets` has several")
+        found = self._of_this_shape(checkpoint)
         for ours, theirs in zip(self.model.parameters(), found.parameters(), strict=True):
             ours.copy_(theirs)
         self.model.vocab.copy_(found.vocab)
@@ -89,6 +89,22 @@ class BlockDrafter(Drafter):
             self.compiled = compile_block(self.model, self.embedding, self.head)
             if self.compiled is not None and self.pools:
                 self.compiled.allocate(self.pools)
+
+    def beside(self, checkpoint: str) -> BlockDrafter:
+        """A drafter with the weights of another checkpoint folder, on the draft state of this one, which is allocated.
+        Raises ValueError where it does not fit."""
+        model = self._of_this_shape(checkpoint)
+        made = BlockDrafter(model, embedding=self.embedding, head=self._target_head, gamma=self.gamma)
+        made.pools = self.pools
+        if made.compiled is not None:
+            made.compiled.allocate(made.pools)
+        return made
+
+    def _of_this_shape(self, checkpoint: str) -> BlockModel:
+        found = load_model(checkpoint, dtype=self.dtype, device=self.device)
+        if found.config != self.model.config:
+            raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
+        return found
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:

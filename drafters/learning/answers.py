@@ -23,7 +23,11 @@ SEGMENTS = 16
 LONGEST = 2048
 """Tokens of a prompt with its answer that are kept; longer prompts are not."""
 FOLDERS = ("answers", "features", "run", "drafters")
-CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json")
+KEYS = "keys"
+"""Folder of the learners of single keys, in that of a server's."""
+KEY_NAME = "key.json"
+"""File in each of them with the key's name."""
+CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json", KEYS, KEY_NAME)
 """Names in a learner's folder."""
 FORGOTTEN = ".{}.forgotten."
 """Beginning of the name of a folder that is being deleted."""
@@ -113,19 +117,22 @@ class AnswerStore:
 
 @dataclass
 class AnswerReader:
-    """Reads what is new in `folder`/answers since the last call; segments may disappear meanwhile."""
+    """Reads what is new in `folder`/answers since the last call; segments may disappear meanwhile.
+
+    ends: bytes of each segment that were read.
+    """
 
     folder: Path
-    _ends: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
 
     def read(self) -> list[Answer]:
         """New answers, the oldest first; after the answers were forgotten, all that there are."""
         found: list[Answer] = []
         numbers = segment_numbers(self.folder / "answers")
-        self._ends = {number: end for number, end in self._ends.items() if number in numbers}
+        self.ends = {number: end for number, end in self.ends.items() if number in numbers}
         for number in numbers:
-            answers, self._ends[number] = read_lines(
-                segment_path(self.folder / "answers", number), self._ends.get(number, 0)
+            answers, self.ends[number] = read_lines(
+                segment_path(self.folder / "answers", number), self.ends.get(number, 0)
             )
             found += answers
         return found
@@ -167,7 +174,7 @@ def _parse(line: bytes) -> Answer | None:
 
 
 def forget(folder: str | Path) -> None:
-    """Delete all that was kept and learned: answers, features, runs and drafters.
+    """Delete all that was kept and learned: answers, features, runs and drafters, those of single keys too.
 
     A server that uses a learned drafter goes back to its first one within seconds. Numbers of drafters go on. Raises
     ValueError, with nothing deleted, where the folder holds anything that is not a learner's.
@@ -175,15 +182,26 @@ def forget(folder: str | Path) -> None:
     folder = Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
     ours = re.compile(rf"({'|'.join(map(re.escape, CONTENTS))})|\.({'|'.join(map(re.escape, CONTENTS))})\..*")
-    made_here = {"answers", "learner.json"} & names or any(n.startswith(FORGOTTEN.format("answers")) for n in names)
+    begun = FORGOTTEN.format("answers")
+    made_here = {"answers", "learner.json", KEYS, KEY_NAME} & names or any(n.startswith(begun) for n in names)
+    made_here = made_here or (folder.parent.name == KEYS and "state.json" in names)
     if not made_here or not all(ours.fullmatch(name) and not (folder / name).is_symlink() for name in names):
         raise ValueError(f"{folder} is no learner's folder: expected nothing but {', '.join(CONTENTS)}")
+    sweep(folder)
+    for learner in folder.glob(f"{KEYS}/[!.]*"):
+        forget(learner)
     last = max(candidate_names(folder), default=None)
     for name in names:
         if any(name.startswith(FORGOTTEN.format(part)) for part in FOLDERS):  # of one that was killed
             shutil.rmtree(folder / name, ignore_errors=True)
     clear(folder, "answers")
     ServerState(None, (last,) if last else ()).write(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what is left of learners of single keys whose deletion was cut off."""
+    for path in folder.glob(f"{KEYS}/{FORGOTTEN.format('*')}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def clear(folder: Path, *more: str) -> None:

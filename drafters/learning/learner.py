@@ -1,26 +1,19 @@
-"""The learner: a process beside the server that trains the drafter in idle time, and offers what passes the gate.
-
-    python -m outrider.drafters.learning.learner --folder F --target PATH --kind dspark --start FOLDER \
-        --general prompts.jsonl --threads 1
+"""The learner: it trains the drafter on kept answers, and offers what passes the gate; its process is `process.py`.
 
 It may be stopped and continued (SIGSTOP, SIGCONT) or killed at any point: every file is whole, and the next process
-goes on from them. It ends with its parent.
+goes on from them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import fcntl
 import json
-import os
 import random
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,8 +29,8 @@ from ..training.batches import BatchMaker, anchor_range
 from ..training.loop import Means, Run, checkpoint_model
 from ..training.start import start_markov
 from ..training.store import Sequence
-from ..training.target import TargetModel, keep_freed_memory
-from .answers import Answer, AnswerReader, ServerState, clear
+from ..training.target import TargetModel
+from .answers import Answer, AnswerReader, ServerState
 from .candidates import complete, next_name, offer, prune
 from .gate import Followed, Verdict, compare, enough, follow, frozen_part, tau
 from .general import general_answers
@@ -66,11 +59,33 @@ class Forgotten(Exception):
     """Somebody deleted what the learner knows: it starts anew."""
 
 
-class Learner:
-    """One learner's state. `training` is None before the run begins."""
+@dataclass
+class Patience:
+    """Gates in a row without a candidate, the best tau of the run, and answers to wait for; 0: none."""
 
-    def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
+    fruitless: int = 0
+    best_tau: float = 0.0
+    wait_for: int = 0
+
+
+class Learner:
+    """One learner's state. `training` is None before the run begins.
+
+    general: folder of the general answers. patience: of a former turn. turn_over: asked after every gate, where several
+    learners take turns; None: this one learns for ever.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        target: TargetModel,
+        *,
+        general: Path | None = None,
+        patience: Patience | None = None,
+        turn_over: Callable[[], bool] | None = None,
+    ) -> None:
         self.args, self.target, self.folder = args, target, Path(args.folder)
+        self.patience, self.turn_over = patience or Patience(), turn_over
         for leftover in [*self.folder.glob(".learner.json.*"), *self.folder.glob("run/.lineage.json.*")]:
             leftover.unlink()
         self.progress = Progress(self.folder)
@@ -84,14 +99,15 @@ class Learner:
         self.maker: BatchMaker
         self.means = Means()
         self.followed: dict[str | None, dict[str, Followed]] = {}
-        self.fruitless, self.best_tau, self.wait_for, self.look_at, self.saved = 0, 0.0, 0, 0, 0.0
+        self.look_at, self.saved = 0, 0.0
         self.state = ServerState.read(self.folder)
         self.features = self.folder / "features"
         self.features.mkdir(mode=0o700, exist_ok=True)
+        self.general_folder = general or self.features / "general"
         self.made = self.features.stat().st_ino
 
     def run(self) -> None:
-        """Learn for ever; raises Forgotten."""
+        """Learn for ever, or until the turn is over or there is nothing to do; raises Forgotten."""
         try:
             self._open()
             self._learn()
@@ -103,7 +119,7 @@ class Learner:
         """Have the target write the general answers, open the stored features."""
         self.progress.phase("reading")
         layers, args = self._layers(), self.args
-        self.general = general_answers(self.features / "general", self.target, layers, Path(args.general))
+        self.general = general_answers(self.general_folder, self.target, layers, Path(args.general))
         self.supply = Supply(self.features, self.target, layers, args.most_feature_bytes)
         self.seen = len(self.supply.items)
 
@@ -119,8 +135,10 @@ class Learner:
             if reason := self._reason_to_wait():
                 if self.progress.numbers.phase != "waiting":
                     self.progress.phase("waiting")
-                    self.progress.event("waiting", reason=reason, answers=self.seen, needed=self.wait_for)
+                    self.progress.event("waiting", reason=reason, answers=self.seen, needed=self.patience.wait_for)
                 self.progress.tick()
+                if self.turn_over is not None:
+                    return self._end_turn()
                 self.look_at = 0
                 time.sleep(PAUSE)
                 continue
@@ -129,7 +147,18 @@ class Learner:
             self._step(self.training)
             if self.training.step >= FIRST_GATE and (self.training.step - FIRST_GATE) % GATE_EVERY == 0:
                 self._gate(self.training)
+                if self.turn_over is not None and self.turn_over():
+                    return self._end_turn()
             self.progress.tick()
+
+    @property
+    def waits(self) -> bool:
+        """True if there is nothing to do until there are more answers."""
+        return self.progress.numbers.phase == "waiting"
+
+    def _end_turn(self) -> None:
+        if self.training is not None:
+            self.training.save()
 
     def _start_folder(self, in_use: str | None) -> Path | None:
         """Folder of the drafter in use, which is the first one where a learned one is gone; None for none yet."""
@@ -149,7 +178,7 @@ class Learner:
         self.look_at = LOOK_EVERY + (self.training.step if self.training else 0)
         self.state = ServerState.read(self.folder)
         if self.lineage and not self._continues():
-            self.wait_for = self._more_answers() if set(self.lineage) & set(self.state.refused) else 0
+            self.patience.wait_for = self._more_answers() if set(self.lineage) & set(self.state.refused) else 0
             self._drop_run()
         self.unread = self.supply.missing(self.unread + self.reader.read())
         while self.unread:
@@ -178,10 +207,10 @@ class Learner:
             return "too few answers"
         if not enough(len({item.prompt for item in held}), sum(item.answer_tokens for item in held)):
             return "too few held-out answers"
-        if self.seen < self.wait_for:
+        if self.seen < self.patience.wait_for:
             return "no better drafter from these answers"
-        if self.wait_for:
-            self.wait_for = self.fruitless = 0
+        if self.patience.wait_for:
+            self.patience.wait_for = self.patience.fruitless = 0
             if self._start_folder(self.state.in_use):
                 self._drop_run()  # it did not get beyond what is in use
         return ""
@@ -211,6 +240,7 @@ class Learner:
         folder.mkdir(mode=0o700, exist_ok=True)
         if not (resumes := (folder / "checkpoint.pt").exists()):
             self._set_lineage([self.state.in_use])
+            self.patience.fruitless, self.patience.best_tau = 0, 0.0
         args = settings(self.args.kind, self.target, str(self._start_folder(self.lineage[0]) or FROM_TARGET))
         if resumes:
             model = checkpoint_model(folder / "checkpoint.pt")
@@ -221,7 +251,7 @@ class Learner:
         run = Run(folder, model, frozen_part(model, self.target), train.make_recipe(args, self.args.kind))
         run.resume()
         self.maker = BatchMaker(model.config, model.vocab, device=self.target.device)
-        self.look_at, self.fruitless, self.best_tau, self.saved = run.step + LOOK_EVERY, 0, 0.0, time.process_time()
+        self.look_at, self.saved = run.step + LOOK_EVERY, time.process_time()
         return run
 
     def _fresh(self, args: argparse.Namespace) -> BlockModel:
@@ -280,14 +310,15 @@ class Learner:
         numbers.gates += 1
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
         self.progress.event("gate", steps=run.step, anchors=run.anchors, passed=verdict.passed, **verdict.numbers())
-        better = verdict.candidate_tau > self.best_tau * BETTER
+        patience = self.patience
+        better = verdict.candidate_tau > patience.best_tau * BETTER
         undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only something better is worth another
         if offers := verdict.passed and (better or not undecided):
             self._offer(run, folder, verdict, found + general)
-        self.fruitless = 0 if better or offers else self.fruitless + 1
-        self.best_tau = max(self.best_tau, verdict.candidate_tau)
-        if self.fruitless >= PATIENCE:
-            self.wait_for = self._more_answers()
+        patience.fruitless = 0 if better or offers else patience.fruitless + 1
+        patience.best_tau = max(patience.best_tau, verdict.candidate_tau)
+        if patience.fruitless >= PATIENCE:
+            patience.wait_for = self._more_answers()
 
     def _gate_items(self) -> list[Item]:
         """The newest held-out answers."""
@@ -336,65 +367,3 @@ class Learner:
         run.save()
         self.saved = time.process_time()
         prune(self.folder / "drafters", self.state, name)
-
-
-def step_aside() -> None:
-    """Run only where nothing else wants to, and end with the parent, stopped or not."""
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        sys.exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM: at once, like a kill
-    os.umask(0o077)
-
-
-def arguments() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="learner", description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", required=True, type=Path, help="the learner's folder, where answers/ is written to")
-    parser.add_argument("--target", required=True, help="Hugging Face folder of the target")
-    parser.add_argument("--kind", required=True, help="dspark or dflash")
-    parser.add_argument("--start", required=True, help="the drafter that the server starts with, or target for none")
-    parser.add_argument("--general", required=True, type=Path, help="JSONL file of general prompts")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--most-feature-bytes", type=int, default=2 << 30)
-    return parser
-
-
-def main(given: list[str] | None = None) -> int:
-    """Learn until ended; returns 1, with one line of error in learner.json and on stderr, where that cannot be."""
-    args = arguments().parse_args(given)
-    step_aside()
-    args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(args.folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # another learner may be ending
-    torch.set_num_threads(args.threads)
-    keep_freed_memory()
-    try:
-        target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
-        settings(args.kind, target, args.start)
-        while True:
-            try:
-                Learner(args, target).run()
-            except Forgotten:
-                clear(args.folder)
-    except Exception as error:
-        progress = Progress(args.folder)
-        progress.numbers.error = " ".join(str(error).split()) or type(error).__name__
-        progress.phase("failed")
-        print(f"learner: {progress.numbers.error}", file=sys.stderr)
-        if not isinstance(error, (ValueError, OSError)):
-            raise  # a fault of ours: where it was matters
-        return 1
-    finally:
-        os.close(lock)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -94,7 +94,7 @@ def _name(process: psutil.Process, root: psutil.Process) -> str:
     if process == root:
         return "server"
     title = " ".join(process.cmdline())
-    if "drafters.learning.learner" in title:
+    if "drafters.learning.process" in title:
         return "learner"
     if "sglang::" in title:
         return title.partition("::")[2].split()[0]

@@ -3,6 +3,7 @@
   outrider learn status                        answers kept, drafters tried, the one in use
   outrider learn forget                        delete answers and learned drafters; a running server goes back at once
   outrider learn export --out runs/learned     the drafter in use, for --drafter-path or `outrider export`
+  outrider learn status --key team-a           the same of one key, of a server with --learn-per key
 
 Without --learn-folder it is the only folder of the cache, as `outrider serve --learn` makes it.
 """
@@ -27,15 +28,20 @@ SHOWN = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=ACTIONS)
     parser.add_argument("--learn-folder", type=Path, metavar="FOLDER", help="as given to `outrider serve`")
+    parser.add_argument("--key", metavar="NAME", help="of this key alone, where each has a drafter of its own")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="export: folder to write, which is not there yet")
     parser.add_argument("--json", action="store_true", help="status: as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it; returns the exit status."""
-    from outrider.drafters.learning.answers import ServerState, forget
+    from outrider.drafters.learning.answers import KEYS, ServerState, forget
+    from outrider.drafters.learning.keys import learner_of, learners, name_of
 
-    folder = _folder(args.learn_folder)
+    folder = whole = _folder(args.learn_folder)
+    if args.key is not None and not (folder := whole / KEYS / learner_of(args.key)).is_dir():
+        known = ", ".join(filter(None, map(name_of, learners(whole)))) or "none"
+        raise UserError(f"{whole} has nothing of a key {args.key}; of keys it has {known}")
     if (args.out is not None) != (args.what == "export"):
         raise UserError("--out FOLDER goes with export, and export needs it")
     if args.what == "forget":
@@ -48,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     state = ServerState.read(folder)
     if args.what == "status":
         found = _status(folder, state.in_use, state.refused)
+        found |= {} if args.key is not None else {"keys": _keys(folder)}
         print(json.dumps(found, indent=2) if args.json else _shown(found))
         return 0
     if state.in_use is None:
@@ -84,6 +91,20 @@ def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[
     }  # fmt: skip
 
 
+def _keys(folder: Path) -> list[dict[str, Any]]:
+    """Each key's name, drafter in use and answers, where keys have drafters of their own."""
+    from outrider.drafters.learning.answers import ServerState
+    from outrider.drafters.learning.keys import learners, name_of
+
+    found = []
+    for learner in learners(folder):
+        numbers = learner / "learner.json"
+        known = json.loads(numbers.read_text()) if numbers.is_file() else {}
+        answers = known.get("answers", 0) + known.get("held_out", 0)
+        found.append({"key": name_of(learner), "in_use": ServerState.read(learner).in_use, "answers": answers})
+    return found
+
+
 def _parsed(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
@@ -108,6 +129,8 @@ def _shown(found: dict[str, Any]) -> str:
         if found.get("candidate_tau"):
             in_use = found.get("in_use_tau") or 1.0
             lines.append(f"tokens a step, held out: in use {in_use:.2f}, in training {found['candidate_tau']:.2f}")
+    for key in found.get("keys", ()):
+        lines.append(f"  key {key['key']}: {key['answers']} answers, drafter {key['in_use'] or 'of the start'}")
     for event in found["exchanges"]:
         what = f"drafter {event['drafter']} " + ("put to use" if event["event"] == "promotion" else "taken back")
         taus = f": {event['tau_before'] or 1.0:.2f} -> {event['tau']:.2f}" if "tau" in event else ""

@@ -18,6 +18,7 @@ from . import errors, openapi
 from .answers import logprobs
 from .answers.answer_log import AnswerLogger
 from .connections.hosts import AllowedHosts, HostGuard
+from .key_learning import KeyLearning
 from .keys import metering
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
@@ -60,6 +61,7 @@ def build(
         diffusion=settings.diffusion is not None,
         prompt_length=PromptLength(manager.tokenizer, engine.context_length),
         learns=settings.learn,
+        drafter_of=learning.drafter_of if isinstance(learning, KeyLearning) else None,
     )
     sampling = SamplingDefaults.of(manager)
     tokenization.install(manager)

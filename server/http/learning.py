@@ -57,7 +57,10 @@ class LearningMetrics:
         self.seconds = gauge("seconds", "Seconds of processor time spent training since the folder was made.")
         self.in_use_tau = gauge("in_use_tau", "Tokens a step of the drafter in use, on answers that none has seen.")
         self.candidate_tau = gauge("candidate_tau", "The same of the drafter in training.")
-        self.in_use = gauge("in_use", "Number of the learned drafter that serves; 0: the drafter of the start.")
+        self.in_use = gauge(
+            "in_use",
+            "Number of the learned drafter that serves; 0: that of the start. With --learn-per key: keys with one.",
+        )
         self.training = gauge("training", "1 while the learner trains, 0 while it waits.")
         self.failed = gauge("failed", "1 while the learner cannot go on.")
         self.promoted_at = gauge("last_promotion_seconds", "When a learned drafter was last put to use, in unix time.")
@@ -135,17 +138,12 @@ class Learning:
         self._read_numbers()
 
     def _newest(self) -> str | None:
-        known = candidate_names(self.folder)
-        return max((n for n in known if n > (self.state.in_use or "") and n not in self.state.refused), default=None)
+        return newest(self.folder, self.state)
 
     async def _promote(self, name: str) -> None:
         folder = Path(self._path(name))
-        try:
-            found = json.loads((folder / "gate.json").read_text())
-            taus = {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
-            await asyncio.to_thread(write_calibration, folder, self.settings.profile)
-        except Exception as error:  # whatever is wrong with its files, it is not used
-            logger.warning("the learned drafter %s is not used: %s", name, str(error) or repr(error))
+        taus = await self._prepare(folder)
+        if taus is None:
             self._write(self.state.in_use, refused=name)
             return
         await worker_rpc.command(self.manager, worker_rpc.USE, str(folder))
@@ -157,6 +155,16 @@ class Learning:
         self.metrics.promotions.inc()
         self.metrics.promoted_at.set_to_current_time()
         self._event("promotion", drafter=name, before=before, **taus)
+
+    async def _prepare(self, folder: Path) -> dict[str, Any] | None:
+        """Write a candidate's calibration; returns its taus, None where it cannot be used, which is logged."""
+        try:
+            found = json.loads((folder / "gate.json").read_text())
+            await asyncio.to_thread(write_calibration, folder, self.settings.profile)
+            return {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
+        except Exception as error:  # whatever is wrong with its files
+            logger.warning("the learned drafter %s is not used: %s", folder.name, str(error) or repr(error))
+            return None
 
     async def _notice_rollback(self) -> None:
         """Have all engines draft with the drafter before, where one of them has taken the one in use back."""
@@ -207,6 +215,12 @@ class Learning:
         self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
         if self.numbers["phase"] == "failed":
             self.metrics.failed.set(1)
+
+
+def newest(folder: Path, state: ServerState) -> str | None:
+    """A learner's newest candidate, if it is newer than the one in use and was not refused."""
+    known = candidate_names(folder)
+    return max((n for n in known if n > (state.in_use or "") and n not in state.refused), default=None)
 
 
 def write_calibration(folder: Path, profile: str | None) -> None:

@@ -121,6 +121,7 @@ def serve(
     # Imports SGLang, which reads the environment that the engine was started with.
     with quick_imports():
         from . import app, event_loop, offload
+        from .key_learning import KeyLearning
         from .keys.access import Access
         from .keys.token_limits import ServerClock, day_of
         from .keys.usage_file import UsageFile
@@ -133,7 +134,11 @@ def serve(
     access = Access(settings.api_key, settings.api_keys, clock=clock, used=used)
     progress = Progress(engine.tokenizer_manager, settings.max_step_seconds)
     lifecycle = Lifecycle(engine, settings.drain_seconds, settings.lame_duck_seconds, progress)
-    learning = Learning(settings, engine.tokenizer_manager, lifecycle) if settings.learn else None
+    learning: Learning | None = None
+    if settings.learns_per_key:
+        learning = KeyLearning(settings, engine.tokenizer_manager, lifecycle, access=access)
+    elif settings.learn:
+        learning = Learning(settings, engine.tokenizer_manager, lifecycle)
     failure: str | None = None
 
     async def in_idle_time() -> None:

@@ -31,6 +31,7 @@ class PluginConfig:
         unmasking_tokens, unmasking_threshold: of the policies static and threshold.
     learning: folder of what is learnt from answers (`drafters/learning`); "" where nothing is. learned: the drafter in
         it that serves in place of drafter_path's weights; "": none. learn_tokens: of answers, kept at most.
+        learn_keys: keys whose own drafters are in memory at most; 0: all keys share one drafter.
     """
 
     drafter: str = "off"
@@ -52,6 +53,7 @@ class PluginConfig:
     learning: str = ""
     learned: str = ""
     learn_tokens: int = 0
+    learn_keys: int = 0
 
     @property
     def step_tokens(self) -> int | None:

@@ -19,6 +19,8 @@ class RequestOptions:
     min_tokens_per_second: its service level; None: none.
     trace: say of each token who made it (`decode/trace.py`).
     learn: its answer is kept for the drafter to learn from.
+    learner, learned: with a drafter for each key, the key's learner (`drafters/learning/keys.py`), and which of its
+        drafters drafts; "": the one of the start.
     """
 
     enabled: bool = True
@@ -28,6 +30,8 @@ class RequestOptions:
     min_tokens_per_second: float | None = None
     trace: bool = False
     learn: bool = False
+    learner: str = ""
+    learned: str = ""
 
     def to_custom_params(self) -> dict[str, Any] | None:
         """The options for SGLang's `custom_params`; None where nothing differs from the defaults."""

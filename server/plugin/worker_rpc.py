@@ -8,7 +8,7 @@ from typing import Any
 
 RELOAD = "outrider_reload_profile"
 FORGET = "outrider_forget"
-USE = "outrider_use_drafter"
+USE, DROP_KEY = "outrider_use_drafter", "outrider_drop_key"
 MEASURE, SERVE = "outrider_measure", "outrider_serve"
 LIVE = "outrider_live"
 
@@ -61,6 +61,7 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
         RELOAD: lambda _: worker.reload_profile(),
         FORGET: lambda _: worker.forget_records(),
         USE: lambda folder: _use(scheduler, folder),
+        DROP_KEY: lambda learner: scheduler.draft_worker.drop_key(learner),
         MEASURE: lambda _: measuring.begin(worker),
         SERVE: lambda _: measuring.end(worker),
     }
@@ -97,8 +98,8 @@ async def read_live(manager: Any) -> list[dict[str, Any]]:
 
 
 async def command(manager: Any, name: str, value: Any = 1) -> None:
-    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, or USE a drafter's folder; returns when it is
-    done."""
+    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, USE a drafter's folder, or DROP_KEY what it has
+    of a key's learner; returns when it is done."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     await manager.set_internal_state(SetInternalStateReq(server_args={name: value}))

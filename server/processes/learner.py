@@ -17,13 +17,13 @@ from .process import PR_SET_PDEATHSIG
 
 BOUND_TO_PARENT = (
     f"import ctypes, runpy; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
-    "runpy.run_module('outrider.drafters.learning.learner', run_name='__main__')"
+    "runpy.run_module('outrider.drafters.learning.process', run_name='__main__')"
 )
 """The learner, which may be stopped as soon as it runs, and is then ended with its parent all the same."""
 
 
 class LearnerProcess:
-    """A process that trains the drafter (`drafters/learning/learner.py`), at the lowest priority.
+    """A process that trains the drafter (`drafters/learning/process.py`), at the lowest priority.
 
     It ends with this process, and whatever ends it, its folder is whole.
     """
@@ -37,6 +37,8 @@ class LearnerProcess:
         self.command += ["--threads", str(settings.learn_threads), "--device", settings.learn_device]
         self.command += ["--dtype", "float32" if settings.resolved_dtype == "float32" else "bfloat16"]
         self.command += ["--most-feature-bytes", str(int(settings.learn_gigabytes * 2**30))]
+        if settings.learns_per_key:
+            self.command += ["--keys", str(settings.learn_keys)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -148,8 +148,7 @@ class Declared:
     learn: bool = _learning(
         False,
         "[train the drafter](../docs/learn.md) on finished answers while nobody is served, and use what is better; "
-        "without a drafter for the model, make one. Requests refuse with `X-Outrider-Learn: off` or `store: false`, "
-        "keys with `learn = false`",
+        "without a drafter for the model, make one",
     )
     learn_folder: Path | None = _learning(
         None,
@@ -162,6 +161,14 @@ class Declared:
     )
     learn_gigabytes: float = _learning(
         2.0, "disk for what is read from them to train on", metavar="GB", bounds=(0.1, 1 << 20)
+    )
+    learn_per: str = _learning(
+        "server",
+        "`key`: [a drafter for each API key](../docs/learn.md#a-drafter-for-each-key), and cached prefixes; on a CPU",
+        choices=("server", "key"),
+    )
+    learn_keys: int = _learning(
+        8, "keys whose drafters are in memory, and whose training features are on disk", bounds=(1, 1 << 10)
     )
     learn_threads: int = _learning(1, "CPU threads of the training", bounds=(1, 1 << 10))
     learn_device: str = _learning(

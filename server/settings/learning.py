@@ -47,13 +47,19 @@ def with_start(settings: Settings, model: Model) -> Settings:
         raise UserError("--learn trains drafters; a block-diffusion model has none")
     if settings.parallel.tp_size > 1 or settings.parallel.nnodes > 1:
         raise UserError("--learn serves one rank so far; leave --tp-size and --nnodes out")
+    if settings.learns_per_key:
+        if settings.api_key is None and settings.api_keys is None:
+            raise UserError("--learn-per key gives each API key a drafter; it goes with --api-keys")
+        if settings.resolved_device != "cpu":
+            raise UserError("--learn-per key serves on a CPU so far; leave it out on a GPU")
     if settings.drafter not in ("auto", *BLOCK_KINDS):
         raise UserError(f"--learn goes with --drafter {' or '.join(BLOCK_KINDS)}, not {settings.drafter}")
     from .checkpoints import shipped
 
     kind = BLOCK_KINDS[0] if settings.drafter == "auto" else settings.drafter
     folder = folder_of(settings, model, kind)
-    settings = replace(settings, learn_folder=folder, learned=in_use(folder))
+    learned = "" if settings.learns_per_key else in_use(folder)
+    settings = replace(settings, learn_folder=folder, learned=learned)
     if settings.drafter_path is not None or (shipped(model, kind) / "config.json").is_file():
         return settings if settings.drafter_path else replace(settings, drafter=kind)
     start = folder / START

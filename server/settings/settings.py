@@ -39,6 +39,8 @@ class Settings(Declared):
     def _check_speculation(self) -> None:
         if self.model is not None and not self.model.strip():
             raise UserError("--model is empty; leave it out to serve the embedded model")
+        if self.learn_per == "key" and not self.learn:
+            raise UserError("--learn-per key goes with --learn")
         if self.denoising_steps is not None:
             if self.drafter not in DENOISING_DRAFTERS:
                 raise UserError(f"--denoising-steps goes with --drafter {' or '.join(DENOISING_DRAFTERS)}")
@@ -141,6 +143,11 @@ class Settings(Declared):
         return self.lookup and self.drafter in CHECKPOINT_DRAFTERS
 
     @property
+    def learns_per_key(self) -> bool:
+        """True where each API key has a learned drafter of its own."""
+        return self.learn and self.learn_per == "key"
+
+    @property
     def resolved_denoising_steps(self) -> int:
         """Forward passes for a draft; 0 where the drafter does not denoise."""
         if self.drafter not in DENOISING_DRAFTERS:
@@ -180,4 +187,5 @@ class Settings(Declared):
             learning=str(self.learn_folder) if self.learn else "",
             learned=self.learned,
             learn_tokens=self.learn_tokens,
+            learn_keys=self.learn_keys if self.learns_per_key else 0,
         )

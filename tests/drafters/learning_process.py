@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from outrider.drafters.learning import gate, learner, start, supply
+from outrider.drafters.learning import gate, learner, process, start, supply
+from outrider.drafters.learning.answers import Answer, AnswerStore
 from outrider.drafters.training.loop import TrainingRun
 from outrider.drafters.training.store import FeatureStore
 
@@ -24,6 +25,14 @@ HURRIED = {
     (learner, "GATE_EVERY"): 40,
     (learner, "PAUSE"): 0.05,
 }
+
+
+def keep(folder: Path, answers: list[Answer]) -> None:
+    """Append answers as a server does."""
+    store = AnswerStore(folder, 10**6)
+    for answer in answers:
+        store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
+    store.close()
 
 
 def die() -> None:
@@ -92,11 +101,11 @@ def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str
 
     learner.Learner._next_sequence = noted  # type: ignore[method-assign]
     FAULTS[fault]()
-    sys.exit(learner.main(command))
+    sys.exit(process.main(command))
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["outrider.drafters.learning.learner"])  # this module the server would not find
+CONTEXT.set_forkserver_preload(["outrider.drafters.learning.process"])  # this module the server would not find
 
 
 def run(

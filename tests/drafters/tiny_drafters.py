@@ -110,7 +110,9 @@ GAMMA = 3
 """Draft tokens of `make_registered`, fewer than the models' own."""
 
 
-def make_registered(name: str, folder: Path, *, lookup_gamma: int = 0) -> tuple[Drafter, list[int]]:
+def make_registered(
+    name: str, folder: Path, *, lookup_gamma: int = 0, several_sets: bool = False
+) -> tuple[Drafter, list[int]]:
     """The registry's drafter of that name for a tiny target, and the layers that it had captured."""
     captured: list[int] = []
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
@@ -119,7 +121,10 @@ def make_registered(name: str, folder: Path, *, lookup_gamma: int = 0) -> tuple[
     if registry.find(name).needs_checkpoint:
         save_compact(make_model(CONFIGS[name]) if name in CONFIGS else make_diffusion(DIFFUSION), folder)
         checkpoint = str(folder)
-    return registry.make(name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma), captured
+    made = registry.make(
+        name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma, several_sets=several_sets
+    )
+    return made, captured
 
 
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(91))]

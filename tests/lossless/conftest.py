@@ -124,14 +124,14 @@ def rounding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 
 @pytest.fixture
-def start_learning(tmp_path: Path, small_target: SmallTarget) -> Iterator[Callable[[], Server]]:
-    """Starts servers of the small target that learn in `tmp_path`/learned, one after another."""
+def start_learning(tmp_path: Path, small_target: SmallTarget) -> Iterator[Callable[..., Server]]:
+    """Starts servers of the small target, with more flags, that learn in `tmp_path`/learned, one after another."""
     flags = (*_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
     flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
     started: list[Server] = []
 
-    def start() -> Server:
-        started.append(Server(tmp_path / f"log-{len(started)}", *SHARING, *ONE_THREAD, *flags))
+    def start(*more: str) -> Server:
+        started.append(Server(tmp_path / f"log-{len(started)}", *SHARING, *ONE_THREAD, *flags, *more))
         return started[-1].wait_until_ready()
 
     yield start

@@ -9,16 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-import torch
 from asking import complete, tokens
+from learned_drafters import offer, wait_for_state
 from metrics_page import MetricsPage, documented, metric
 from running import HTTP, Server
 from small_target import SmallTarget
-
-from outrider.drafters.block import checkpoint
 
 pytestmark = pytest.mark.server
 TOKENS = 60
@@ -36,35 +33,6 @@ def answers(server: Server, prompts: list[str], *, speculate: bool, at_once: int
 
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(ask, asked))
-
-
-def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool) -> None:
-    """Put a candidate where the learner puts one that has passed: the drafter itself, or one of random weights."""
-    model = checkpoint.load(small_target.dspark, dtype=torch.float32)
-    if broken:
-        torch.manual_seed(1)
-        for weight in model.parameters():
-            torch.nn.init.normal_(weight, std=0.1)
-    made = folder / "made"
-    checkpoint.save_compact(model, made)
-    (made / "gate.json").write_text(json.dumps({"candidate_tau": 2.0, "in_use_tau": 1.0}))
-    gamma = model.config.gamma
-    drafts = np.full((200, gamma), 0.5, np.float32), np.zeros(200, np.int64), np.full(200, gamma)
-    np.savez(made / "held-out.npz", **dict(zip(("confidence", "accepted", "reach"), drafts, strict=True)))
-    (folder / "drafters").mkdir(exist_ok=True)
-    made.rename(folder / "drafters" / name)
-
-
-def wait_for_state(folder: Path, **wanted: Any) -> None:
-    """Until state.json says so."""
-    found: dict[str, Any] = {}
-    for _ in range(300):
-        if (folder / "state.json").is_file():
-            found = json.loads((folder / "state.json").read_text())
-            if wanted.items() <= found.items():
-                return
-        time.sleep(0.1)
-    pytest.fail(f"state.json is {found}, not {wanted}")
 
 
 def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
@@ -94,9 +62,8 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     wait_for_state(folder, in_use=None, refused=["0001", "0002"])
     offer(folder, "0003", small_target, broken=False)
     wait_for_state(folder, in_use="0003", refused=["0001", "0002"])
-    learner = [
-        child for child in psutil.Process(server.process.pid).children() if "learner" in " ".join(child.cmdline())
-    ]
+    children = psutil.Process(server.process.pid).children()
+    learner = [child for child in children if "learning.process" in " ".join(child.cmdline())]
     assert len(learner) == 1
     server.process.kill()
     psutil.wait_procs(learner, timeout=10)

@@ -106,6 +106,8 @@ class _Handler:
             min_tokens_per_second=request.min_tokens_per_second,
             trace=speculation.trace,
             learn=request._learn,
+            learner=request._own[0],
+            learned=request._own[1],
         )
         request.custom_params = options.to_custom_params()
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]

@@ -195,6 +195,11 @@ class Access:
         """True if requests need no key."""
         return not self._key_usages
 
+    @property
+    def keys(self) -> list[Key]:
+        """The keys in force."""
+        return [key_usage.key for key_usage in self._key_usages]
+
     def key_usage(self, authorization: bytes) -> KeyUsage | None:
         """Usage of the header's key, None if it is unknown. All keys are compared, so that timing reveals nothing."""
         scheme, _, key = authorization.partition(b" ")

@@ -26,20 +26,23 @@ class SpeculationOptions(BaseModel):
 
 
 class ChatRequest(ChatCompletionRequest):
-    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer."""
+    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: its key's
+    learner, and which of its drafters is in use."""
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
+    _own: tuple[str, str] = PrivateAttr(default=("", ""))
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
 
 
 class TextRequest(CompletionRequest):
-    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer."""
+    """_body_bytes, _learn, _own: as of `ChatRequest`."""
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
+    _own: tuple[str, str] = PrivateAttr(default=("", ""))
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from .. import offload
 from ..errors import ApiError, invalid_value
 from ..keys import admission
+from ..keys.key_file import Key
 from . import bounds, grammars, validation
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
 from .protocol import (
@@ -53,17 +54,34 @@ async def receive(
     level, learn = raw.headers.get(LEVEL_HEADER), _may_learn(raw.headers.get(LEARN_HEADER), limits)
     with entering():
         if len(data) <= SMALL_BYTES:
-            return _checked(data, values, kind, limits, level, learn)
-        return await offload.run(len(data), _checked, data, values, kind, limits, level, learn)
+            request = _checked(data, values, kind, limits, level, learn)
+        else:
+            request = await offload.run(len(data), _checked, data, values, kind, limits, level, learn)
+    _set_apart(request, limits)
+    return request
 
 
 def _may_learn(header: str | None, limits: Limits) -> bool:
     """True on a server that learns, unless the request or its key refuses; raises ApiError for another header."""
     if header is not None and header.lower() not in ("on", "off"):
         raise ApiError(f"header {LEARN_HEADER} is on or off, not {clipped(header)}", code="invalid_value")
-    current = admission.current()
-    key = current.key_usage.key if current is not None and current.key_usage is not None else None
+    key = _key()
     return limits.learns and (header or "on").lower() == "on" and (key is None or key.learn)
+
+
+def _key() -> Key | None:
+    """The key of the request that the running code works for; None where none is needed."""
+    current = admission.current()
+    return current.key_usage.key if current is not None and current.key_usage is not None else None
+
+
+def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
+    """Where keys have drafters of their own, name that of the request's key, and have it share prefixes with nothing
+    but what was drafted by the same drafter for the same key."""
+    key = _key()
+    if limits.drafter_of is not None and key is not None:
+        request._own = limits.drafter_of(key)
+        request.extra_key = ":".join((key.digest.hex(), *request._own))
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import ApiError, invalid_value, unsupported
+from ..keys.key_file import Key
 from .bounds import MAX_TOP_LOGPROBS, out_of_range
 from .json_body import clipped
 from .protocol import ChatRequest, TextRequest
@@ -47,6 +49,7 @@ class Limits:
     diffusion: the model fills blocks of tokens, see `NEUTRAL`.
     prompt_length: refuses texts that are longer than the context; None leaves that to the tokenizer.
     learns: answers are kept for the drafter to learn from, where nobody refuses.
+    drafter_of: with a drafter for each key, its learner and which of its drafters is in use; None: keys share one.
     """
 
     max_body_bytes: int
@@ -58,6 +61,7 @@ class Limits:
     diffusion: bool = False
     prompt_length: PromptLength | None = None
     learns: bool = False
+    drafter_of: Callable[[Key], tuple[str, str]] | None = None
 
 
 def check(request: ChatRequest | TextRequest, limits: Limits) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.runtime_context import get_parallel
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.learning.answers import AnswerStore
+from outrider.drafters.learning.answers import KEYS, AnswerStore
 from outrider.scheduler.calibration.classes import SOURCES
 
 from ..config import PluginConfig
@@ -22,6 +22,8 @@ from ..options import RequestOptions
 
 logger = logging.getLogger(__name__)
 
+OPEN_STORES = 64
+"""Stores of keys' answers that are open at once; opening one reads it."""
 WINDOW = 512
 """Drafts over which the share of the drafter that serves is averaged."""
 WATCHED = 2048
@@ -35,10 +37,13 @@ CHANCE = 1e-4
 
 
 class AnswerKeeper:
-    """Keeps answers as they finish, but those of requests that refused. Nothing else of a request is kept."""
+    """Keeps answers as they finish, but those of requests that refused. Nothing else of a request is kept.
 
-    def __init__(self, store: AnswerStore):
-        self.store = store
+    store_of: finds the store of a request's learner, "" for that of the server.
+    """
+
+    def __init__(self, store_of: Callable[[str], AnswerStore]):
+        self.store_of = store_of
         self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._failed = False
 
@@ -47,7 +52,10 @@ class AnswerKeeper:
         """The keeper of a server that learns; of several engines the first one's answers are enough."""
         if not config.learning or (get_parallel().dp_rank or 0) > 0:
             return None
-        return cls(AnswerStore(Path(config.learning), config.learn_tokens))
+        if config.learn_keys:
+            return cls(KeyStores(Path(config.learning) / KEYS, config.learn_tokens))
+        store = AnswerStore(config.learning, config.learn_tokens)
+        return cls(lambda _: store)
 
     def admit(self, reqs: Sequence[Any]) -> None:
         """Note SGLang's requests that are prefilled."""
@@ -63,11 +71,28 @@ class AnswerKeeper:
         params = req.sampling_params
         temperature = 0.0 if params.top_k == 1 else float(params.temperature)
         try:
-            self.store.append(req.origin_input_ids, req.output_ids_through_stop, temperature)
+            learner = RequestOptions.from_custom_params(params.custom_params).learner
+            self.store_of(learner).append(req.origin_input_ids, req.output_ids_through_stop, temperature)
         except OSError as error:
             if not self._failed:
                 logger.warning("answers cannot be kept for the drafter to learn from: %s", error)
             self._failed = True
+
+
+class KeyStores:
+    """The stores of keys' learners in `folder`, each of at most `most_tokens` tokens; some are open."""
+
+    def __init__(self, folder: Path, most_tokens: int):
+        self.folder, self.most_tokens = folder, most_tokens
+        self._open: dict[str, AnswerStore] = {}  # the least recently used first
+
+    def __call__(self, learner: str) -> AnswerStore:
+        """The store of a learner. Raises OSError."""
+        store = self._open.pop(learner, None) or AnswerStore(self.folder / learner, self.most_tokens)
+        self._open[learner] = store
+        if len(self._open) > OPEN_STORES:
+            self._open.pop(next(iter(self._open))).close()
+        return store
 
 
 class Exchange:

@@ -26,6 +26,7 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.scheduler.upload import upload
 
 from . import live
+from .key_drafters import KeyDrafters
 from .learning import DrafterWatch
 from .metrics import SpeculationMetrics
 from .readback import DeviceTime, PendingCopy, Readback
@@ -44,7 +45,8 @@ class Planning:
     planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
     them as they are.
     device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
-    watch: is shown what became of drafts, on a server that learns.
+    watch: is shown what became of drafts, on a server that learns. by_key: the same, where keys have drafters of their
+        own, which have calibrations of their own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Planning:
         buckets: TokenBuckets | None = None,
         block: int | None = None,
         watch: DrafterWatch | None = None,
+        by_key: KeyDrafters | None = None,
     ):
         self.buckets, self.block = buckets, block
         self.requests = requests
@@ -65,7 +68,7 @@ class Planning:
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
-        self.watch = watch
+        self.watch, self.by_key = watch, by_key
         self._take(planner, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
@@ -132,8 +135,9 @@ class Planning:
             if draft.looked_up is not None:
                 classes = classes + draft.looked_up
             rows = upload(step.view.rows, draft.lens.device)
+            calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries.sets)
             confidence, ends = weigh_drafts(
-                draft.tokens, draft.confidence, classes, rows, self.requests.ends, self._parameters(draft.confidence)
+                draft.tokens, draft.confidence, calibrated_as, rows, self.requests.ends, parameters
             )
             draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
         verify_lens = self._verify_lens(step, confidence, draft_lens) if drafted else torch.zeros_like(draft.lens)
@@ -151,11 +155,16 @@ class Planning:
             planner_seconds=step.planner_seconds + time.perf_counter() - began,
         )
 
-    def _parameters(self, confidence: torch.Tensor) -> Parameters | None:
-        """Parameters of the calibration, for confidence [R, gamma]."""
+    def _parameters(
+        self, confidence: torch.Tensor, classes: torch.Tensor, sets: np.ndarray
+    ) -> tuple[torch.Tensor, Parameters | None]:
+        """Parameters of the calibrations, for confidence [R, gamma], and the place [R] in them of each request, of
+        these classes [R] and sets of weights [R]."""
         if self.calibration is None:
-            return None
-        return self.calibration.parameters(confidence.shape[1], confidence.device)
+            return classes, None
+        if self.by_key is not None:
+            return self.by_key.parameters(confidence, classes, sets, self.calibration)
+        return classes, self.calibration.parameters(confidence.shape[1], confidence.device)
 
     def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
         """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
@@ -238,6 +247,8 @@ class Planning:
         self.metrics.observe_step(step, *counted)
         if drafted and self.watch is not None:
             self.watch.observe(*counted[:-1])
+        if drafted and self.by_key is not None:
+            self.by_key.observe(step.entries.sets, *counted[:-1])
         draft_seconds = float(admission.draft_seconds)
         self.metrics.observe_draft_and_planner(draft_seconds, admission.planner_seconds + self._learning)
         self._learning = 0.0

@@ -30,6 +30,7 @@ class Entries:
     levels: np.ndarray
     progress: np.ndarray
     ruled: np.ndarray | None
+    sets: np.ndarray
     all_planned: bool
     any_level: bool
 
@@ -48,6 +49,7 @@ class RequestTable:
     planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
     ruled: [rows] bool, has rules for its logits (`logit_rules.changes_logits`).
     traced: [rows] bool, wants to know who made each of its tokens.
+    sets: [rows] int64, the set of weights that drafts for it (`key_drafters.py`).
     greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
@@ -66,6 +68,7 @@ class RequestTable:
         self.planned = np.ones(rows, dtype=bool)
         self.ruled = np.zeros(rows, dtype=bool)
         self.traced = np.zeros(rows, dtype=bool)
+        self.sets = np.zeros(rows, dtype=np.int64)
         self.generations = np.zeros(rows, dtype=np.int64)
         self.greedy = np.zeros(rows, dtype=bool)
         self.given = np.zeros(rows, dtype=bool)
@@ -129,6 +132,7 @@ class RequestTable:
             levels=levels,
             progress=np.full(len(rows), np.inf),
             ruled=ruled if ruled.any() else None,
+            sets=self.sets[rows],
             all_planned=bool(planned.all()),
             any_level=bool(levels.any()),
         )

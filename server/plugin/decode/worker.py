@@ -30,6 +30,7 @@ from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..loading.planner import load_plan
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
+from .key_drafters import KeyDrafters
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
@@ -46,6 +47,8 @@ from .verify_tail import VerifyTail
 
 
 class SpeculativeWorker(BaseSpecWorker):
+    by_key: KeyDrafters | None = None
+
     def __init__(self, server_args: Any, target_worker: Any, **_: Any):
         super().__init__()
         self._target_worker = target_worker
@@ -80,6 +83,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
         self.drafter: Drafter | None = load_drafter(self.config, runner)
         self.exchange = Exchange(self.config, self.drafter)
+        self.by_key = KeyDrafters.of(self.config, self.drafter)
         if self.drafter is not None:
             self.drafter.allocate(slots)
         self.planning = Planning(
@@ -90,6 +94,7 @@ class SpeculativeWorker(BaseSpecWorker):
             buckets=buckets_of(runner, self.width),
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
             watch=self.exchange.watch if self.config.learning else None,
+            by_key=self.by_key,
         )
         self._nothing = self._no_draft(0)
         self.keeper = AnswerKeeper.of(self.config)
@@ -124,7 +129,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def outrider_live(self) -> dict[str, Any]:
         """Speculation as it goes, for the page."""
-        return self.planning.live() | {"exchange": self.exchange.state()}
+        return self.planning.live() | {"exchange": (self.by_key or self.exchange).state()}
 
     def forget_records(self) -> None:
         self.planning.forget()
@@ -133,6 +138,8 @@ class SpeculativeWorker(BaseSpecWorker):
         self.planning.flush()
         if self.keeper is not None:
             self.keeper.finished(rid)
+        if self.by_key is not None:
+            self.by_key.finished(rid)
 
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk."""
@@ -143,6 +150,11 @@ class SpeculativeWorker(BaseSpecWorker):
         if self.exchange.take(folder):
             self.reload_profile()
 
+    def drop_key(self, learner: str) -> None:
+        """Drop what is in memory of a key's drafters."""
+        if self.by_key is not None:
+            self.by_key.drop_key(learner)
+
     @property
     def _captures_hidden(self) -> bool:
         return self.drafter is not None and bool(self.drafter.target_layers)
@@ -151,7 +163,10 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         self.planning.interrupt()
-        self.requests.admit(batch.reqs, batch.req_pool_indices, batch.req_pool_indices_cpu.numpy())
+        at = batch.req_pool_indices_cpu.numpy()
+        if self.by_key is not None:
+            self.requests.sets[at] = self.by_key.admit(batch.reqs)
+        self.requests.admit(batch.reqs, batch.req_pool_indices, at)
         if self.keeper is not None:
             self.keeper.admit(batch.reqs)
         input_ids, slots = batch.input_ids, batch.out_cache_loc
@@ -160,7 +175,8 @@ class SpeculativeWorker(BaseSpecWorker):
         seq_lens = batch.seq_lens
         positions = extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
         logits_output = result.logits_output
-        self._observe(logits_output.hidden_states, input_ids, positions, slots)
+        sets = None if self.by_key is None else torch.from_numpy(np.repeat(self.requests.sets[at], batch.extend_lens))
+        self._observe(logits_output.hidden_states, input_ids, positions, slots, sets)
         self._show_prefilled(batch)
         if batch.is_prefill_only:
             tokens = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
@@ -169,7 +185,7 @@ class SpeculativeWorker(BaseSpecWorker):
             self.ranks.broadcast(tokens)
         if self._captures_hidden:
             logits_output.hidden_states = None
-        traced = self.requests.traced[batch.req_pool_indices_cpu.numpy()]
+        traced = self.requests.traced[at]
         if np.count_nonzero(traced):
             StepTrace.of_first_tokens(traced, self.device).attach(result)
         if on_publish is not None:
@@ -239,7 +255,8 @@ class SpeculativeWorker(BaseSpecWorker):
             )
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             self.ranks.broadcast(tokens, accept_lens)
-            self._commit(flat, accept_lens, tokens, seq_lens, logits_output)
+            sets = None if self.by_key is None else torch.from_numpy(step.entries.sets)
+            self._commit(flat, accept_lens, tokens, seq_lens, logits_output, sets)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -279,6 +296,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 all_greedy=sampling.all_greedy,
                 answer_lens=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
                 longest=None if on_host else 1 << int(step.view.contexts.max()).bit_length(),
+                sets=None if self.by_key is None else torch.from_numpy(step.entries.sets),
                 **sampling.rules._asdict(),
             )
         )
@@ -324,25 +342,34 @@ class SpeculativeWorker(BaseSpecWorker):
         accepted: torch.Tensor,
         seq_lens: torch.Tensor,
         logits_output: Any,
+        sets: torch.Tensor | None = None,
     ) -> None:
-        """Show the drafter the tokens that now stand in the cache: the anchor and what was accepted after it."""
+        """Show the drafter the tokens that now stand in the cache: the anchor and what was accepted after it. sets: [R]
+        the requests' sets of weights."""
         hidden = logits_output.hidden_states if self._captures_hidden else None
         tokens, positions, slots = flat.input_ids, flat.positions, flat.slots
+        sets = None if sets is None else sets[flat.request]
         if not accept_lens.is_cpu:  # how many stay, the host does not know: the others go to the slot of nobody
             slots = commit(accept_lens, accepted, seq_lens, flat.request, flat.step, slots)[2]
         elif len(tokens) > len(accept_lens):  # more than anchors, which always stay
             kept = (flat.step < accept_lens[flat.request]).nonzero()[:, 0]
             hidden = None if hidden is None else hidden[kept]
             tokens, positions, slots = tokens[kept], positions[kept], slots[kept]
-        self._observe(hidden, tokens, positions, slots)
+            sets = None if sets is None else sets[kept]
+        self._observe(hidden, tokens, positions, slots, sets)
         logits_output.hidden_states = None
 
     def _observe(
-        self, hidden: torch.Tensor | None, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+        self,
+        hidden: torch.Tensor | None,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        sets: torch.Tensor | None = None,
     ) -> None:
         self.history.write(slots, tokens)
         if self.drafter is not None:
-            self.drafter.observe(Features(hidden, tokens, positions, slots))
+            self.drafter.observe(Features(hidden, tokens, positions, slots, sets))
 
     # -- request state ------------------------------------------------------------------------------------------
 

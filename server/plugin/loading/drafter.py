@@ -34,6 +34,7 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
         denoising_steps=config.denoising_steps,
         denoising_order=config.denoising_order,
         initial_tokens=config.initial_tokens,
+        several_sets=config.learn_keys > 0,
     )
 
 

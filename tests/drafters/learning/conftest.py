@@ -10,7 +10,7 @@ import torch
 from tiny_drafters import save_target
 
 from outrider.drafters.learning import start
-from outrider.drafters.learning.answers import Answer, AnswerStore
+from outrider.drafters.learning.answers import Answer
 from outrider.drafters.training.decode import decode
 from outrider.drafters.training.held_out import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
@@ -60,11 +60,3 @@ def command(tmp_path: Path, learned_target: Path, start_folder: Path, general: P
     """Arguments of a learner in tmp_path/learner."""
     fixed = ["--folder", str(tmp_path / "learner"), "--target", str(learned_target), "--kind", "dspark"]
     return [*fixed, "--start", str(start_folder), "--general", str(general), "--dtype", "float32"]
-
-
-def keep(folder: Path, answers: list[Answer]) -> None:
-    """Append answers as a server does."""
-    store = AnswerStore(folder, 10**6)
-    for answer in answers:
-        store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
-    store.close()

@@ -15,22 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learning_process import FAULTS, run
+from learning_process import FAULTS, keep, run
 from tiny_drafters import save_target
 
 from outrider.drafters.block import load
-from outrider.drafters.learning.answers import Answer, AnswerReader, AnswerStore, forget
+from outrider.drafters.learning.answers import Answer, AnswerReader, forget
 from outrider.drafters.learning.supply import SEGMENTS, Supply
 from outrider.drafters.training.held_out import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
-
-
-def keep(folder: Path, answers: list[Answer]) -> None:
-    """Append answers as a server does."""
-    store = AnswerStore(folder, 10**6)
-    for answer in answers:
-        store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
-    store.close()
 
 
 @pytest.fixture
@@ -237,9 +229,9 @@ START = """
 import os, sys
 os.sched_setscheduler = lambda *given: print("class", given[1], flush=True)
 os.nice = lambda by: print("nice", by, flush=True)
-from outrider.drafters.learning import learner
+from outrider.drafters.learning import learner, process
 learner.PAUSE = 0.05
-sys.exit(learner.main(sys.argv[1:]))
+sys.exit(process.main(sys.argv[1:]))
 """
 
 

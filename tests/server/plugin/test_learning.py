@@ -133,8 +133,12 @@ def request(rid: str, learn: bool = True, reason: Any = None, top_k: int = 1) ->
     )
 
 
+def keeping(store: AnswerStore) -> AnswerKeeper:
+    return AnswerKeeper(lambda _: store)
+
+
 def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path) -> None:
-    keeper = AnswerKeeper(AnswerStore(tmp_path, 10_000))
+    keeper = keeping(AnswerStore(tmp_path, 10_000))
     reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
     keeper.admit(reqs[:2])
     keeper.admit(reqs)  # again, after a retraction
@@ -149,7 +153,7 @@ def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path
 
 
 def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
-    keeper = AnswerKeeper(AnswerStore(tmp_path, 10_000))
+    keeper = keeping(AnswerStore(tmp_path, 10_000))
     keeper.admit([request("gone")])
     assert not list(keeper._running)
 
@@ -157,7 +161,7 @@ def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
 def test_a_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = AnswerStore(tmp_path, 10_000)
     store.close()  # every write fails from now on
-    keeper = AnswerKeeper(store)
+    keeper = keeping(store)
     reqs = [request(str(number)) for number in range(3)]
     keeper.admit(reqs)
     for req in reqs:

@@ -5,7 +5,15 @@ import pytest
 from outrider.server.plugin.options import DEFAULTS, KEY, RequestOptions
 
 TOLD = RequestOptions(
-    enabled=False, gamma=3, planned=False, replayed=True, min_tokens_per_second=12.5, trace=True, learn=True
+    enabled=False,
+    gamma=3,
+    planned=False,
+    replayed=True,
+    min_tokens_per_second=12.5,
+    trace=True,
+    learn=True,
+    learner="a",
+    learned="0001",
 )
 
 

@@ -14,7 +14,7 @@ from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, target
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.settings import memory
+from outrider.server.settings import learning, memory
 from outrider.server.settings.settings import Settings
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
@@ -29,6 +29,20 @@ def test_settings_are_known_without_torch() -> None:
     """It takes seconds to import, and `outrider serve --help` needs nothing of it."""
     code = "import sys; from outrider.server.cli import serve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyPatch, smollm2: Model) -> None:
+    with pytest.raises(UserError, match="goes with --learn"):
+        Settings(learn_per="key")
+    with pytest.raises(UserError, match="goes with --api-keys"):
+        learning.with_start(Settings(**CPU, learn=True, learn_per="key"), smollm2)
+    given = Settings(**CPU, learn=True, learn_per="key", learn_keys=3, api_keys=Path("keys.toml"))
+    found = learning.with_start(given, smollm2)
+    assert (found.plugin_config.learn_keys, found.learned) == (3, "")
+    assert replace(found, learn_per="server").plugin_config.learn_keys == 0
+    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
+    with pytest.raises(UserError, match="on a CPU so far"):
+        learning.with_start(replace(given, device="cuda"), smollm2)
 
 
 def test_plugin_config_survives_the_environment() -> None:

@@ -1,0 +1,125 @@
+"""Learners of single keys take turns in one process: the one with most new answers first."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from ..training.target import TargetModel
+from . import learner
+from .answers import clear, segment_numbers, segment_path
+from .keys import learners
+from .learner import Forgotten, Learner, Patience
+from .progress import Progress
+
+TURN_GATES = 3
+"""Gates of a turn while others have something to do."""
+
+
+@dataclass
+class Turn:
+    """A learner's last turn. ends: bytes of each segment of answers that it has read. waits: it had nothing more to do.
+    number: of the turn; 0: it had none."""
+
+    patience: Patience = field(default_factory=Patience)
+    ends: dict[int, int] = field(default_factory=dict)
+    waits: bool = False
+    number: int = 0
+
+
+class Turns:
+    """Has the learners in `args.folder`/keys learn, one at a time: one is in memory.
+
+    A turn lasts until the learner waits for answers, or for some gates while others have something to do. Of most
+    learners only answers and drafters stay on the disk: features, which the target can read again, and unfinished runs
+    are those of the last `args.keys` turns.
+    """
+
+    def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
+        self.args, self.target, self.folder = args, target, Path(args.folder)
+        self.turns: dict[tuple[str, int], Turn] = {}
+        self._number = 0
+
+    def run(self) -> NoReturn:
+        """Learn for ever. Raises OSError."""
+        (self.folder / "features").mkdir(mode=0o700, exist_ok=True)
+        while True:
+            if (folder := self.next()) is None:
+                time.sleep(learner.PAUSE)
+            else:
+                self.take(folder)
+                self.prune()
+
+    def _turn(self, folder: Path) -> Turn:
+        """The last turn of a learner; a fresh one where what it knew was forgotten."""
+        try:
+            made = (folder / "answers").stat().st_ino
+        except FileNotFoundError:
+            made = 0
+        return self.turns.setdefault((folder.name, made), Turn())
+
+    def next(self, *, besides: Path | None = None) -> Path | None:
+        """The learner with most new answers; without new ones, the one that has waited longest for its turn."""
+        found = []
+        for folder in learners(self.folder):
+            turn = self._turn(folder)
+            new = new_bytes(folder, turn.ends)
+            if folder != besides and (new or (not turn.waits and turn.number)):
+                found.append((new, -turn.number, folder.name, folder))
+        return max(found)[-1] if found else None
+
+    def take(self, folder: Path) -> None:
+        """One turn of a learner."""
+        turn, self._number = self._turn(folder), self._number + 1
+        turn.number, gates = self._number, 0
+
+        def turn_over() -> bool:
+            nonlocal gates
+            gates += 1
+            return gates >= TURN_GATES and self.next(besides=folder) is not None
+
+        share = self.args.most_feature_bytes // self.args.keys
+        args = argparse.Namespace(**{**vars(self.args), "folder": folder, "most_feature_bytes": share})
+        try:
+            general = self.folder / "features" / "general"
+            one = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
+            one.run()
+        except Forgotten:
+            clear(folder)
+        except FileNotFoundError:
+            if folder.exists():
+                raise
+        except ValueError as error:  # damaged files of one key are not the others' trouble
+            turn.waits, turn.ends = True, sizes(folder)
+            progress = Progress(folder)
+            progress.numbers.error = " ".join(str(error).split())
+            progress.phase("failed")
+        else:
+            turn.waits, turn.ends = one.waits, dict(one.reader.ends)
+
+    def prune(self) -> None:
+        """Delete the features and runs of all but the last learners that had a turn."""
+        kept = [folder for folder in learners(self.folder) if (folder / "features").is_dir()]
+        kept.sort(key=lambda folder: (self._turn(folder).number, (folder / "features").stat().st_mtime))
+        for folder in kept[: -self.args.keys]:
+            for name in ("features", "run"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+            self._turn(folder).waits = True
+
+
+def sizes(folder: Path) -> dict[int, int]:
+    """Bytes of each segment of a learner's answers."""
+    found = {}
+    for number in segment_numbers(folder / "answers"):
+        path = segment_path(folder / "answers", number)
+        found[number] = path.stat().st_size if path.exists() else 0
+    return found
+
+
+def new_bytes(folder: Path, ends: dict[int, int]) -> int:
+    """Bytes of answers behind those that were read."""
+    return sum(max(0, size - ends.get(number, 0)) for number, size in sizes(folder).items())

@@ -1,0 +1,125 @@
+"""Several sets of weights of one drafter model in memory: each request is drafted with its own, on shared draft state.
+
+Every KV slot belongs to one request, or to prefixes that requests of the same set share, so its draft state is written
+and read by one set of weights. A set's requests are a batch of their own: what one set's requests are drafted does not
+depend on another's weights, texts or number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from .base import Draft, DraftBatch, Drafter, Features
+from .block import BlockDrafter
+from .wrappers import Wrapper
+
+
+class WeightSets(Wrapper):
+    """`model`, whose weights are set 0, and others of the same shape beside it; for tensors of a CPU.
+
+    Requests of a set that is not there are drafted with set 0.
+    """
+
+    def __init__(self, model: BlockDrafter):
+        super().__init__(model)
+        self._start = model
+        self.others: dict[int, BlockDrafter] = {}
+
+    def reload(self, checkpoint: str, number: int = 0) -> None:
+        if number:
+            self.others[number] = self._start.beside(checkpoint)
+        else:
+            self._start.reload(checkpoint)
+
+    def drop(self, number: int) -> None:
+        self.others.pop(number, None)
+
+    def observe(self, features: Features) -> None:
+        for drafter, tokens in self._parts(features.sets):
+            if tokens is None:
+                drafter.observe(features)
+                continue
+            hidden = None if features.hidden is None else features.hidden[tokens]
+            drafter.observe(
+                Features(hidden, features.tokens[tokens], features.positions[tokens], features.slots[tokens])
+            )
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        mask = batch.draft_mask
+        if mask is not None and not bool(mask.all()):
+            asked = mask.nonzero()[:, 0]
+            if len(asked) == 0:
+                return self._start.propose(batch)
+            return self.propose(batch.select(asked)).spread(asked, batch.anchors)
+        made = [
+            (requests, drafter.propose(batch if requests is None else batch.select(requests)))
+            for drafter, requests in self._parts(batch.sets)
+        ]
+        if (first := made[0])[0] is None:
+            return first[1]
+        return joined([(requests, draft) for requests, draft in made if requests is not None], batch.anchors)
+
+    def _parts(self, sets: torch.Tensor | None) -> Iterator[tuple[Drafter, torch.Tensor | None]]:
+        """Each drafter with the places of what is its own; None: all."""
+        numbers = {0} if sets is None else {n if n in self.others else 0 for n in sets.unique().tolist()}
+        if len(numbers) <= 1:
+            number = next(iter(numbers), 0)
+            yield self.others.get(number, self._start), None
+            return
+        assert sets is not None
+        left = torch.ones_like(sets, dtype=torch.bool)
+        for number in sorted(numbers - {0}):
+            left &= sets != number
+            yield self.others[number], (sets == number).nonzero()[:, 0]
+        if 0 in numbers:
+            yield self._start, left.nonzero()[:, 0]
+
+
+def joined(parts: list[tuple[torch.Tensor, Draft]], anchors: torch.Tensor) -> Draft:
+    """One draft of several parts, each with its requests [M] among the R of anchors [R].
+
+    Where vocabularies differ, q has the columns of all of them. Of a part without probs nobody reads them.
+    """
+    wanted = [draft for _, draft in parts if draft.probs is not None]
+    vocab = common_vocab([draft.vocab for draft in wanted])
+    whole: Draft | None = None
+    for requests, draft in parts:
+        if wanted:
+            draft = replace(draft, probs=widened_probs(draft, wanted[0], vocab), vocab=vocab)
+        spread = draft.spread(requests, anchors)
+        if whole is None:
+            whole = spread
+            continue
+        for ours, theirs in ((whole.tokens, draft.tokens), (whole.lens, draft.lens)):
+            ours[requests] = theirs
+        whole.confidence[requests] = draft.confidence
+        if whole.probs is not None and draft.probs is not None:
+            whole.probs[requests] = draft.probs
+        whole = replace(whole, drafting=whole.drafting + draft.drafting)
+    assert whole is not None
+    return whole
+
+
+def common_vocab(vocabs: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """The union of vocabularies [V'], rising; None where there are none, or they are the target's whole one."""
+    known = [vocab for vocab in vocabs if vocab is not None]
+    if not known or all(torch.equal(vocab, known[0]) for vocab in known[1:]):
+        return known[0] if known else None
+    return torch.cat(known).unique()
+
+
+def widened_probs(draft: Draft, like: Draft, vocab: torch.Tensor | None) -> torch.Tensor:
+    """A draft's q with the columns of `vocab`; zeros, of the shape of like's, where it has none."""
+    assert like.probs is not None
+    width = like.probs.shape[2] if vocab is None else len(vocab)
+    shape = len(draft.lens), like.probs.shape[1], width
+    if draft.probs is None:
+        return like.probs.new_zeros(shape)
+    if vocab is None or draft.vocab is None or len(draft.vocab) == width:
+        return draft.probs
+    found = draft.probs.new_zeros(shape)
+    found[:, :, torch.searchsorted(vocab, draft.vocab)] = draft.probs
+    return found

@@ -1,0 +1,189 @@
+"""Drafters of single keys, of which some are in memory: which set of weights drafts for a request.
+
+A request says whose it is, and which of that key's drafters is in use (`RequestOptions`). It keeps that drafter to its
+end, so that its draft state is of one set of weights; a drafter that is promoted serves the requests that come later.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.learning.answers import KEYS
+from outrider.kernels.drafts import Parameters
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.table import CalibrationTable
+
+from ..config import PluginConfig
+from ..loading.planner import CALIBRATION
+from ..options import RequestOptions
+from .learning import DrafterWatch
+
+logger = logging.getLogger(__name__)
+
+Own = tuple[str, str]
+"""A learner and which of its drafters; "": the one of the start."""
+
+
+@dataclass
+class _Key:
+    """A key's latest drafter, compared with the one before."""
+
+    name: str
+    watch: DrafterWatch = field(default_factory=DrafterWatch)
+
+
+class KeyDrafters:
+    """Loads the drafters of the keys that ask, at most `most` at a time; the least recently used goes first.
+
+    Drafters of running requests stay. Where there is no room, a request is drafted with the weights of the start.
+    refused: drafters that did worse than the one before or did not fit, as "learner/name".
+    """
+
+    def __init__(self, folder: Path, most: int, drafter: Drafter):
+        self.folder, self.most, self.drafter = folder, most, drafter
+        self.refused: list[str] = []
+        self._numbers: dict[Own, int] = {}
+        self._owns: dict[int, Own] = {}
+        self._next = count(1)  # a number is never used again: rows of requests that have ended may still say it
+        self._loaded: dict[int, CalibrationTable | None] = {}  # the least recently used first
+        self._keys: dict[str, _Key] = {}
+        self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def of(cls, config: PluginConfig, drafter: Drafter | None) -> KeyDrafters | None:
+        """Those of a server whose keys have drafters of their own; None on any other."""
+        if not config.learn_keys or drafter is None:
+            return None
+        return cls(Path(config.learning) / KEYS, config.learn_keys, drafter)
+
+    def admit(self, reqs: Sequence[Any]) -> np.ndarray:
+        """[R] numbers of sets of weights for SGLang's requests that are prefilled; 0 for those without a key."""
+        numbers = np.zeros(len(reqs), dtype=np.int64)
+        for place, req in enumerate(reqs):
+            if (own := _own(req))[0]:
+                self._running[req.rid] = req
+                numbers[place] = self._number(own)
+        return numbers
+
+    def finished(self, rid: str) -> None:
+        """A request has ended."""
+        self._running.pop(rid, None)
+
+    def _number(self, own: Own) -> int:
+        learner, name = own
+        if own not in self._numbers:
+            self._numbers[own] = next(self._next)
+            self._owns[self._numbers[own]] = own
+        key = self._keys.setdefault(learner, _Key(name))
+        if name > key.name:
+            key.name = name
+            key.watch.exchanged()
+        elif name < key.name and _shown(learner, key.name) in self.refused:
+            key.name = name
+            key.watch.forget()
+        if name and _shown(*own) not in self.refused:
+            self._load(self._numbers[own])
+        return self._numbers[own]
+
+    def _load(self, number: int) -> None:
+        """Have a drafter in memory, if there is room."""
+        if number in self._loaded:
+            self._loaded[number] = self._loaded.pop(number)
+            return
+        learner, name = self._owns[number]
+        busy = {self._numbers.get(_own(req)) for req in self._running.values()}
+        idle = [n for n in self._loaded if n not in busy]
+        for former in [n for n in idle if self._owns[n][0] == learner]:
+            self._drop(former)
+            idle.remove(former)
+        if len(self._loaded) >= self.most:
+            if not idle:
+                return
+            self._drop(idle[0])
+        folder = self.folder / learner / "drafters" / name
+        try:
+            fitted = CalibrationTable.load(folder / CALIBRATION) if (folder / CALIBRATION).is_file() else None
+            self.drafter.reload(str(folder), number)
+        except (ValueError, OSError) as error:
+            logger.warning("the learned drafter %s is not used: %s", folder, error)
+            self._refuse(number)
+            return
+        self._loaded[number] = fitted
+
+    def _drop(self, number: int) -> None:
+        if number in self._loaded:
+            del self._loaded[number]
+            self.drafter.drop(number)
+
+    def _refuse(self, number: int) -> None:
+        self._drop(number)
+        learner, name = self._owns[number]
+        self.refused.append(_shown(learner, name))
+        self._keys[learner].watch.forget()
+
+    def drop_key(self, learner: str) -> None:
+        """Forget all of a key; its running requests go on with the weights of the start."""
+        for own in [own for own in self._numbers if own[0] == learner]:
+            self._drop(self._numbers[own])
+            del self._owns[self._numbers.pop(own)]
+        self._keys.pop(learner, None)
+        self.refused = [each for each in self.refused if not each.startswith(f"{learner}/")]
+
+    def parameters(
+        self, confidence: torch.Tensor, classes: torch.Tensor, sets: np.ndarray, otherwise: CalibrationTable
+    ) -> tuple[torch.Tensor, Parameters]:
+        """Each request's place [R] in the parameters of all calibrations that a batch needs, and those parameters.
+
+        confidence: [R, gamma]. classes: [R], of one calibration. sets: [R]. otherwise: the calibration of those without
+        their own.
+        """
+        tables: dict[CalibrationTable, int] = {}
+        each = {n: tables.setdefault(self._loaded.get(n) or otherwise, len(tables)) for n in np.unique(sets).tolist()}
+        if len(tables) == 1:
+            return classes, next(iter(tables)).parameters(confidence.shape[1], confidence.device)
+        places = torch.tensor([each[n] for n in sets.tolist()])
+        return classes + len(CLASSES) * places, _stacked(tuple(tables), confidence.shape[1], confidence.device)
+
+    def observe(self, sets: np.ndarray, *outcome: np.ndarray) -> None:
+        """Take in a step, as `DrafterWatch.observe` of requests with these sets [R]; take back what does worse."""
+        for number in np.unique(sets).tolist():
+            learner, name = self._owns.get(number, ("", ""))
+            key = self._keys.get(learner)
+            if key is None or name != key.name or (name and number not in self._loaded):
+                continue
+            mine = sets == number
+            key.watch.observe(*(part[mine] for part in outcome))  # type: ignore[call-arg]
+            if name and key.watch.worse:
+                logger.warning("a key's learned drafter %s is taken back: fewer of its tokens were accepted", name)
+                self._refuse(number)
+
+    def state(self) -> dict[str, Any]:
+        """Drafters in memory and refused, for another process."""
+        return {"in_use": "", "loaded": len(self._loaded), "refused": list(self.refused)}
+
+
+def _own(req: Any) -> Own:
+    options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+    return options.learner, options.learned
+
+
+def _shown(learner: str, name: str) -> str:
+    return f"{learner}/{name}"
+
+
+@lru_cache(maxsize=16)
+def _stacked(tables: tuple[CalibrationTable, ...], gamma: int, device: torch.device) -> Parameters:
+    """The parameters of several calibrations, one below the other."""
+    inverse, shifts = zip(*(table.parameters(gamma, device) for table in tables), strict=True)
+    return torch.cat(inverse), torch.cat(shifts)

@@ -1,0 +1,174 @@
+"""Learners of single keys: their folders, whose turn it is, and that each learns for itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from learning_process import keep, run
+
+from outrider.drafters.learning import keys, turns
+from outrider.drafters.learning.answers import Answer, AnswerReader, AnswerStore, ServerState, forget, sweep
+from outrider.drafters.learning.learner import Forgotten
+from outrider.drafters.learning.turns import Turns
+
+
+class Scripted:
+    """Stands in for a learner: each turn reads what there is, and ends as its folder's `plan` says."""
+
+    taken: ClassVar[list[str]] = []
+    plan: ClassVar[dict[str, list[Any]]] = {}
+
+    def __init__(self, args: argparse.Namespace, target: object, **given: Any) -> None:
+        self.folder, self.given, self.reader = args.folder, given, AnswerReader(args.folder)
+        self.waits = True
+
+    def run(self) -> None:
+        name = self.folder.name
+        self.taken.append(name)
+        self.reader.read()
+        (self.folder / "features").mkdir(exist_ok=True)
+        (self.folder / "run").mkdir(exist_ok=True)
+        step = self.plan.get(name, []).pop(0) if self.plan.get(name) else None
+        if isinstance(step, Forgotten):
+            forget(self.folder)
+        if isinstance(step, BaseException):
+            raise step
+        if step == "goes on":
+            self.waits = False
+            while not self.given["turn_over"]():
+                self.taken.append("gate")
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turns:
+    monkeypatch.setattr(turns, "Learner", Scripted)
+    Scripted.taken, Scripted.plan = [], {}
+    (tmp_path / "features").mkdir()
+    return Turns(argparse.Namespace(folder=str(tmp_path), keys=2, most_feature_bytes=1000), None)  # type: ignore[arg-type]
+
+
+def ask(root: Path, name: str, count: int) -> Path:
+    folder = root / keys.KEYS / name
+    keep(folder, [Answer([1, 2, i], [3, 4, 5], 0.0) for i in range(count)])
+    return folder
+
+
+def take_all(some: Turns, most: int = 20) -> list[str]:
+    Scripted.taken = []
+    for _ in range(most):
+        if (folder := some.next()) is None:
+            break
+        some.take(folder)
+        some.prune()
+    return Scripted.taken
+
+
+def test_the_key_with_most_new_answers_comes_first(scripted: Turns, tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 9), ("c", 5)):
+        ask(tmp_path, name, count)
+    assert take_all(scripted) == ["b", "c", "a"]
+    assert take_all(scripted) == []
+    ask(tmp_path, "a", 1)
+    ask(tmp_path, "c", 4)
+    assert take_all(scripted) == ["c", "a"]
+
+
+def test_a_turn_ends_where_others_have_something_to_do(scripted: Turns, tmp_path: Path) -> None:
+    ask(tmp_path, "a", 9)
+    ask(tmp_path, "b", 3)
+    Scripted.plan = {"a": ["goes on", "goes on"], "b": ["goes on"]}
+    gates = ["gate"] * (turns.TURN_GATES - 1)
+    assert take_all(scripted) == ["a", *gates, "b", *gates, "a", *gates, "b", "a"]
+
+
+def test_features_are_those_of_the_last_turns(scripted: Turns, tmp_path: Path) -> None:
+    for name, count in (("a", 9), ("b", 5), ("c", 3)):
+        ask(tmp_path, name, count)
+    take_all(scripted)
+    there = {path.parent.name for path in tmp_path.glob("keys/*/features")}
+    assert there == {path.parent.name for path in tmp_path.glob("keys/*/run")} == {"b", "c"}
+    assert len(AnswerReader(tmp_path / "keys" / "a").read()) == 9
+
+
+def test_one_keys_trouble_is_not_the_others(scripted: Turns, tmp_path: Path) -> None:
+    folders = [ask(tmp_path, name, count) for name, count in (("a", 9), ("b", 5), ("c", 3))]
+    Scripted.plan = {"a": [ValueError("damaged")], "b": [Forgotten()]}
+    assert take_all(scripted, most=3) == ["a", "b", "c"]
+    failed = json.loads((folders[0] / "learner.json").read_text())
+    assert (failed["phase"], failed["error"]) == ("failed", "damaged")
+    assert not (folders[1] / "features").exists()
+    Scripted.plan = {"c": [OSError("the disk is full")]}
+    ask(tmp_path, "c", 9)
+    with pytest.raises(OSError, match="the disk is full"):
+        take_all(scripted)
+
+
+def test_a_key_that_is_removed_meanwhile(scripted: Turns, tmp_path: Path) -> None:
+    ask(tmp_path, "b", 1)
+    folder = ask(tmp_path, "a", 9)
+
+    class Removed(Scripted):
+        def run(self) -> None:
+            super().run()
+            if self.folder.name == "a":
+                keys.forget_key(self.folder)
+                (self.folder / "learner.json").read_text()
+
+    turns.Learner = Removed  # type: ignore[misc]
+    assert take_all(scripted) == ["a", "b"]
+    assert not folder.exists()
+
+
+def test_folders_of_keys(tmp_path: Path) -> None:
+    made = keys.make(tmp_path / "root", "ann")
+    assert keys.make(tmp_path / "root", "ann") == made
+    assert keys.learners(tmp_path / "root") == [made]
+    assert keys.name_of(made) == "ann"
+    assert made.name == keys.learner_of("ann") != keys.learner_of("bob")
+    assert not any(path.stat().st_mode & 0o077 for path in (made, made.parent, made / "key.json"))
+    assert keys.name_of(tmp_path) == ""
+    AnswerStore(made, 10**6).append([1], [2, 3], 0.0)
+    ServerState("0003").write(made)
+    forget(tmp_path / "root")
+    assert not AnswerReader(made).read()
+    assert ServerState.read(made) == ServerState(None, ("0003",))
+    forget(made)
+    left = made.parent / ".gone.forgotten."
+    left.mkdir()
+    sweep(tmp_path / "root")
+    assert not left.exists()
+    keys.forget_key(made)
+    assert list(made.parent.iterdir()) == []
+    (made.parent / "thesis").mkdir()
+    (made.parent / "thesis" / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match="is no learner's folder"):
+        forget(tmp_path / "root")
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = folder / "events.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in found if event["event"] == name]
+
+
+def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
+    """Two keys, features of one on the disk at a time; general answers are written once for all."""
+    root = tmp_path / "learner"
+    one, other = (keys.make(root, name) for name in ("ann", "bob"))
+    keep(one, answers)
+    keep(other, answers[:30])  # nothing held out: it has to wait
+    several = [*command, "--keys", "1"]
+    assert run(several, "gate") == -signal.SIGKILL
+    assert not events(other, "waiting")
+    done = run(several, until=lambda: events(one, "candidate") and events(other, "waiting"), learner__PATIENCE=2)
+    assert done == -signal.SIGTERM
+    assert events(other, "waiting")[0]["reason"] == "too few held-out answers"
+    assert sorted(path.parent.parent.name for path in root.rglob("general")) == ["learner"]
+    assert not (other / "drafters").exists()
+    assert (one / "drafters" / "0001" / "config.json").is_file()
+    assert json.loads((other / "learner.json").read_text())["steps"] == 0

@@ -1,0 +1,192 @@
+"""Learning for each API key: which drafter its requests name, promotions, roll-backs, removal; without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.drafters.learning import keys
+from outrider.drafters.learning.answers import AnswerStore, ServerState, forget
+from outrider.server.http import learning
+from outrider.server.http.key_learning import KeyLearning
+from outrider.server.http.keys import admission
+from outrider.server.http.keys.key_file import Key
+from outrider.server.http.requests import receive
+from outrider.server.plugin import worker_rpc
+
+
+class Engine:
+    """Stands in for the engine: what it refused, and what it was told."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+        self.told: list[tuple[str, Any]] = []
+
+    async def read_live(self, manager: Any) -> list[dict[str, Any]]:
+        return [{"exchange": {"in_use": "", "refused": self.refused}}, {"exchange": {"in_use": "", "refused": []}}]
+
+    async def command(self, manager: Any, name: str, value: Any = 1) -> None:
+        self.told.append((name, value))
+
+
+class Metrics:
+    """Values that were set or counted, by name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(
+            set=lambda value: self.values.__setitem__(name, value),
+            inc=lambda: self.values.__setitem__(name, self.values.get(name, 0) + 1),
+            set_to_current_time=lambda: None,
+        )
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr(worker_rpc, "read_live", made.read_live)
+    monkeypatch.setattr(worker_rpc, "command", made.command)
+    monkeypatch.setattr(learning, "LearnerProcess", lambda settings: SimpleNamespace(running=True))
+    return made
+
+
+def key(name: str, *, learn: bool = True) -> Key:
+    return Key(name=name, digest=name.encode() * 4, learn=learn)
+
+
+def started(folder: Path, *known: Key) -> KeyLearning:
+    settings: Any = SimpleNamespace(learn_folder=folder, profile=None)
+    access: Any = SimpleNamespace(keys=list(known))
+    return KeyLearning(
+        settings,
+        None,
+        SimpleNamespace(idle=True),  # type: ignore[arg-type]
+        metrics=Metrics(),  # type: ignore[arg-type]
+        access=access,
+    )
+
+
+def look(one: KeyLearning) -> None:
+    asyncio.run(one._look())
+
+
+def learned(root: Path, name: str, *drafters: str) -> Path:
+    """A key's folder with answers and these candidates."""
+    folder = root / keys.KEYS / keys.learner_of(name)
+    AnswerStore(folder, 10**6).append([1], [2, 3], 0.0)
+    for drafter in drafters:
+        made = folder / "drafters" / drafter
+        made.mkdir(parents=True)
+        (made / "config.json").write_text("{}")
+        (made / "gate.json").write_text(json.dumps({"candidate_tau": 2.0, "in_use_tau": 1.0}))
+    return folder
+
+
+ANN, BOB = key("ann"), key("bob")
+
+
+def test_each_key_has_what_its_own_learner_offers(tmp_path: Path, engine: Engine) -> None:
+    one = started(tmp_path, ANN, BOB)
+    assert one.drafter_of(ANN) == (keys.learner_of("ann"), "")
+    ann = learned(tmp_path, "ann", "0001", "0002")
+    learned(tmp_path, "bob")
+    look(one)
+    assert one.drafter_of(ANN) == (keys.learner_of("ann"), "0002")
+    assert one.drafter_of(BOB) == (keys.learner_of("bob"), "")
+    assert one.drafter_of(key("ann", learn=False))[1] == ""
+    assert keys.name_of(ann) == "ann"
+    assert ServerState.read(ann) == ServerState("0002")
+    assert started(tmp_path, ANN, BOB).drafter_of(ANN)[1] == "0002"  # at once, after a restart
+    assert engine.told == []
+
+
+def test_what_an_engine_took_back(tmp_path: Path, engine: Engine) -> None:
+    one = started(tmp_path, ANN, BOB)
+    ann, bob = learned(tmp_path, "ann", "0001"), learned(tmp_path, "bob", "0001")
+    look(one)
+    learned(tmp_path, "ann", "0002")
+    look(one)
+    engine.refused = [f"{ann.name}/0002"]
+    look(one)
+    assert (one.drafter_of(ANN)[1], one.drafter_of(BOB)[1]) == ("0001", "0001")
+    assert ServerState.read(ann) == ServerState("0001", ("0002",))
+    engine.refused += [f"{ann.name}/0001", f"{bob.name}/0001"]
+    look(one)
+    assert (one.drafter_of(ANN)[1], one.drafter_of(BOB)[1]) == ("", "")
+    look(one)
+    assert ServerState.read(ann) == ServerState(None, ("0002", "0001"))
+    assert one.metrics.values["rollbacks"] == 3  # type: ignore[attr-defined]
+    assert one.metrics.values["promotions"] == 3  # type: ignore[attr-defined]
+    events = [json.loads(line)["event"] for line in (ann / "events.jsonl").read_text().splitlines()]
+    assert events == ["promotion", "promotion", "rollback", "rollback"]
+
+
+def test_what_cannot_be_used_is_refused(tmp_path: Path, engine: Engine) -> None:
+    one = started(tmp_path, ANN)
+    ann = learned(tmp_path, "ann", "0001")
+    (ann / "drafters" / "0001" / "gate.json").unlink()
+    look(one)
+    assert ServerState.read(ann) == ServerState(None, ("0001",))
+    ServerState("0003").write(ann)  # and it is gone
+    assert started(tmp_path, ANN).drafter_of(ANN)[1] == ""
+    assert ServerState.read(ann) == ServerState(None, ("0003",))
+
+
+def test_forgotten_while_it_serves(tmp_path: Path, engine: Engine) -> None:
+    one = started(tmp_path, ANN)
+    ann = learned(tmp_path, "ann", "0001")
+    look(one)
+    forget(ann)
+    look(one)
+    assert one.drafter_of(ANN)[1] == ""
+    assert engine.told == [(worker_rpc.DROP_KEY, ann.name)]
+
+
+@pytest.mark.parametrize("left", [[], [key("ann", learn=False)]])
+def test_a_key_that_is_gone_or_refuses_is_forgotten(tmp_path: Path, engine: Engine, left: list[Key]) -> None:
+    one = started(tmp_path, ANN, BOB)
+    ann, bob = learned(tmp_path, "ann", "0001"), learned(tmp_path, "bob", "0001")
+    look(one)
+    one.access.keys[:] = [*left, BOB]
+    look(one)
+    assert [path.name for path in ann.parent.iterdir()] == [bob.name]
+    assert engine.told == [(worker_rpc.DROP_KEY, ann.name)]
+    assert one.drafter_of(ANN)[1] == ""
+    assert one.drafter_of(BOB)[1] == "0001"
+
+
+def test_only_sums_are_shown(tmp_path: Path, engine: Engine) -> None:
+    one = started(tmp_path, ANN, BOB)
+    for name, answers, tau in (("ann", 3, 2.0), ("bob", 4, 3.0)):
+        numbers = {"phase": "training", "answers": answers, "held_out": 1, "tokens": 5, "anchors": 6, "seconds": 0.5}
+        numbers |= {"in_use_tau": tau, "candidate_tau": None, "at": float(answers)}
+        (learned(tmp_path, name, "0001") / "learner.json").write_text(json.dumps(numbers))
+    look(one)
+    look(one)
+    shown = one.snapshot()
+    assert (shown["answers"], shown["held_out"], shown["keys"], shown["in_use_tau"]) == (7, 2, 2, 2.5)
+    assert not [name for name in (*keys.learners(tmp_path), "ann", "bob") if str(name) in json.dumps(shown)]
+    assert one.metrics.values["in_use"] == 2  # type: ignore[attr-defined]
+    assert one.metrics.values["training"] is True  # type: ignore[attr-defined]
+
+
+def test_requests_share_prefixes_within_key_and_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    for secret, own in (("one", ("a", "")), ("one", ("a", "0001")), ("two", ("a", "")), ("three", ("b", ""))):
+        current = SimpleNamespace(key_usage=SimpleNamespace(key=Key(name="k", digest=secret.encode())))
+        monkeypatch.setattr(admission, "current", lambda current=current: current)
+        request: Any = SimpleNamespace()
+        receive._set_apart(request, SimpleNamespace(drafter_of=lambda _, own=own: own))  # type: ignore[arg-type]
+        assert request._own == own
+        seen.add(request.extra_key)
+    assert len(seen) == 4
+    shared: Any = SimpleNamespace(extra_key=None)
+    receive._set_apart(shared, SimpleNamespace(drafter_of=None))  # type: ignore[arg-type]
+    assert shared.extra_key is None

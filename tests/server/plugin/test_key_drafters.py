@@ -1,0 +1,187 @@
+"""Drafters of single keys in the engine: which are in memory, which drafts for whom, and what is taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.drafters.dummy import FixedDrafter
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.decode.key_drafters import KeyDrafters
+from outrider.server.plugin.decode.learning import WINDOW
+from outrider.server.plugin.options import RequestOptions
+
+GAMMA = 3
+RIDS: Iterator[int] = count()
+
+
+class Request(SimpleNamespace):
+    """As SGLang's, it can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+class SeveralSets(FixedDrafter):
+    """Remembers whose weights each set has."""
+
+    def __init__(self) -> None:
+        self.sets: dict[int, str] = {}
+
+    def reload(self, checkpoint: str, number: int = 0) -> None:
+        if not (Path(checkpoint) / "config.json").is_file():
+            raise ValueError(f"{checkpoint} has no drafter")
+        self.sets[number] = "/".join(Path(checkpoint).parts[-3::2])
+
+    def drop(self, number: int) -> None:
+        del self.sets[number]
+
+
+def learned(folder: Path, learner: str, name: str, shift: float | None = None) -> None:
+    """A drafter where the learner puts one, perhaps with a calibration."""
+    made = folder / learner / "drafters" / name
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    if shift is not None:
+        (made / "calibration.json").write_text(json.dumps(table(shift).to_json()))
+
+
+def table(shift: float) -> CalibrationTable:
+    return CalibrationTable.of({name: Calibration((1.0,) * GAMMA, (shift,) * GAMMA) for name in CLASSES}, GAMMA)
+
+
+def request(learner: str, name: str = "") -> Request:
+    params = RequestOptions(learner=learner, learned=name).to_custom_params()
+    return Request(rid=str(next(RIDS)), sampling_params=SimpleNamespace(custom_params=params))
+
+
+@pytest.fixture
+def drafter() -> SeveralSets:
+    return SeveralSets()
+
+
+@pytest.fixture
+def keys(tmp_path: Path, drafter: SeveralSets) -> KeyDrafters:
+    for learner in "abcd":
+        for name in ("0001", "0002"):
+            learned(tmp_path, learner, name)
+    return KeyDrafters(tmp_path, 2, drafter)
+
+
+def served_by(keys: KeyDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
+    """Whose weights draft for each request; "": those of the start."""
+    return [drafter.sets.get(int(number), "") for number in keys.admit(requests)]
+
+
+def test_each_key_is_drafted_by_its_own(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    reqs = [request("a", "0001"), request(""), request("b"), request("b", "0002"), request("a", "0001")]
+    assert served_by(keys, drafter, *reqs) == ["a/0001", "", "", "b/0002", "a/0001"]
+    numbers = keys.admit(reqs)  # again, as chunks of prompts are
+    assert numbers[1] == 0
+    assert numbers[0] == numbers[4]
+    assert len(set(numbers.tolist())) == 4
+
+
+def test_the_least_recently_used_goes_and_comes_back(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    for learner, there in (("a", {"a/0001"}), ("b", {"a/0001", "b/0001"}), ("a", {"a/0001", "b/0001"}),
+                           ("c", {"a/0001", "c/0001"}), ("b", {"c/0001", "b/0001"})):  # fmt: skip
+        req = request(learner, "0001")
+        assert served_by(keys, drafter, req) == [f"{learner}/0001"]
+        assert set(drafter.sets.values()) == there
+        keys.finished(req.rid)
+
+
+def test_drafters_of_running_requests_stay(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    first, second, third = (request(learner, "0001") for learner in "abc")
+    assert served_by(keys, drafter, first, second, third) == ["a/0001", "b/0001", ""]
+    keys.finished(first.rid)
+    assert served_by(keys, drafter, third) == ["c/0001"]
+    del second, third  # ended without a word
+    assert served_by(keys, drafter, request("d", "0001")) == ["d/0001"]
+
+
+def test_a_number_is_never_anothers(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    """What is left of a request in the table must not be drafted with another key's weights."""
+    seen: dict[int, str] = {}
+    for _ in range(3):
+        for learner in "abcd":
+            for name in ("0001", "0002"):
+                req = request(learner, name)
+                (number,) = keys.admit([req]).tolist()
+                assert seen.setdefault(number, learner) == learner
+                assert {n: own[0] for n, own in drafter.sets.items()}.items() <= seen.items()
+                keys.finished(req.rid)
+        keys.drop_key("a")
+
+
+def test_requests_keep_their_drafter_and_later_ones_have_the_new(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    running = request("a", "0001")
+    assert served_by(keys, drafter, running) == ["a/0001"]
+    assert served_by(keys, drafter, request("a", "0002"), running) == ["a/0002", "a/0001"]
+    keys.finished(running.rid)
+    assert served_by(keys, drafter, request("a", "0002")) == ["a/0002"]
+
+
+def show(keys: KeyDrafters, numbers: list[int], chances: list[float], steps: int) -> None:
+    """Steps in which each request's first token is accepted with its chance."""
+    rng, count = np.random.default_rng(0), len(numbers)
+    for _ in range(steps):
+        accepted = (rng.random(count) < chances).astype(int)
+        outcome = np.full((count, GAMMA), 0.5), np.zeros(count, int), np.full(count, GAMMA), np.ones(count, int)
+        keys.observe(np.array(numbers), *outcome, accepted + 1)
+
+
+def test_a_worse_drafter_is_taken_back_from_its_key_alone(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    first, other = (int(n) for n in keys.admit([request("a", "0001"), request("b", "0001")]))
+    show(keys, [first, other], [0.9, 0.9], WINDOW)
+    promoted = request("a", "0002")
+    (second,) = keys.admit([promoted]).tolist()
+    show(keys, [second, other], [0.05, 0.05], 100)
+    assert keys.state()["refused"] == ["a/0002"]
+    assert set(drafter.sets.values()) == {"b/0001"}  # it was not exchanged, so it is not compared with anything
+    assert served_by(keys, drafter, promoted, request("a", "0001")) == ["", "a/0001"]
+    show(keys, [first], [0.0], 100)  # gone back to, and not watched
+    assert keys.state()["refused"] == ["a/0002"]
+
+
+def test_what_does_not_fit_is_refused(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    assert served_by(keys, drafter, request("a", "0009"), request("a", "0009")) == ["", ""]
+    assert keys.state() == {"in_use": "", "loaded": 0, "refused": ["a/0009"]}
+
+
+def test_a_forgotten_key_begins_anew(keys: KeyDrafters, drafter: SeveralSets) -> None:
+    running = request("a", "0001")
+    (before,) = keys.admit([running]).tolist()
+    keys.admit([request("a", "0009"), request("b", "0001")])
+    keys.drop_key("a")
+    assert set(drafter.sets.values()) == {"b/0001"}
+    assert before not in drafter.sets
+    assert keys.state()["refused"] == []
+    assert served_by(keys, drafter, request("a", "0001")) == ["a/0001"]
+
+
+def test_each_set_has_its_calibration(keys: KeyDrafters, tmp_path: Path) -> None:
+    learned(tmp_path, "e", "0001", shift=2.0)
+    numbers = keys.admit([request("e", "0001"), request(""), request("a", "0001")])
+    common, classes = table(-1.0), torch.tensor([0, 2, 5])
+    confidence = torch.full((3, GAMMA), 0.5)
+    places, (inverse, shifts) = keys.parameters(confidence, classes, numbers, common)
+    assert shifts[places].tolist() == [[2.0] * GAMMA, [-1.0] * GAMMA, [-1.0] * GAMMA]
+    assert inverse.shape == (2 * len(CLASSES), GAMMA)
+    places, (_, shifts) = keys.parameters(confidence[:1], classes[1:2], numbers[1:2], common)
+    assert shifts.shape == (len(CLASSES), GAMMA)
+    assert places.tolist() == [2]
+
+
+def test_only_servers_whose_keys_have_drafters_have_it(drafter: SeveralSets) -> None:
+    assert KeyDrafters.of(PluginConfig(learning="here"), drafter) is None
+    assert KeyDrafters.of(PluginConfig(learning="here", learn_keys=3), drafter) is not None

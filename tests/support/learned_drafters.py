@@ -1,0 +1,44 @@
+"""Drafters put where a learner offers them, and the server's word on them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_target import SmallTarget
+
+from outrider.drafters.block import checkpoint
+
+
+def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool) -> None:
+    """Put a candidate where the learner puts one that has passed: the drafter itself, or one of random weights."""
+    model = checkpoint.load(small_target.dspark, dtype=torch.float32)
+    if broken:
+        torch.manual_seed(1)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+    made = folder / "made"
+    checkpoint.save_compact(model, made)
+    (made / "gate.json").write_text(json.dumps({"candidate_tau": 2.0, "in_use_tau": 1.0}))
+    gamma = model.config.gamma
+    drafts = np.full((200, gamma), 0.5, np.float32), np.zeros(200, np.int64), np.full(200, gamma)
+    np.savez(made / "held-out.npz", **dict(zip(("confidence", "accepted", "reach"), drafts, strict=True)))
+    (folder / "drafters").mkdir(exist_ok=True)
+    made.rename(folder / "drafters" / name)
+
+
+def wait_for_state(folder: Path, **wanted: Any) -> None:
+    """Until state.json says so."""
+    found: dict[str, Any] = {}
+    for _ in range(300):
+        if (folder / "state.json").is_file():
+            found = json.loads((folder / "state.json").read_text())
+            if wanted.items() <= found.items():
+                return
+        time.sleep(0.1)
+    pytest.fail(f"state.json is {found}, not {wanted}")
