@@ -47,6 +47,9 @@ START_SECONDS = 600
 """Time that a server may take to start, its first measurement included."""
 STOP_SECONDS = 60
 TIMEOUT = 600.0
+IDLE, IDLE_LOOKS = 0.1, 10
+"""Seconds of processor time between two looks, a second apart, and looks in a row, after which a learner that waits has
+nothing to do."""
 LIVE_SECONDS = 0.6
 """A server reads its engines' counters no more often; they lag by less than that."""
 
@@ -102,6 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--general-count", type=int, default=20, metavar="N", help="of each such file (default: %(default)s)")
     add("--pauses", type=int, default=8, metavar="N", help="pauses (default: %(default)s)")
     add("--pause", type=float, default=240.0, metavar="S", help="seconds of a pause (default: %(default)g)")
+    more = "seconds of processor time that the learner gets in a pause, which may last longer (default: %(default)g)"
+    add("--learner-seconds", type=float, default=0.0, metavar="S", help=more)
     add("--probe", type=int, default=12, metavar="N", help="held-out prompts a file and pause (default: %(default)s)")
     add("--concurrency", type=int, default=4, metavar="N", help="requests in flight, serving (default: %(default)s)")
     add("--new-tokens", type=int, default=128, metavar="N", help="longest answer (default: %(default)s)")
@@ -200,13 +205,13 @@ async def _measure(
             harness.log(f"Serving {len(part)} prompts, then a pause of {args.pause:g} s")
             await harness.closed_loop(asking.serve, part, args.concurrency)
             first_pause = first_pause or time.time()
-            await asyncio.sleep(args.pause)
-            learning = (await _live(server))["learning"]
+            learning = await _pause(server, processes, args)
             probe = {name: found[: args.probe] for name, found in held_out.items()}
             point = Point(
                 time.time() - first_pause, server_processes.processor_seconds(processes, "learner"),
-                (number + 1) * len(questions) // args.pauses, learning["answers"] + learning["held_out"],
-                learning["anchors"], learning["in_use"], await asking.each(probe),
+                (number + 1) * len(questions) // args.pauses,
+                learning.get("answers", 0) + learning.get("held_out", 0), learning.get("anchors", 0),
+                learning["in_use"], await asking.each(probe),
             )  # fmt: skip
             points.append(point)
             harness.log(f"{point.plain()}")
@@ -224,6 +229,25 @@ async def _measure(
         "first_promotion_seconds": round(promotions[0]["at"] - first_pause, 1) if promotions else None,
         "curve": [point.plain() for point in points],
     }
+
+
+async def _pause(
+    server: Remote, processes: server_processes.ServerProcesses | None, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Ask nothing for a while; what the server says of its learning at the end."""
+    had, until = server_processes.processor_seconds(processes, "learner"), time.monotonic() + args.pause
+    before, idle = had, 0
+    while True:
+        await asyncio.sleep(min(1.0, args.pause))
+        learning: dict[str, Any] = (await _live(server))["learning"]
+        has = server_processes.processor_seconds(processes, "learner")
+        if had is None or has is None or has - had >= args.learner_seconds:
+            enough = True
+        else:  # or it has nothing to do
+            idle = idle + 1 if learning.get("phase") == "waiting" and has - (before or 0.0) < IDLE else 0
+            enough, before = idle >= IDLE_LOOKS, has
+        if enough and time.monotonic() >= until:
+            return learning
 
 
 class _Asking:
