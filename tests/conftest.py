@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `outrider` (server/cli/main.py), before numpy reads it
+
 import hypothesis
 import openai
 import pytest
+import torch
 from running import EngineWatch, Server, changed
 from small_target import SmallTarget
 
@@ -21,6 +24,9 @@ from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
 
 gc.disable()  # until all tests are collected: what they import are millions of objects that stay
+# Other tests and servers have the cores as well, and threads that share an operation spin for each other. Tests of
+# kernels have one for each core (tests/kernels/conftest.py).
+torch.set_num_threads(1)
 
 STARTING = ("server", "served")
 """Fixtures that start a server; so do those whose name ends with "_server"."""

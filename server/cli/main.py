@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -61,6 +62,8 @@ class WideHelp(argparse.RawDescriptionHelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the return value is the exit code."""
+    # Numpy's products here are small, and threads that share them spin beside the engine's. Read as numpy is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="outrider", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=WideHelp

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,6 @@ from outrider.kernels.flat_batch import FlatBatch
 @pytest.fixture(params=sorted(CONFIGS))
 def config(request: pytest.FixtureRequest) -> BlockConfig:
     return CONFIGS[request.param]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny operations only lose time in a thread pool."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

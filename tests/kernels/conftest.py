@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,14 @@ import torch
 from outrider.kernels.cpu import native
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def all_threads() -> Iterator[None]:
+    """Kernels share their work among the threads of all cores, as in a server."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

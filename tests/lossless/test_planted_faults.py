@@ -27,14 +27,6 @@ def answers(small_target: SmallTarget) -> Answers:
     return Answers.of(small_target, small_target.tokenizer(PROMPT)["input_ids"], 5, RULES)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def keep_wrong_drafts(patch: pytest.MonkeyPatch) -> None:
     """A tenth of the tests are passed by all that the target may say at all."""
     honest, draw = sampling.uniforms, torch.Generator().manual_seed(0)

@@ -24,7 +24,6 @@ def learned_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def answers(learned_target: Path) -> list[Answer]:
     """30 greedy answers to prompts that are trained on, and 10 to prompts that are held out."""
-    torch.set_num_threads(1)
     target = TargetModel.load(str(learned_target), dtype=torch.float32)
     prompts: dict[bool, list[list[int]]] = {False: [], True: []}
     for i in range(2000):
