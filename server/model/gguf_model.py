@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..plugin.loading.gguf_weights import Stored
 
 # Part of a folder's name: raise it when what is written there changes, and old folders are no longer used.
-FORMAT = 4
+FORMAT = 6
 TYPES = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
     "IQ4_XS", "MXFP4",

@@ -1,11 +1,12 @@
 """The tokenizer in a GGUF file, written as transformers reads it.
 
 Byte-pair encodings are built here: transformers' own reading splits every text as GPT-2 does, whatever the file names,
-takes the wrong end token, and leaves tokens like <think> to be spelled out. SentencePiece's are transformers'.
+takes the wrong end token, and leaves tokens like <think> to be spelled out. SentencePiece's merges are transformers'.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,54 @@ from .gguf_file import GgufFile
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are found in a text before it is split."""
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-LLAMA_3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN_2 = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-GPT_2, DIGITS = "gpt-2", "digits"
+SIGNS, SPACES = r" ?[^\s\p{L}\p{N}]+", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{SIGNS}[\r\n]*|{SPACES}"
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+WORDS = [rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]{some}[{LOWER}]{more}" for some, more in ("*+", "+*")]
+"""A word with a lower case letter, else one of capitals; the change from lower to upper case begins another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a text is split before it is encoded.
+
+    pattern: of the pieces; None for GPT-2's. digits: each is a piece. whole: a piece that is a token is that token,
+    whatever the merges say. begins: texts begin with a token of their own, where the file does not say. composed: the
+    text is brought to Unicode's composed form (NFC).
+    """
+
+    pattern: str | None = None
+    digits: bool = False
+    whole: bool = False
+    begins: bool = False
+    composed: bool = False
+
+
+GPT_2, DIGITS, CL100K = Split(), Split(digits=True), Split(LLAMA_3)
+LLAMA_BPE = Split(LLAMA_3, whole=True, begins=True)
+QWEN_2 = Split(LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True)
+TEKKEN = Split("|".join([*WORDS, r"\p{N}", SIGNS + r"[\r\n/]*", SPACES]), whole=True, begins=True)
+O200K = Split("|".join([*(word + CONTRACTIONS + "?" for word in WORDS), r"\p{N}{1,3}", SIGNS + r"[\r\n/]*", SPACES]))
 SPLITS = {
     "default": GPT_2,
     "gpt-2": GPT_2,
+    "olmo": GPT_2,
+    "phi-2": GPT_2,
     "smollm": DIGITS,
-    "llama-bpe": LLAMA_3,
-    "llama3": LLAMA_3,
-    "llama-v3": LLAMA_3,
-    "smaug-bpe": LLAMA_3,
+    "refact": DIGITS,
+    "starcoder": DIGITS,
+    "llama-bpe": LLAMA_BPE,
+    "llama3": LLAMA_BPE,
+    "llama-v3": LLAMA_BPE,
+    "dbrx": CL100K,
+    "smaug-bpe": CL100K,
     "qwen2": QWEN_2,
     "deepseek-r1-qwen": QWEN_2,
+    "tekken": TEKKEN,
+    "gpt-4o": O200K,
 }
-"""Splits of texts before they are encoded, by the names that llama.cpp's converter gives."""
+"""By the names that llama.cpp's converter gives: Granite has refact, SmolLM3 smaug-bpe, OLMo 2 and Phi-4 dbrx,
+Phi-4-mini gpt-4o, Mistral since Nemo tekken."""
 
 
 def write(file: GgufFile, folder: Path, longest: int) -> None:
@@ -46,34 +80,28 @@ def write(file: GgufFile, folder: Path, longest: int) -> None:
 
 
 def _byte_pairs(file: GgufFile, longest: int) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    split = file.text("tokenizer.ggml.pre", "default")
-    if split not in SPLITS:
-        raise UserError(f"{file.path}: texts split by {split!r} are not supported, only {', '.join(SPLITS)}")
-    pattern, tokens = SPLITS[split], file.value("tokenizer.ggml.tokens", [])
+    name, tokens = file.text("tokenizer.ggml.pre", "default"), file.value("tokenizer.ggml.tokens", [])
+    if name not in SPLITS:
+        raise UserError(f"{file.path}: texts split by {name!r} are not supported, only {', '.join(SPLITS)}")
+    split = SPLITS[name]
     merges = [tuple(merge.split(" ")) for merge in file.value("tokenizer.ggml.merges", [])]
-    ignores = pattern == LLAMA_3  # a piece that is a token is that token, whatever the merges say
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=ignores))
-    if pattern == QWEN_2:
+    words = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(words, merges, ignore_merges=split.whole))
+    if split.composed:
         tokenizer.normalizer = normalizers.NFC()
-    by_itself = pattern in (GPT_2, DIGITS)
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_itself)
-    if pattern == DIGITS:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_])
-    elif by_itself:
-        tokenizer.pre_tokenizer = bytes_
-    else:
-        first = pre_tokenizers.Split(Regex(pattern), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_])
+    steps = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []
+    steps += [pre_tokenizers.Split(Regex(split.pattern), "isolated")] if split.pattern else []
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
-    types = file.value("tokenizer.ggml.token_type", [])
-    added = [(i, kind) for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED)]
-    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=kind == CONTROL) for i, kind in added])
-    return _finish(file, tokenizer, longest, begins=pattern == LLAMA_3)
+    _add_found_first(file, tokenizer)
+    return _finish(file, tokenizer, longest, split.begins)
 
 
 def _sentence_pieces(file: GgufFile, longest: int) -> Any:
+    from tokenizers import normalizers
     from transformers.integrations.ggml import GGUFLlamaConverter
 
     names = {"tokens": "tokens", "scores": "scores", "token_type": "token_type", "merges": "merges"}
@@ -82,7 +110,22 @@ def _sentence_pieces(file: GgufFile, longest: int) -> Any:
     given = {name: value for name, value in fields.items() if value is not None}
     prefix = file.value("tokenizer.ggml.add_space_prefix", True)
     converter = GGUFLlamaConverter(given | {"tokenizer_type": "llama", "add_prefix_space": prefix})
-    return _finish(file, converter.converted(), longest, begins=True)
+    tokenizer = converter.converted()
+    # The space before a text is also put after a special token, as in llama.cpp and where the models were trained.
+    before = [normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = None
+    _add_found_first(file, tokenizer)
+    return _finish(file, tokenizer, longest, begins=True)
+
+
+def _add_found_first(file: GgufFile, tokenizer: Any) -> None:
+    """Add the tokens that are found in a text before it is split."""
+    from tokenizers import AddedToken
+
+    tokens, kinds = file.value("tokenizer.ggml.tokens", []), file.value("tokenizer.ggml.token_type", [])
+    found = [(i, kind) for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)]
+    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=kind == CONTROL) for i, kind in found])
 
 
 def _finish(file: GgufFile, tokenizer: Any, longest: int, begins: bool) -> Any:

@@ -7,6 +7,7 @@ with llama_cpp.opened(FILE) as reader:
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,7 @@ def opened(file: Path, log: Path, context: int = 512) -> Iterator[Reader]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # which a debugger would take half a minute for
         )
     try:
         assert child.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,10 @@ def write(
     fields: Mapping[str, Any] | None = None,
     tied: bool = True,
     only: Callable[[str], bool] = lambda name: True,
+    tokenizer: Callable[[GGUFWriter], None] | None = None,
 ) -> Path:
     """kind: of all matrices, but for those whose name ends as a key of `kinds`. more: further tensors, in float32.
-    fields: further metadata. only: tells by its name whether a tensor is written."""
+    fields: further metadata. only: tells by its name whether a tensor is written. tokenizer: writes another one."""
     writer = GGUFWriter(path, architecture)
     for name, number in {
         "context_length": 256,
@@ -78,7 +80,7 @@ def write(
         writer.add_uint32(f"{architecture}.{name}", number)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_float32(f"{architecture}.rope.freq_base", 5000.0)
-    add_tokenizer(writer, split)
+    (tokenizer or partial(add_tokenizer, split=split))(writer)
     for name, value in (fields or {}).items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(name, value)
