@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import gguf_models
@@ -10,7 +11,9 @@ import torch
 from gguf_models import MODELS, PROMPT, logprobs
 from transformers import AutoModelForCausalLM
 
-from outrider.server.model import gguf_architectures, target
+from outrider.server.model import gguf_architectures, gguf_model, target
+
+README = Path(__file__).parents[3] / "server" / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +23,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_architecture_has_a_model_here() -> None:
     assert {model.architecture for model in MODELS.values()} == gguf_architectures.SUPPORTED.keys()
+
+
+def test_the_readme_names_all_architectures_and_types() -> None:
+    (row,) = re.findall(r"^\| (llama .*) \| (.*) \|$", README.read_text(), re.MULTILINE)
+    architectures, types = (re.sub(r" \(.*?\)", "", cell).split(", ") for cell in row)
+    assert architectures == list(gguf_architectures.SUPPORTED)
+    assert types == list(gguf_model.TYPES)
 
 
 @pytest.mark.parametrize("name", MODELS)
