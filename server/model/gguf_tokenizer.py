@@ -45,7 +45,6 @@ QWEN_2 = Split(LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True)
 TEKKEN = Split("|".join([*WORDS, r"\p{N}", SIGNS + r"[\r\n/]*", SPACES]), whole=True, begins=True)
 O200K = Split("|".join([*(word + CONTRACTIONS + "?" for word in WORDS), r"\p{N}{1,3}", SIGNS + r"[\r\n/]*", SPACES]))
 SPLITS = {
-    "default": GPT_2,
     "gpt-2": GPT_2,
     "olmo": GPT_2,
     "phi-2": GPT_2,
@@ -63,7 +62,7 @@ SPLITS = {
     "gpt-4o": O200K,
 }
 """By the names that llama.cpp's converter gives: Granite has refact, SmolLM3 smaug-bpe, OLMo 2 and Phi-4 dbrx,
-Phi-4-mini gpt-4o, Mistral since Nemo tekken."""
+Phi-4-mini gpt-4o, Mistral since Nemo tekken. A file that names none does not say how its model split texts."""
 
 
 def write(file: GgufFile, folder: Path, longest: int) -> None:

@@ -187,6 +187,7 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
         "'gpt-oss' is not supported from GGUF files, only llama, qwen2, qwen3": {"architecture": "gpt-oss"},
         "a llama model has no blk.0.attn_sinks.weight": {"more": {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}},
         "texts split by 'poro' are not supported": {"split": "poro"},
+        "texts split by 'default' are not supported": {"split": "default"},
         "mixtures of experts": {"fields": {"llama.expert_count": 8}},
         "scaled by 'longrope'": {"fields": {"llama.rope.scaling.type": "longrope"}},
         "scaled by 'yarn' with yarn_ext_factor": {
