@@ -273,11 +273,10 @@ def _learn(one: Record) -> Iterable[tuple[Row, Row]]:
     general, last = [name for name in before if name not in names], results["curve"][-1]
     first, seconds = results["first_promotion_seconds"], last["learner_seconds"]
     yield (
-        ["held-out prompts", "tokens a step", "general prompts", "first promotion", "learner's processor time"],
+        ["held-out prompts", "tokens a step", "general prompts", "first promotion", "learner's processor s"],
         [
             ", ".join(names), change(names), change(general) if general else "–",
-            "–" if first is None else f"{first:.0f} s after the first pause began",
-            "–" if seconds is None else f"{seconds:.0f} s",
+            "–" if first is None else f"{first:.0f} s", "–" if seconds is None else f"{seconds:.0f}",
         ],
     )  # fmt: skip
 
@@ -288,7 +287,8 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "tau: tokens per request and step.", _load
     ),
     "learn": (
-        "A server that learns", "Served with pauses; prompts that it never learns from, asked before and after.", _learn
+        "A server that learns", "Prompts that it never learns from, before and after; promotion since the first pause.",
+        _learn
     ),
     "load by URL": (
         "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",
