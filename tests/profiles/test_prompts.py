@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import doctest
+import itertools
 from collections import Counter
 
 import pytest
 
-from outrider.server.prompt_files import BUILT_IN, read_questions
+from outrider.server.prompt_files import BUILT_IN, SAMPLED, read_questions, with_temperatures
 from outrider.server.tune.effort import QUICK, Effort
 from outrider.server.tune.measure import split
 
@@ -51,6 +52,12 @@ def test_both_parts_hold_the_same_share_of_each_kind() -> None:
     fitted_on, held_out = split(QUESTIONS)
     assert Counter(kinds(fitted_on)) == dict.fromkeys(KINDS, 32)
     assert Counter(kinds(held_out)) == dict.fromkeys(KINDS, 16)
+
+
+def test_every_kind_is_asked_at_every_temperature_in_both_parts() -> None:
+    for part in split(with_temperatures(QUESTIONS)):
+        found = zip(kinds([question for question, _ in part]), (temperature for _, temperature in part), strict=True)
+        assert set(found) == set(itertools.product(KINDS, SAMPLED))
 
 
 def test_a_quick_measurement_holds_all_kinds_in_both_parts() -> None:
