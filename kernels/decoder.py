@@ -1,4 +1,4 @@
-"""All layers of a Llama-like decoder (pre-norm attention and SiLU-gated MLP without biases) in one call.
+"""All layers of a Llama-like decoder (pre-norm attention, SiLU-gated MLP; Qwen2's biases, Qwen3's norms) in one call.
 
 Between layers there is no Python, and between operations no parallel region, only a barrier of one team of threads. The
 bits are those of the single operations.
@@ -28,7 +28,9 @@ class DecoderLayer:
 
     weights: four: queries|keys|values, attention's output, gate|up, down; without biases. All int8 or none; panels and
     blocks, of any kinds, may be mixed, also in the parts of one weight.
-    norms: two [H], before attention and before the MLP. eps: of both norms.
+    bias: None, or of queries|keys|values, which are rounded before it is added.
+    norms: two [H], before attention and before the MLP. head_norms: none or two [D], of each head of queries and of
+    keys before they are rotated. eps: of all norms.
     scale, window, logit_cap: as of `flat_attention`.
     """
 
@@ -38,6 +40,8 @@ class DecoderLayer:
     scale: float
     window: int = -1
     logit_cap: float = 0.0
+    head_norms: Sequence[torch.Tensor] = ()
+    bias: torch.Tensor | None = None
     _prepared: tuple[list[int], list[torch.Tensor], list[int], list[torch.Tensor], list[int]] = field(
         init=False, repr=False
     )
@@ -45,8 +49,10 @@ class DecoderLayer:
     def __post_init__(self) -> None:
         if len(self.weights) != 4 or len(self.norms) != 2:
             raise ValueError(f"a layer has 4 weights and 2 norms, got {len(self.weights)} and {len(self.norms)}")
+        if len(self.head_norms) not in (0, 2):
+            raise ValueError(f"queries and keys have a norm each or none, got {len(self.head_norms)}")
         if any(weight.bias is not None for weight in self.weights):
-            raise ValueError("a layer with biases is not supported: use the single operations")
+            raise ValueError("a layer whose weights have biases is not supported: use the single operations")
         parts = [parts_of(weight) for weight in self.weights]
         flat = [part for own in parts for part in own]
         kinds = [weight.kind if isinstance(weight, BlockWeight) else -1 for weight in flat]
@@ -91,10 +97,12 @@ class Decoder:
             raise ValueError(f"expected a pool for each of {len(layers)} layers, got {len(pools)}")
         self.layers, self.pools, self.norm, self.cos_sin = list(layers), list(pools), norm, cos_sin
         norms = [*(own for layer in layers for own in layer.norms), norm]
+        head_norms = [own for layer in layers for own in layer.head_norms]
+        biases = [layer.bias for layer in layers if layer.bias is not None]
         scores = [(layer.scale, layer.window, layer.logit_cap) for layer in layers]
         self._native = torch.classes.outrider.Decoder(
-            counts, weights, kinds, scales, outputs, norms, *zip(*pools, strict=True), cos_sin, layers[0].eps,
-            *zip(*scores, strict=True),
+            counts, weights, kinds, scales, outputs, norms, head_norms, biases, *zip(*pools, strict=True), cos_sin,
+            layers[0].eps, *zip(*scores, strict=True),
         )  # fmt: skip
 
     def forward(
@@ -136,8 +144,11 @@ def reference_forward(
         normed = fused.add_rms_norm(x, residual, before, layer.eps)
         if number in captured:
             kept.append(residual.clone())
-        qkv = multiply(normed, qkv_weight).view(len(residual), -1, width)
+        qkv = multiply(normed, qkv_weight)
+        qkv = (qkv if layer.bias is None else qkv + layer.bias).view(len(residual), -1, width)
         q, k, v = qkv.split([qkv.shape[1] - 2 * heads, heads, heads], dim=1)
+        if layer.head_norms:
+            q, k = (fused.rms_norm(h.contiguous(), w, layer.eps) for h, w in zip((q, k), layer.head_norms, strict=True))
         fused.rope_write(q, k, v, positions, decoder.cos_sin, k_pool, v_pool, slots)
         attended = flat_attention(
             q, k_pool, v_pool, batch, scale=layer.scale, causal=causal, window=layer.window, logit_cap=layer.logit_cap

@@ -1,5 +1,7 @@
 """All layers in one call give the bits of their single operations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from batches import assert_same_bits, ragged_attention
@@ -36,7 +38,7 @@ def mixed(weight: torch.Tensor):
     return (blocks if weight.shape[0] == HIDDEN else pack)(weight)
 
 
-def make_layers(prepare, dtype: torch.dtype, mlp: int = MLP) -> list[DecoderLayer]:
+def make_layers(prepare, dtype: torch.dtype, mlp: int = MLP, qwen: bool = False) -> list[DecoderLayer]:
     generator = torch.Generator().manual_seed(0)
     shapes = [((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN), (HIDDEN, HEADS * WIDTH), (2 * mlp, HIDDEN), (HIDDEN, mlp)]
     layers = []
@@ -44,7 +46,12 @@ def make_layers(prepare, dtype: torch.dtype, mlp: int = MLP) -> list[DecoderLaye
         weights = [prepare((torch.randn(shape, generator=generator) / 8).to(dtype)) for shape in shapes]
         norms = [torch.rand(HIDDEN, generator=generator).to(dtype) for _ in range(2)]
         window, cap = (40, 0.0) if number % 2 else (-1, 20.0)
-        layers.append(DecoderLayer(weights, norms, eps=1e-5, scale=WIDTH**-0.5, window=window, logit_cap=cap))
+        layer = DecoderLayer(weights, norms, eps=1e-5, scale=WIDTH**-0.5, window=window, logit_cap=cap)
+        if qwen:
+            of_heads = [torch.rand(WIDTH, generator=generator).to(dtype) for _ in range(2)]
+            bias = torch.randn(shapes[0][0], generator=generator).to(dtype)
+            layer = replace(layer, head_norms=of_heads, bias=bias)
+        layers.append(layer)
     return layers
 
 
@@ -60,6 +67,11 @@ def threads(request):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_same_bits_as_the_single_operations(prepare, dtype, threads):
     assert_same_bits(make_layers(prepare, dtype), dtype, BATCHES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_same_bits_with_a_bias_and_norms_of_queries_and_keys(dtype, threads):
+    assert_same_bits(make_layers(mixed, dtype, qwen=True), dtype, BATCHES)
 
 
 @TILE_SETS
@@ -105,6 +117,10 @@ def test_what_does_not_fit_is_explained():
         Decoder([*layers[:2], *make_layers(pack_int8, torch.float32)[:1]], pools, norm, cos_sin)
     with pytest.raises(RuntimeError, match="heads do not fit"):
         Decoder(layers, [(torch.zeros(9, 9, WIDTH),) * 2] * 3, norm, cos_sin)
+    with pytest.raises(RuntimeError, match="a norm of heads"):
+        Decoder([replace(layer, head_norms=layer.norms) for layer in layers], pools, norm, cos_sin)
+    with pytest.raises(RuntimeError, match="a bias"):
+        Decoder([replace(layer, bias=norm) for layer in layers], pools, norm, cos_sin)
     decoder, zero = Decoder(layers, pools, norm, cos_sin), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=r"slots\[0\] is 9, outside 0 \.\. 8"):
         decoder.forward(torch.ones(1, HIDDEN), zero, zero + 9, batch)
@@ -116,6 +132,8 @@ def test_a_layer_that_does_not_fit_is_explained():
     layer = make_layers(pack, torch.float32)[0]
     with pytest.raises(ValueError, match="4 weights and 2 norms"):
         DecoderLayer(layer.weights[:3], layer.norms, eps=1e-5, scale=1.0)
+    with pytest.raises(ValueError, match="a norm each or none, got 1"):
+        DecoderLayer(layer.weights, layer.norms, eps=1e-5, scale=1.0, head_norms=layer.norms[:1])
     biased = [*layer.weights[:3], pack(torch.zeros(HIDDEN, MLP), torch.zeros(HIDDEN))]
     with pytest.raises(ValueError, match="biases"):
         DecoderLayer(biased, layer.norms, eps=1e-5, scale=1.0)

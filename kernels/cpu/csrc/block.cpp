@@ -52,7 +52,7 @@ class BlockDrafter : public torch::CustomClassHolder {
         char* const k = data(kv) + 2 * i * kv_width * layers_.size();
         rope.q = rope.k = k;
         rope.v = k + kv_width * layers_.size();
-        layers_.rotate(member, rope, layers_.layers[i], tokens);
+        layers_.rotate(stages, rope, layers_.layers[i]);
       }
     });
   }

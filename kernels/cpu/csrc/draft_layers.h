@@ -130,7 +130,7 @@ class DraftLayers {
       every.norm(i ? data(b.x) : data(b.residual), i ? data(b.residual) : nullptr, layer.norm_before, data(b.normed),
                  hidden, eps);
       every.product(data(b.normed), layer.qkv, qkv, &layer.out);
-      rotate(member, rope, layer, tokens);
+      rotate(every, rope, layer);
       if (context && !ends) attend(every, *context, layer, 0, b);
       if (ends && !own) return;  // of the context only keys and values were wanted
       if (block) attend(every, *block, layer, context_tokens, b);
@@ -161,20 +161,10 @@ class DraftLayers {
 
   // Norms and rotates each head of queries (if there are any) and keys, and writes keys and values to the layer's
   // pools.
-  void rotate(TeamMember& member, RopeArgs rope, const DraftLayer& layer, int64_t tokens) const {
+  void rotate(const Stages& stages, RopeArgs rope, const DraftLayer& layer) const {
     rope.k_pool = layer.k_pool;
     rope.v_pool = layer.v_pool;
-    const auto share = [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end && layer.norm_keys; ++n) {
-        char *const q = static_cast<char*>(rope.q) + n * rope.q_stride * size();
-        char *const k = static_cast<char*>(rope.k) + n * rope.k_stride * size();
-        kernels().norm[type](q, nullptr, layer.norm_queries, q, width, eps, 0, rope.q_heads);
-        kernels().norm[type](k, nullptr, layer.norm_keys, k, width, eps, 0, rope.kv_heads);
-      }
-      kernels().rope[type](rope, begin, end);
-    };
-    member.run_ranges(ELEMENTWISE, tokens, share,
-                      tokens * (rope.q_heads + rope.kv_heads) * width * 2 * WORK_PER_NUMBER);
+    stages.rope(rope, {nullptr, layer.norm_queries, layer.norm_keys, eps});
   }
 
   // Arguments for keys and values in rows of a matrix, without queries; k and v are left to be set.

@@ -31,6 +31,16 @@ void norm(const void* x, void* residual, const void* weight, void* out, int64_t 
   }
 }
 
+// x += bias, in rows `stride` numbers apart.
+template <typename T>
+void add_bias(void* x, const void* bias, int64_t width, int64_t stride, int64_t begin, int64_t end) {
+  const T* b = static_cast<const T*>(bias);
+  for (int64_t row = begin; row < end; ++row) {
+    T* to = static_cast<T*>(x) + row * stride;
+    for (int64_t i = 0; i < width; i += W) store(to + i, load(to + i) + load(b + i));
+  }
+}
+
 template <typename T>
 void silu_mul(const void* x, void* out, int64_t width, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {

@@ -15,6 +15,7 @@ using Tensors = std::vector<Tensor>;
 struct Layer {
   Weight qkv, out, up, down;
   const void *norm_before, *norm_between;
+  BeforeRotation before;
   void *k_pool, *v_pool;
   float scale, logit_cap;
   int64_t window;
@@ -31,18 +32,20 @@ class Decoder : public torch::CustomClassHolder {
  public:
   // counts: parts of each product, four products a layer (q|k|v, out, gate|up, down). weights, kinds, outputs: of all
   // parts. Codes of int8_linear beside their scales; or, without scales, each what its kind says: blocks of
-  // block_linear or, where that is negative, panels of packed_linear. norms: two a layer and the last one. k_pools,
+  // block_linear or, where that is negative, panels of packed_linear. norms: two a layer and the last one. head_norms:
+  // none, or two a layer, of each head of queries and keys. biases: none, or of each layer's q|k|v. k_pools,
   // v_pools: the layers' caches [slots, heads, width]. attention_scales, windows, logit_caps: as of flat_attention, one
   // a layer.
   Decoder(std::vector<int64_t> counts, Tensors weights, std::vector<int64_t> kinds, Tensors scales,
-          std::vector<int64_t> outputs, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin, double eps,
-          std::vector<double> attention_scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
-      : kept_{weights, scales, norms, k_pools, v_pools}, cos_sin_(cos_sin), eps_(float(eps)) {
+          std::vector<int64_t> outputs, Tensors norms, Tensors head_norms, Tensors biases, Tensors k_pools,
+          Tensors v_pools, Tensor cos_sin, double eps, std::vector<double> attention_scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
+      : kept_{weights, scales, norms, k_pools, v_pools, head_norms, biases}, cos_sin_(cos_sin), eps_(float(eps)) {
     const size_t layers = k_pools.size(), parts = std::accumulate(counts.begin(), counts.end(), int64_t(0));
     TORCH_CHECK(layers && counts.size() == 4 * layers && std::ranges::all_of(counts, [](int64_t n) { return n > 0; }) &&
                     weights.size() == parts && kinds.size() == parts && outputs.size() == parts &&
                     (scales.empty() || (scales.size() == parts && parts == 4 * layers)) &&
-                    norms.size() == 2 * layers + 1 && v_pools.size() == layers && attention_scales.size() == layers &&
+                    norms.size() == 2 * layers + 1 && (head_norms.empty() || head_norms.size() == 2 * layers) &&
+                    (biases.empty() || biases.size() == layers) && v_pools.size() == layers && attention_scales.size() == layers &&
                     windows.size() == layers && logit_caps.size() == layers,
                 "a layer has four products, two norms, two pools, a scale, a window and a cap");
     std::vector<int64_t> sums, first{0};  // outputs of each product, its first part
@@ -67,6 +70,8 @@ class Decoder : public torch::CustomClassHolder {
     for (const Tensor& norm : norms)
       TORCH_CHECK(norm.scalar_type() == norms[0].scalar_type() && norm.is_contiguous() && norm.numel() == hidden_,
                   "norms must be dense, of one type and width");
+    for (const Tensor& norm : head_norms) check_dense(norm, norms[0].scalar_type(), {width_}, "a norm of heads");
+    for (const Tensor& bias : biases) check_dense(bias, norms[0].scalar_type(), {sums[0]}, "a bias");
     const int64_t depths[4] = {hidden_, heads_ * value_width_, hidden_, mlp_};
     const int64_t wanted[4] = {sums[0], hidden_, 2 * mlp_, hidden_};
     const Tensor no_scales = at::empty({0}, norms[0].options());
@@ -81,10 +86,12 @@ class Decoder : public torch::CustomClassHolder {
       rounds_ = rounds_ || w.rounds();
       products.push_back(w);
     }
+    const auto given = [](const Tensors& all, size_t i) { return all.empty() ? nullptr : all[i].data_ptr(); };
     for (size_t i = 0; i < layers; ++i)
       layers_.push_back({products[4 * i], products[4 * i + 1], products[4 * i + 2], products[4 * i + 3],
-                         norms[2 * i].data_ptr(), norms[2 * i + 1].data_ptr(), k_pools[i].data_ptr(),
-                         v_pools[i].data_ptr(), float(attention_scales[i]), float(logit_caps[i]), windows[i]});
+                         norms[2 * i].data_ptr(), norms[2 * i + 1].data_ptr(),
+                         {given(biases, i), given(head_norms, 2 * i), given(head_norms, 2 * i + 1), eps_},
+                         k_pools[i].data_ptr(), v_pools[i].data_ptr(), float(attention_scales[i]), float(logit_caps[i]), windows[i]});
   }
 
   // residual: [N, H], the embedded tokens; it becomes the sum of all layers. positions, slots: [N]. The rest as of
@@ -210,7 +217,7 @@ class Decoder : public torch::CustomClassHolder {
       rope.slots += first;
       rope.k_pool = layer.k_pool;
       rope.v_pool = layer.v_pool;
-      stages_.rope(rope);
+      stages_.rope(rope, layer.before);
     }
 
     void attend(const Layer& layer) {
@@ -332,7 +339,7 @@ class Decoder : public torch::CustomClassHolder {
     v_slot_ = v.stride(0);
   }
 
-  std::vector<Tensors> kept_;  // weights, scales, norms, pools of keys and of values: what the pointers point to
+  std::vector<Tensors> kept_;  // weights, scales, norms, pools of keys and of values, norms of heads, biases: pointed to
   Tensor cos_sin_;
   const float eps_;
   int type_;
@@ -346,7 +353,7 @@ class Decoder : public torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.class_<Decoder>("Decoder")
       .def(torch::init<std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors,
-                       Tensors, Tensors, Tensor, double, std::vector<double>, std::vector<int64_t>,
+                       Tensors, Tensors, Tensors, Tensors, Tensor, double, std::vector<double>, std::vector<int64_t>,
                        std::vector<double>>())
       .def("forward", &Decoder::forward);
 }

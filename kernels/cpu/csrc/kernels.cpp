@@ -17,6 +17,7 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {merge<float, VectorProducts>, merge<bf16, VectorProducts>},
       {norm<float>, norm<bf16>},
       {silu_mul<float>, silu_mul<bf16>},
+      {add_bias<float>, add_bias<bf16>},
       {rope<float>, rope<bf16>},
       {pack<float>, pack<bf16>},
       {linear<float>, linear<bf16>},

@@ -176,6 +176,7 @@ struct Kernels {
   Function<const AttentionArgs&, std::atomic<int64_t>&, const float*, const int64_t*> merge[2];
   Function<const void*, void*, const void*, void*, int64_t, float, int64_t, int64_t> norm[2];
   Function<const void*, void*, int64_t, int64_t, int64_t> silu_mul[2];
+  Function<void*, const void*, int64_t, int64_t, int64_t, int64_t> add_bias[2];
   Function<const RopeArgs&, int64_t, int64_t> rope[2];
   Function<const void*, void*, int64_t, int64_t, int64_t, int64_t> pack[2];
   Function<const LinearArgs&, int64_t, int64_t> linear[2];

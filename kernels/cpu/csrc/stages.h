@@ -78,6 +78,13 @@ struct RoundedInput {
   }
 };
 
+// What queries and keys go through before they are rotated; null: nothing. bias: of queries|keys|values side by side.
+// queries, keys: norms of each head.
+struct BeforeRotation {
+  const void *bias, *queries, *keys;
+  float eps;
+};
+
 class Stages {
  public:
   Stages(TeamMember& member, int type, int64_t rows, RoundedInput& rounded)
@@ -116,9 +123,22 @@ class Stages {
     member_.run_ranges(ELEMENTWISE, rows_, share, rows_ * width * 2 * WORK_PER_NUMBER);
   }
 
-  void rope(const RopeArgs& a) const {
-    const auto share = [&](int64_t begin, int64_t end) { kernels().rope[type_](a, begin, end); };
-    member_.run_ranges(ELEMENTWISE, rows_, share, rows_ * (a.q_heads + a.kv_heads) * a.head_dim * WORK_PER_NUMBER);
+  // Rotates each head of queries (if there are any) and keys; keys and values go to the pools.
+  void rope(const RopeArgs& a, const BeforeRotation& before) const {
+    const int64_t size = type_ ? 2 : 4, width = (a.q_heads + a.kv_heads) * a.head_dim;
+    const auto share = [&](int64_t begin, int64_t end) {
+      if (before.bias)
+        kernels().add_bias[type_](a.q, before.bias, width + a.kv_heads * a.value_dim, a.q_stride, begin, end);
+      for (int64_t row = begin; row < end && before.keys; ++row) {
+        char *const q = static_cast<char*>(a.q) + row * a.q_stride * size;
+        char *const k = static_cast<char*>(a.k) + row * a.k_stride * size;
+        kernels().norm[type_](q, nullptr, before.queries, q, a.head_dim, before.eps, 0, a.q_heads);
+        kernels().norm[type_](k, nullptr, before.keys, k, a.head_dim, before.eps, 0, a.kv_heads);
+      }
+      kernels().rope[type_](a, begin, end);
+    };
+    const int64_t numbers = rows_ * width * (before.bias || before.keys ? 2 : 1);
+    member_.run_ranges(ELEMENTWISE, rows_, share, numbers * WORK_PER_NUMBER);
   }
 
   // work: multiplications that a column is worth.

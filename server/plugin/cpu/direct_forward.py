@@ -20,7 +20,7 @@ from . import fused_model
 
 
 class DirectForward:
-    """model: of SGLang's Llama classes. backend: our attention's, whose cache the layers use."""
+    """model: of SGLang's classes for Llama, Qwen2 or Qwen3. backend: our attention's, whose cache the layers use."""
 
     def __init__(self, model: Any, decoder: Decoder, backend: Any):
         self.model, self.decoder, self.backend = model, decoder, backend
@@ -71,8 +71,15 @@ def _is_plain(model: Any) -> bool:
     """Embedding, layers and head are all there is of it, and nothing is done to the logits."""
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
+    from sglang.srt.models.qwen2 import Qwen2ForCausalLM, Qwen2Model
+    from sglang.srt.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
 
-    if type(model).forward is not LlamaForCausalLM.forward or type(model.model) is not LlamaModel:
+    known = (
+        (LlamaForCausalLM.forward, LlamaModel),
+        (Qwen2ForCausalLM.forward, Qwen2Model),
+        (Qwen3ForCausalLM.forward, Qwen3Model),
+    )
+    if (type(model).forward, type(getattr(model, "model", None))) not in known:
         return False
     processor, embedding = model.logits_processor, model.model.embed_tokens
     special = ("do_tensor_parallel_all_gather", "logit_scale", "final_logit_softcapping", "return_full_logits")

@@ -1,7 +1,8 @@
-"""The constants of a layer on SGLang's Llama classes (Llama, Mistral, SmolLM and others), for `fused_model`.
+"""The constants of a layer on SGLang's classes for Llama (Mistral, SmolLM and others), Qwen2 and Qwen3, for
+`fused_model`.
 
-SGLang's own forward stays for a model with a layer that our kernels do not know: biases, adapters, quantised caches,
-other rotary embeddings. Both give the same bits, since both are made of the same kernels.
+SGLang's own forward stays for a model with a layer that our kernels do not know: other biases, adapters, quantised
+caches, other rotary embeddings. Both give the same bits, since both are made of the same kernels.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ from ..flat_attention import FlatAttentionBackend
 
 def prepared(module: Any, backend: Any) -> DecoderLayer | None:
     """The layer's constants, or None where it has something that only SGLang's own forward knows."""
+    from sglang.srt.models.llama import LlamaDecoderLayer
+    from sglang.srt.models.qwen2 import Qwen2DecoderLayer
+    from sglang.srt.models.qwen3 import Qwen3DecoderLayer
+
+    if type(module) not in (LlamaDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer):
+        return None
     attention, mlp, norms = module.self_attn, module.mlp, (module.input_layernorm, module.post_attention_layernorm)
+    of_heads = (attention.q_norm, attention.k_norm) if type(module) is Qwen3DecoderLayer else ()
     products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     plain = (
         isinstance(backend, FlatAttentionBackend)
         and _is_plain_attention(attention, backend.token_to_kv_pool)
-        and all(is_plain_norm(norm) for norm in norms)
+        and all(is_plain_norm(norm) for norm in (*norms, *of_heads))
+        and len({norm.variance_epsilon for norm in (*norms, *of_heads)}) == 1
         and all(_is_plain_product(product) for product in products)
+        and all(product.bias is None for product in products[1:])
     )
     if not plain:
         return None
@@ -34,6 +44,8 @@ def prepared(module: Any, backend: Any) -> DecoderLayer | None:
             scale=attn.scaling,
             window=attn.sliding_window_size if attn.sliding_window_size is not None else -1,
             logit_cap=attn.logit_cap,
+            head_norms=[norm.weight.data for norm in of_heads],
+            bias=None if attention.qkv_proj.bias is None else attention.qkv_proj.bias.data,
         )
     except ValueError:  # no compiled kernels here
         return None
@@ -43,7 +55,7 @@ def _is_plain_product(product: Any) -> bool:
     from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 
     known = type(product) in (MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
-    return known and hasattr(product, "packed") and product.bias is None and product.tp_size == 1
+    return known and hasattr(product, "packed") and product.tp_size == 1
 
 
 def is_plain_norm(norm: Any) -> bool:

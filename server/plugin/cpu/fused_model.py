@@ -1,4 +1,4 @@
-"""Runs all layers of Llama-like models in one call, where `fused_layer` knows every one of them.
+"""Runs all layers of Llama-like models, Qwen2 and Qwen3 in one call, where `fused_layer` knows every one of them.
 
 SGLang's own loop stays for everything else: input embeddings, a part of a pipeline, a layer that has something special.
 Both give the same bits.
@@ -22,10 +22,13 @@ logger = logging.getLogger(__name__)
 def register() -> None:
     from sglang.srt.environ import envs
     from sglang.srt.models.llama import LlamaModel
+    from sglang.srt.models.qwen2 import Qwen2Model
+    from sglang.srt.models.qwen3 import Qwen3Model
 
     envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)  # copies of a step's inputs are for those who replay a graph
-    LlamaModel.outrider_decoder = None
-    LlamaModel.forward = _in_one_call(LlamaModel.forward)
+    for model in (LlamaModel, Qwen2Model, Qwen3Model):
+        model.outrider_decoder = None
+        model.forward = _in_one_call(model.forward)
 
 
 def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +91,9 @@ def _prepare(model: Any, backend: Any) -> Decoder | None:
     pool, ids = backend.token_to_kv_pool, [module.self_attn.attn.layer_id for module in model.layers]
     pools = [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in ids]
     try:
-        return Decoder(layers, pools, model.norm.weight.data, angles[0])
+        decoder = Decoder(layers, pools, model.norm.weight.data, angles[0])
     except (ValueError, RuntimeError) as error:  # layers of several shapes
         logger.info("the model's layers do not run in one call: %s", error)
         return None
+    logger.info("the model's %d layers run in one call", len(layers))
+    return decoder

@@ -11,8 +11,22 @@ import torch
 from gguf_models import PROMPT, logprobs
 from running import HTTP, ONE_THREAD, Server
 
-SERVED = ("qwen3moe", "smollm3", "granite", "gemma3", "phi3", "phi3-long", "phi3-partial", "olmo2", "yarn")
-ALWAYS = ("qwen3moe",)
+SERVED = (
+    "qwen3moe",
+    "qwen3",
+    "qwen2",
+    "smollm3",
+    "granite",
+    "gemma3",
+    "phi3",
+    "phi3-long",
+    "phi3-partial",
+    "olmo2",
+    "yarn",
+)
+ALWAYS = ("qwen3moe", "qwen3")
+IN_ONE_CALL = ("qwen3", "qwen2")
+"""Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
 FLAGS = {"phi3-partial": ("--context-length", "256")}
 """What it was made for, so that its factors for short contexts are taken."""
 TOKENS = 16
@@ -37,6 +51,8 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: p
             found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
             expected = greedy(model)
             torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-4, rtol=1e-4)
+        if name in IN_ONE_CALL:
+            assert f"{gguf_models.LAYERS} layers run in one call" in (tmp_path / "log").read_text()
 
 
 def started(folder: Path, *flags: str) -> Iterator[Server]:
