@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "ops.h"
+#include "weight_memory.h"
 
 namespace outrider {
 
@@ -15,7 +15,7 @@ Tensor pack_linear(const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.size(1) % 2 == 0,
               "weight must be dense [outputs, even depth], got ", weight.sizes());
   const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL;
-  Tensor packed = at::empty({panels * PANEL * weight.size(1)}, weight.options());
+  Tensor packed = empty_weight(panels * PANEL * weight.size(1), weight.options());
   at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
     kernels().pack[type](weight.data_ptr(), packed.data_ptr(), weight.size(0), weight.size(1), begin, end);
   });
@@ -67,7 +67,7 @@ const BlockFormat& format_of(const Tensor& raw, int64_t kind) {
 Tensor pack_blocks(const Tensor& raw, int64_t kind) {
   const BlockFormat& format = format_of(raw, kind);
   const int64_t outputs = raw.size(0), panels = (outputs + PANEL - 1) / PANEL, spans = raw.size(1) / format.file;
-  Tensor packed = at::empty({panels * PANEL * spans * format.bytes()}, raw.options());
+  Tensor packed = empty_weight(panels * PANEL * spans * format.bytes(), raw.options());
   const auto& functions = kind & ROUNDED ? kernels().pack_int_blocks : kernels().pack_blocks;
   at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
     functions[plain_kind(kind)](raw.data_ptr<uint8_t>(), packed.data_ptr<uint8_t>(), outputs,
@@ -119,8 +119,8 @@ std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
   const int type = type_of(weight, "weight");
   TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "weight must be dense [outputs, depth]");
   const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL, groups = (weight.size(1) + GROUP - 1) / GROUP;
-  Tensor codes = at::empty({panels * groups * PANEL * GROUP}, weight.options().dtype(at::kByte));
-  Tensor scales = at::empty({panels * groups * PANEL}, weight.options().dtype(at::kFloat));
+  Tensor codes = empty_weight(panels * groups * PANEL * GROUP, weight.options().dtype(at::kByte));
+  Tensor scales = empty_weight(panels * groups * PANEL, weight.options().dtype(at::kFloat));
   at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
     kernels().pack_int8[type](weight.data_ptr(), codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), weight.size(0),
                               weight.size(1), begin, end);
