@@ -150,7 +150,9 @@ MODELS = {
         tensors={"rope_freqs.weight": LLAMA_3_FACTORS},
     ),
     "mistral": Model("MistralConfig", "llama", {"sliding_window": None}, permuted=True),
-    "qwen2": Model("Qwen2Config", "qwen2", {"tie_word_embeddings": True, "head_dim": WIDTH // HEADS}),
+    "qwen2": Model(
+        "Qwen2Config", "qwen2", {"tie_word_embeddings": True, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ),
     "qwen3": Model("Qwen3Config", "qwen3", {"attention_bias": False}),
     "qwen3moe": Model(
         "Qwen3MoeConfig",

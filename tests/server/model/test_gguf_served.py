@@ -40,6 +40,7 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: p
     model = gguf_models.write(name, tmp_path / "tiny.gguf", "Q8_0")
     flags = ("--model", str(tmp_path / "tiny.gguf"), "--dtype", "float32", "--max-total-tokens", "512", *ONE_THREAD)
     flags += FLAGS.get(name, ())
+    flags += ("--log-level", "info") if name in IN_ONE_CALL else ()
     for server in started(tmp_path, *flags):
         for speculates in (True, False):
             body = {
