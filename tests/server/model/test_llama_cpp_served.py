@@ -21,8 +21,8 @@ PROMPTS = [
 ASKED = 10
 """Tokens whose log-probabilities are compared after each prompt: llama.cpp's likeliest."""
 CLOSE = 0.25
-"""Mean difference; measured is 0.14, with float and with rounded activations. llama.cpp rounds activations to 8 bits, we
-to bfloat16 or to 8 bits in other blocks, and the weights have 4 bits."""
+"""Mean difference; measured is 0.14, with float and with rounded activations. llama.cpp rounds activations to 8 bits,
+we to bfloat16 or to 8 bits in other blocks."""
 NO_WORSE = 1.25
 """Rounded activations against float ones; measured is 0.96."""
 
