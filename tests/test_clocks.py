@@ -12,8 +12,10 @@ WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetim
 SAYS_WHEN = {
     "drafters/learning/answers.py",
     "drafters/learning/progress.py",
+    "server/bench/learn.py",
     "server/bench/record.py",
     "server/doctor/machine.py",
+    "server/http/key_learning.py",
     "server/http/learning.py",
     "server/http/routes/openai.py",
     "server/http/keys/token_limits.py",

@@ -102,7 +102,8 @@ async def connect(url: str, key: str | None = None, model: str | None = None) ->
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--url {url}: give it as http://HOST:PORT")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    connector = aiohttp.TCPConnector(limit=0)  # as many connections as there are requests in flight
+    # As many connections as there are requests in flight, and a new one for each: some servers close used ones unasked.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": LINE_BYTES}
     async with aiohttp.ClientSession(headers=headers, connector=connector, **options) as session:
         yield Remote(url, model or await _first_model(session, url), session)
