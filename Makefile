@@ -68,7 +68,7 @@ programs:
 	if [ -n "$$absent" ]; then echo "Tests of $$absent are skipped: not installed (apt-get install $$absent)"; fi
 
 .PHONY: check
-check: lint ## Check style and types, run the tests that start no server (about three minutes)
+check: lint ## Check style and types, run the tests that start no server (about ten minutes)
 	@$(PYTEST) -m "not server" $(ARGS)
 
 .PHONY: check-deploy
