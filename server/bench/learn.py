@@ -284,7 +284,7 @@ class _Asking:
 
 
 async def _live(server: Remote) -> dict[str, Any]:
-    """What the page shows."""
+    """The data that the page shows."""
     await asyncio.sleep(LIVE_SECONDS)
     async with server.session.get(f"{server.url}/outrider/live") as response:
         if response.status != 200:

@@ -1,4 +1,4 @@
-"""What rounding changes: how far a model's next-token distributions move, over its own answers.
+"""The effect of rounding: how far a model's next-token distributions move, over its own answers.
 
 The first arm answers the prompts, greedily and sampled. Every arm then reads the same texts, and its distributions over
 the whole vocabulary are compared with the first arm's, token by token:
@@ -181,9 +181,9 @@ async def _read(engine: Engine, answers: Sequence[Answer]) -> None:
 
 
 def divergences(answers: Sequence[Answer], reference: Path, other: Path) -> dict[str, Divergence]:
-    """By temperature, and of all: how far the logits in one file are from those in another, over the same answers.
+    """Distances of the logits in one file from those in another, over the same answers, by temperature and of all.
 
-    The files: of each answer one row [V] a token, which predicts it, and one more behind them.
+    The files hold for each answer one row [V] a token, which predicts it, and one more behind them.
     """
     rows = sum(len(one.tokens) + 1 for one in answers)
     files = [np.memmap(path, np.float32, mode="c").reshape(rows, -1) for path in (reference, other)]

@@ -133,12 +133,9 @@ class Learning:
         """Put the newest candidate to use, notice what the engine took back, and read the learner's numbers."""
         self.state = ServerState.read(self.folder)  # `outrider learn forget` may have written it
         await self._notice_rollback()
-        if name := self._newest():
+        if name := newest(self.folder, self.state):
             await self._promote(name)
         self._read_numbers()
-
-    def _newest(self) -> str | None:
-        return newest(self.folder, self.state)
 
     async def _promote(self, name: str) -> None:
         folder = Path(self._path(name))

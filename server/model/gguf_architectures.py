@@ -35,7 +35,7 @@ NORMS_AFTER = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
-"""Of what attention and MLP give, before it is added."""
+"""Norms of the outputs of attention and MLP, before these are added."""
 NORMS_AROUND = NORMS_AFTER | {
     "attn_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",

@@ -61,7 +61,7 @@ SPLITS = {
     "tekken": TEKKEN,
     "gpt-4o": O200K,
 }
-"""By the names that llama.cpp's converter gives: Granite has refact, SmolLM3 smaug-bpe, OLMo 2 and Phi-4 dbrx,
+"""Splits by the names of llama.cpp's converter: Granite has refact, SmolLM3 smaug-bpe, OLMo 2 and Phi-4 dbrx,
 Phi-4-mini gpt-4o, Mistral since Nemo tekken. A file that names none does not say how its model split texts."""
 
 

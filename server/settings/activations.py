@@ -164,7 +164,7 @@ def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
 
 
 def _samples(model: Model) -> dict[str, Sample]:
-    """Of each kind of blocks, some rows of its largest weight."""
+    """Some rows of the largest weight of each kind of blocks."""
     if model.folder is None or not is_prepared(model.folder):
         return _sample_of_groups(model)
     weights = GgufWeights(model.folder)

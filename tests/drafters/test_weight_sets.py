@@ -111,7 +111,7 @@ def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: li
 
 
 def test_others_change_nothing_of_a_requests_draft(config: BlockConfig, folders: list[str]) -> None:
-    """To the bit, though others' texts, sets and number differ."""
+    """Drafts are equal to the bit, though others' texts, sets and number differ."""
     table = page_table()
     seen = []
     for others in ([], [1], [1, 2, 3]):

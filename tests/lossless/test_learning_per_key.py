@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 TOKENS = 40
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.7}]
 SURE = BODIES[:2]
-"""Those whose text is decided."""
+"""The bodies whose text is decided."""
 NAMES = ("ann", "bob", "closed")
 """Keys; the last one allows no learning."""
 Asked = tuple[str, str, dict[str, Any]]

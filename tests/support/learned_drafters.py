@@ -33,7 +33,7 @@ def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool) -
 
 
 def wait_for_state(folder: Path, **wanted: Any) -> None:
-    """Until state.json says so."""
+    """Wait until state.json says so."""
     found: dict[str, Any] = {}
     for _ in range(300):
         if (folder / "state.json").is_file():

@@ -76,8 +76,8 @@ def _key() -> Key | None:
 
 
 def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    """Where keys have drafters of their own, name that of the request's key, and have it share prefixes with nothing
-    but what was drafted by the same drafter for the same key."""
+    """Name the drafter of the request's key, where keys have their own, and have the request share prefixes with
+    nothing but what was drafted by the same drafter for the same key."""
     key = _key()
     if limits.drafter_of is not None and key is not None:
         request._own = limits.drafter_of(key)

@@ -62,7 +62,7 @@ class KeyDrafters:
 
     @classmethod
     def of(cls, config: PluginConfig, drafter: Drafter | None) -> KeyDrafters | None:
-        """Those of a server whose keys have drafters of their own; None on any other."""
+        """The drafters of a server whose keys have their own; None on any other."""
         if not config.learn_keys or drafter is None:
             return None
         return cls(Path(config.learning) / KEYS, config.learn_keys, drafter)

@@ -58,7 +58,7 @@ def test_logits_of_fewer_tokens_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.server
 @pytest.mark.skipif(not native.available(), reason="without compiled kernels no weight is multiplied in blocks")
 def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path) -> None:
-    """What an engine read of its own greedy answers has each token on top: reading gives decoding's bits."""
+    """An engine that reads its own greedy answers finds each token on top: reading gives decoding's bits."""
     args = argparse.Namespace(tokens=60, new_tokens=20)
     turns = {}
     with quality._processes() as pool:

@@ -28,7 +28,7 @@ ALWAYS = ("qwen3moe", "qwen3")
 IN_ONE_CALL = ("qwen3", "qwen2")
 """Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
 FLAGS = {"phi3-partial": ("--context-length", "256")}
-"""What it was made for, so that its factors for short contexts are taken."""
+"""Flags of a model: the context that it was made for, so that its factors for short ones are taken."""
 TOKENS = 16
 
 

@@ -26,7 +26,7 @@ RIDS: Iterator[int] = count()
 
 
 class Request(SimpleNamespace):
-    """As SGLang's, it can be referred to weakly."""
+    """A request that can be referred to weakly, as SGLang's can."""
 
     __slots__ = ("__weakref__",)
 
@@ -78,7 +78,7 @@ def keys(tmp_path: Path, drafter: SeveralSets) -> KeyDrafters:
 
 
 def served_by(keys: KeyDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
-    """Whose weights draft for each request; "": those of the start."""
+    """The owner of the weights that draft for each request; "": those of the start."""
     return [drafter.sets.get(int(number), "") for number in keys.admit(requests)]
 
 
@@ -110,7 +110,7 @@ def test_drafters_of_running_requests_stay(keys: KeyDrafters, drafter: SeveralSe
 
 
 def test_a_number_is_never_anothers(keys: KeyDrafters, drafter: SeveralSets) -> None:
-    """What is left of a request in the table must not be drafted with another key's weights."""
+    """A row that a request left in the table is never drafted with another key's weights."""
     seen: dict[int, str] = {}
     for _ in range(3):
         for learner in "abcd":
