@@ -20,6 +20,7 @@ import torch
 from outrider.kernels.blocks import ACTIVATIONS, KINDS, block_depth, block_linear, group_blocks, pack_blocks
 from outrider.kernels.cache import cache_root
 from outrider.kernels.cpu import native
+from outrider.profiles import store
 from outrider.profiles.fingerprint import cpu_name
 from outrider.storage.replacing import replace as replace_files
 
@@ -27,6 +28,7 @@ from ..errors import UserError
 from ..machine import hardware
 from ..model.target import Model
 from ..plugin.loading.gguf_weights import EMBEDDING, GgufWeights, is_prepared
+from . import profile_lookup
 from .settings import Settings
 
 MARGIN = 1.1
@@ -67,7 +69,7 @@ class Choice:
 def with_activations(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
     """Settings whose activations are named; say: takes the reason, in one line.
 
-    The embedded model keeps float, by which its shipped profiles were measured.
+    The embedded model takes those of the profile that was shipped for this processor, if there is one.
 
     Raises UserError where int8 was asked for and no weight can be multiplied so.
     """
@@ -78,14 +80,29 @@ def with_activations(settings: Settings, model: Model, say: Callable[[str], None
         if reason is not None:
             raise UserError(f"--activations int8: {reason}; leave it out")
         return settings
-    if reason is not None or settings.model is None:
+    if reason is not None:
         return replace(settings, activations="float")
+    shipped = _of_shipped_profile(settings, model)
+    if shipped is not None:
+        return replace(settings, activations=shipped)
     choice, place = choose(settings, model)
     say(
         f"Activations {choice.activations}: with int8 one row takes {1 / choice.ratio:.2f} of its time with float, "
         f"as measured for {place}"
     )
     return replace(settings, activations=choice.activations)
+
+
+def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
+    """Activations by which a model's shipped profile was measured on this processor; None without such a profile."""
+    digest = profile_lookup.digest(model)
+    for profile in store.readable(store.SHIPPED):
+        measured = profile.fingerprint
+        if (measured.target, measured.device) == (digest, cpu_name()):
+            for name in ACTIVATIONS:
+                if measured.dtype == profile_lookup.number_format(replace(settings, activations=name)):
+                    return name
+    return None
 
 
 def obstacle(settings: Settings, model: Model) -> str | None:

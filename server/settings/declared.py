@@ -64,7 +64,7 @@ class Declared:
         "auto",
         "what weights in blocks (GGUF, AWQ, GPTQ) are multiplied with on a CPU. `int8`: activations rounded to 8 bits "
         "in blocks, as llama.cpp does; faster and [less accurate](../docs/performance.md#what-rounding-changes). "
-        "`auto`: what is faster here, measured once and kept in the cache folder (the embedded model: float)",
+        "`auto`: as a shipped profile was, else what is faster here, measured once and kept",
         choices=("auto", "float", "int8"),
     )
     device: str = _model("auto", "`cpu` or `cuda`", choices=("auto", "cpu", "cuda"))

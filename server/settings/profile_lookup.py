@@ -45,21 +45,15 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
         drafter += f"+{settings.resolved_denoising_steps}-{settings.denoising_order}"
     if settings.looks_up:
         drafter += "+lookup"
-    dtype = settings.resolved_dtype
-    if settings.quantization != "none":
-        dtype += f"+{settings.quantization}"
-    assert settings.activations != "auto"
-    if settings.activations != "float":
-        dtype += f"+{settings.activations} activations"
     return Fingerprint(
         device=cpu_name() if on_cpu else hardware.gpu_name(),
         cores=core_count() if on_cpu else 0,
         threads=settings.resolved_threads,
-        target=_digest(model),
+        target=digest(model),
         drafter=drafter,
         gamma=gamma,
         drafter_checkpoint=folder_digest(settings.drafter_path) if settings.drafter_path else "",
-        dtype=dtype,
+        dtype=number_format(settings),
         attention_backend=" ".join(["flat" if on_cpu else "default", *settings.parallel.step_flags]),
         instruction_set=hardware.instruction_set() if on_cpu else "",
         sglang=package_version("sglang"),
@@ -67,7 +61,19 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     )
 
 
-def _digest(model: Model) -> str:
+def number_format(settings: Settings) -> str:
+    """Format of weights and activations, of settings that name the activations (`with_activations`)."""
+    dtype = settings.resolved_dtype
+    if settings.quantization != "none":
+        dtype += f"+{settings.quantization}"
+    assert settings.activations != "auto"
+    if settings.activations != "float":
+        dtype += f"+{settings.activations} activations"
+    return dtype
+
+
+def digest(model: Model) -> str:
+    """Digest of a model's folder, or its name where it has none here."""
     return folder_digest(model.folder) if model.folder else model.path
 
 
@@ -75,7 +81,7 @@ def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> Gra
     """Fingerprint of a draft graph for requests of this class, one of `TEMPERATURES`, of a block-diffusion model."""
     assert settings.diffusion is not None
     return GraphFingerprint(
-        model=_digest(model),
+        model=digest(model),
         policy=settings.unmasking_policy,
         block_size=settings.diffusion.block_size,
         temperature=temperature,
@@ -84,8 +90,8 @@ def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> Gra
 
 def default_name(here: Fingerprint, model: Model) -> str:
     """Folder name of the profile that is measured for this engine unless the user names another."""
-    digest = hashlib.sha256(json.dumps(asdict(here), sort_keys=True).encode()).hexdigest()[:8]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{here.drafter}-{digest}".lower()).strip("-.")
+    short = hashlib.sha256(json.dumps(asdict(here), sort_keys=True).encode()).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{here.drafter}-{short}".lower()).strip("-.")
 
 
 def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.profiles import store
+from outrider.profiles.store import Profile
+from outrider.scheduler.cost.step_times import Point
 from outrider.server.errors import UserError
 from outrider.server.model import target
 from outrider.server.model.target import Model
@@ -29,9 +32,21 @@ def smollm2() -> Model:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the choices that are kept, empty."""
+    """Folder of the choices that are kept, empty; no profile is shipped."""
     monkeypatch.setattr(activations, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "activations"
+
+
+def profile_of(settings: Settings, model: Model) -> None:
+    """Ship a profile of this engine, measured here."""
+    here = profile_lookup.fingerprint(settings, model)
+    points = (Point(1, 1, 128.0, (0.01,)),)
+    store.save(
+        Profile(name="it", fingerprint=here, points=points, thorough=True, measured_at="2026", measured_how="by hand"),
+        store.SHIPPED,
+        None,
+    )
 
 
 def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> list[str]:
@@ -55,8 +70,6 @@ def test_what_was_measured_once_holds(
     measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
     said: list[str] = []
     assert with_activations(AUTO, smollm2, said.append).activations == choice
-    monkeypatch.undo()
-    monkeypatch.setattr(activations, "cache_root", lambda: kept.parent)
     again = measuring(monkeypatch, {"float": 1.0, "int8": float_time})
     assert with_activations(AUTO, smollm2, said.append).activations == choice
     assert (measured, again) == (["Q4_1 Q8_0"], [])
@@ -99,9 +112,19 @@ def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
     )
 
 
-def test_the_embedded_model_keeps_what_its_profiles_were_measured_by(smollm2: Model, kept: Path) -> None:
-    assert with_activations(replace(AUTO, model=None), smollm2).activations == "float"
-    assert not kept.exists()
+@needs_kernels
+@pytest.mark.parametrize("measured_by", ["float", "int8"])
+def test_a_shipped_profile_of_this_processor_tells(
+    measured_by: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = measuring(monkeypatch, {"float": 1.0, "int8": 1.0})
+    profile_of(replace(AUTO, activations=measured_by), smollm2)
+    assert with_activations(replace(AUTO, model=None), smollm2).activations == measured_by
+    assert not measured
+    with_activations(replace(AUTO, dtype="float32"), smollm2)
+    monkeypatch.setattr(activations, "cpu_name", lambda: "another")
+    with_activations(AUTO, smollm2)
+    assert len(measured) == 2
 
 
 @needs_kernels
@@ -145,7 +168,7 @@ def test_a_damaged_weight_is_an_error_in_one_line(smollm2: Model, kept: Path, mo
 
 
 def test_a_choice_that_cannot_be_kept_is_no_choice(
-    smollm2: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    smollm2: Model, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native.available():
         pytest.skip("float without the compiled kernels")
