@@ -136,7 +136,7 @@ class Ratio(NamedTuple):
 
     @property
     def spread(self) -> str:
-        return f"{self.least:.2f} to {self.largest:.2f}"
+        return f"{self.least:.2f}–{self.largest:.2f}"
 
     @property
     def cell(self) -> str:

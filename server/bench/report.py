@@ -32,7 +32,7 @@ HEAD = """\
 
 `make performance` writes this page from the records in [profiles/results](../profiles/results), which
 `outrider bench … --json` wrote: today's weights, each record with its machine, versions, date and command.
-Ratios compare arms that took turns: median (smallest to largest) over rounds, or median (quartiles).
+Ratios compare arms that took turns: median (smallest–largest) over rounds, or median (quartiles).
 """
 Record = Mapping[str, Any]
 Row = Sequence[str]
@@ -182,7 +182,7 @@ def _kernels(one: Record) -> Iterable[tuple[Row, Row]]:
     for case, times in one["results"].items():
         family = re.split(r" \d| plain| top", case)[0]
         families.setdefault(family, []).append(harness.ratio(times["torch"], times["ours"]).median)
-    yield list(families), [f"{min(found):.1f} to {max(found):.1f} ×" for found in families.values()]
+    yield list(families), [f"{min(found):.1f}–{max(found):.1f}" for found in families.values()]
 
 
 def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -193,8 +193,8 @@ def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:
     for kind, by_rows in found.items():
         first = next(iter(by_rows.values()))["int8"]
         cells = [
-            f"{harness.ratio(times['float'], times['int8']).median:.1f} × float, "
-            f"{harness.ratio(times['int8'], first).median:.2f} of one"
+            f"{harness.ratio(times['float'], times['int8']).median:.1f} ×, "
+            f"{harness.ratio(times['int8'], first).median:.2f}"
             for times in by_rows.values()
         ]
         yield ["weight", *(f"{rows} rows" for rows in by_rows)], [kind, *cells]
@@ -219,14 +219,13 @@ def _quality(one: Record) -> Iterable[tuple[Row, Row]]:
 
 def _scores(one: Record) -> Iterable[tuple[Row, Row]]:
     for task, servers in one["results"].items():
-        (first, _), *_ = servers.items()
-        for name, found in servers.items():
-            score = f"{found['score']:.1%} ± {found['error']:.1%}"
-            beside = [f"{found['won']}, {found['lost']}", f"{found['same']:.0%}"] if name != first else ["", ""]
-            yield (
-                ["task", "questions", "server", "score", "won, lost", "same text"],
-                [task, str(found["questions"]), name, score, *beside],
-            )
+        first = next(iter(servers))
+        cells = [
+            f"{found['score']:.1%} ± {found['error']:.1%}"
+            + (f"; {found['won']}, {found['lost']}" if name != first else "")
+            for name, found in servers.items()
+        ]
+        yield ["task", "questions", *servers], [task, str(servers[first]["questions"]), *cells]
 
 
 def _drafts(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -306,7 +305,7 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     ),
     "micro blocks": (
         "Integer products", "Weights in blocks: how much faster rows of 8 bits are than expanding to floats; time over "
-        "that of the first number of rows.", _blocks
+        "that of the least rows.", _blocks
     ),
     "quality": (
         "What rounding changes", "Next-token distributions over the model's own answers: mean KL divergence in nats "
@@ -314,8 +313,7 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         _quality
     ),
     "scores": (
-        "lm-eval's scores", "Mean and standard error; questions won and lost, and share of answers with the same text, "
-        "beside the first server.", _scores
+        "lm-eval's scores", "Mean ± standard error; questions won, lost beside the first.", _scores
     ),
     "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
     "simulate": (

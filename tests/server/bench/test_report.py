@@ -49,15 +49,15 @@ def test_a_table_a_question_and_a_row_a_machine() -> None:
     page = report.page({"a.json": one})
     assert page.count("## ") == 1
     assert "| AMD EPYC 9, 2 cores, avx512_bf16 | off | 15 | M, dspark | 1.00 |" in page
-    assert "| planned | 18 = 1.25 (1.00 to 1.50) × off | M, dspark | 2.50 |" in page
+    assert "| planned | 18 = 1.25 (1.00–1.50) × off | M, dspark | 2.50 |" in page
     assert "`outrider bench load --rounds 3`" in page
     other = record("load by URL", {"8": {"ours": rounds(30, 40), "theirs": rounds(10, 20)}}, memory_mb={"ours": 7.4})
     page = report.page({"a.json": one, "b.json": other})
     assert "| ours | 35 | 7 |" in page
-    assert "| theirs | 15 = 0.42 (0.33 to 0.50) × ours | – |" in page
+    assert "| theirs | 15 = 0.42 (0.33–0.50) × ours | – |" in page
     readme = report.with_numbers(f"A\n{report.BEGIN}\nold\n{report.END}\nB\n", {"a.json": one, "b.json": other})
-    assert "| AMD EPYC 9, 2 cores, avx512_bf16 | 1.25 × off (1.00 to 1.50) |  |  |" in readme
-    assert "| AMD EPYC 9, 2 cores, avx512_bf16 |  | 2.50 × theirs (2.00 to 3.00) |  |" in readme
+    assert "| AMD EPYC 9, 2 cores, avx512_bf16 | 1.25 × off (1.00–1.50) |  |  |" in readme
+    assert "| AMD EPYC 9, 2 cores, avx512_bf16 |  | 2.50 × theirs (2.00–3.00) |  |" in readme
     assert readme.startswith("A\n")
     assert readme.endswith("\nB\n")
     assert "old" not in readme
@@ -75,8 +75,8 @@ def test_rounding_and_scores_have_a_row_an_arm() -> None:
     score = {"questions": 200, "score": 0.05, "error": 0.015, "won": 0, "lost": 0, "same": 1.0}
     servers = {"float": score, "int8": score | {"score": 0.055, "won": 3, "lost": 2, "same": 0.42}}
     page = report.page({"a.json": record("scores", {"gsm8k": servers})})
-    assert "| gsm8k | 200 | float | 5.0% ± 1.5% |  |  |" in page
-    assert "| gsm8k | 200 | int8 | 5.5% ± 1.5% | 3, 2 | 42% |" in page
+    assert "| task | questions | float | int8 |" in page
+    assert "| gsm8k | 200 | 5.0% ± 1.5% | 5.5% ± 1.5%; 3, 2 |" in page
 
 
 def test_parts_of_a_question_are_one_row() -> None:

@@ -47,9 +47,9 @@ def test_planned_is_compared_with_the_better_of_the_others(tmp_path: Path) -> No
     assert report.ratio(arms["off"], arms["off"][:2]) is None  # a round is missing
     _, off, every, planned, _ = report.table({8: arms}, "in flight").splitlines()
     assert off.split()[:6] == ["8", "off", "3/3", "0.50", "10.0", "10.0"]
-    assert every.endswith("none; 2.00 (2.00 to 2.00) × off")
+    assert every.endswith("none; 2.00 (2.00–2.00) × off")
     assert planned.endswith(
-        "none; level kept 75%; 4.00 (4.00 to 4.00) × off; 2.00 (2.00 to 2.00) × the better of the others, verify all"
+        "none; level kept 75%; 4.00 (4.00–4.00) × off; 2.00 (2.00–2.00) × the better of the others, verify all"
     )
     with pictures.figure(tmp_path / "load.png") as figure:
         report.plot({8: arms}, "in flight", figure)
