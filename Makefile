@@ -68,8 +68,8 @@ programs:
 	if [ -n "$$absent" ]; then echo "Tests of $$absent are skipped: not installed (apt-get install $$absent)"; fi
 
 .PHONY: check
-check: lint ## Check style and types, run the tests that start no server (about ten minutes)
-	@$(PYTEST) -m "not server" $(ARGS)
+check: lint ## Check style and types, run the quick tests: no servers, no training (three minutes)
+	@$(PYTEST) -m "not server and not slow" $(ARGS)
 
 .PHONY: check-deploy
 check-deploy: $(CHECKERS) ## Check deploy/ with linters and schemas (a minute)

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 
 STARTING = ("server", "served")
 """Fixtures that start a server; so do those whose name ends with "_server"."""
-NO_SERVERS = "not server"
+QUICK = "not server and not slow"
 """What `make check` asks for with -m."""
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # other work runs beside the tests
@@ -115,7 +115,7 @@ def server_fixtures(item: pytest.Item) -> list[str]:
 
 @pytest.fixture(scope="session")
 def engine_watch(request: pytest.FixtureRequest) -> Iterator[EngineWatch | None]:
-    if request.config.option.markexpr != NO_SERVERS:
+    if request.config.option.markexpr != QUICK:
         yield None
         return
     with EngineWatch() as watch:
@@ -138,7 +138,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--exhaustive", action="store_true", help="all prompts one at a time as well, which takes long on a CPU"
+        "--exhaustive",
+        action="store_true",
+        help="all prompts, seeds and variants, which takes long on a CPU",
     )
     parser.addoption("--overlap", action="store_true", help="servers overlap scheduling and forward, as on a GPU")
     parser.addoption("--fuzz", type=int, metavar="N", help="malformed requests in tests/server/http/test_fuzz.py")

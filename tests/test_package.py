@@ -14,6 +14,8 @@ from pathlib import Path, PurePath
 import pytest
 from running import environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server", "storage")
 TAKES_PART = (".src", *FOLDERS, "pyproject.toml", "README.md", "LICENSE")

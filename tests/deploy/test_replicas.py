@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 from aiohttp import web
-from running import HTTP, Server, environment, free_port, wait_until
+from running import HTTP, ForkedServer, Server, environment, free_port, wait_until
 from small_openai import SmallServer, answer
 
 REPLICAS = Path(__file__).parents[2] / "deploy" / "replicas"
@@ -35,7 +35,7 @@ def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> 
     """A second server beside the shared one."""
     # The router needs a moment to see that it leaves.
     flags = ("--max-total-tokens", "4096", "--lame-duck-seconds", "3")
-    started = Server(tmp_path_factory.mktemp("replica") / "log", *flags)
+    started = ForkedServer(tmp_path_factory.mktemp("replica") / "log", *flags)
     try:
         yield started.wait_until_ready()
     finally:

@@ -168,6 +168,7 @@ def test_identity_does_not_depend_on_dtype() -> None:
     assert target_identity(target_config(), embedding) == target_identity(target_config(), embedding.float())
 
 
+@pytest.mark.slow
 def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
     """Every parameter of SGLang's classes is filled by our export, with our numbers."""
     pytest.importorskip("sglang")

@@ -296,6 +296,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_training_learns_and_survives_stops(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     assert train.run(arguments(target_folder, prompts, tmp_path / "whole")) == 0
     rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))

@@ -69,6 +69,7 @@ def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lens[1:] == [[True, True, True, False], [True] * 4, [True] * 4]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("requests", [1, 24, 56])
 def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(

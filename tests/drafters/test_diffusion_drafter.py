@@ -165,6 +165,7 @@ def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConf
         assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter, "MOST", 1)  # all the draws are of one request, which a device encodes once for each
@@ -173,6 +174,7 @@ def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.Mon
     check_tokens_follow_q(made, table, positions=(0, 1, 3), draws=2000 if place == "host" else 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("steps", "order"), [(2, "left"), (3, "certain")])
 def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:

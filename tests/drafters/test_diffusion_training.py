@@ -46,6 +46,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     whole = arguments("deer", target_folder, prompts, tmp_path / "whole")
     assert train.run(whole) == 0

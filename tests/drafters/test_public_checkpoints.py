@@ -102,6 +102,7 @@ def test_every_tensor_finds_its_place_in_its_exact_shape(name: str) -> None:
         load_plain(model, stored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PUBLIC if "8b" not in name and "14b" not in name])
 def test_drafts_with_random_weights(name: str) -> None:
     """A model of its own shape but for two layers, fewer tokens and a narrower MLP, for the sake of time and memory;

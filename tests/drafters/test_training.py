@@ -53,6 +53,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load(folder, dtype=torch.float32).state_dict()
 
 
+@pytest.mark.slow
 def test_train_learns_survives_a_kill_and_drafts(
     target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +210,7 @@ def decode_with(drafter: BlockDrafter, target: TargetModel, ids: list[int], prom
     return cycles
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """Every flag of the recipe at once, a kill in the middle; what is saved is the mean, not the last weights."""
     first = arguments(target_folder, prompts, tmp_path / "first", "--temperatures", "0", "--steps", "20")
@@ -238,6 +240,7 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
         train.run(dflash)
 
 
+@pytest.mark.slow
 def test_a_run_follows_another_that_writes_answers(
     target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +268,7 @@ def test_a_run_follows_another_that_writes_answers(
     assert facts["sequences"] > 8
 
 
+@pytest.mark.slow
 def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """Stopped after every answer and every step, the command gets as far as one that never is, by the same answers."""
     more = ["--loss", "authors", "--steps", "6", "--decay-steps", "2", "--short-steps", "2"]
@@ -303,6 +307,7 @@ def test_layers_that_no_engine_captures_are_refused_before_anything_is_gathered(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments(target_folder, prompts, tmp_path / "out", "--start", "fresh", "--steps", "20", "--loss", "authors")
     args.kind = "dflash"

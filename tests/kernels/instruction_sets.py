@@ -6,10 +6,16 @@ import mmap
 import pytest
 import torch
 
+from outrider.kernels.cpu import native
 from outrider.kernels.cpu.build import INSTRUCTION_SETS, TILES
 
-EACH_SET = pytest.mark.parametrize("instruction_set", [*INSTRUCTION_SETS, *TILES], indirect=True)
-TILE_SETS = pytest.mark.parametrize("instruction_set", TILES, indirect=True)
+SETS = {
+    name: pytest.param(name, marks=() if name == native.instruction_set() else pytest.mark.slow)
+    for name in (*INSTRUCTION_SETS, *TILES)
+}
+"""`make check` is content with the one that is used here."""
+EACH_SET = pytest.mark.parametrize("instruction_set", SETS.values(), indirect=True)
+TILE_SETS = pytest.mark.parametrize("instruction_set", [SETS[name] for name in TILES], indirect=True)
 """The arithmetic of tiles: by the processor where it has them, and by the emulation everywhere."""
 
 

@@ -178,6 +178,7 @@ def first_two(q_kind: str, seed: int, acceptor=accept):
     return [(count(0), p[0]), (count(1), p[1]), (count(2), p[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
 @pytest.mark.parametrize("seed", [1, 2])
@@ -219,6 +220,7 @@ def replaced_from_p(batch):
     return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptor", [one_percent_too_willing, replaced_from_p])
 @pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
 def test_the_chi_square_test_has_power(acceptor, q_kind):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asking import MODEL
-from running import ONE_THREAD, Server, changed
+from running import ONE_THREAD, ForkedServer, Server, changed
 from small_target import SmallTarget
 
 from outrider.profiles import store
@@ -36,10 +36,11 @@ def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTa
     """The small target; its model drafts where lookup finds nothing, and every draft is verified.
 
     With as many threads as there are cores: the other servers of the small target, whose answers are compared with its
-    own, have one, which is as fast where tests run beside each other.
+    own, have one, which is as fast where tests run beside each other. And started as users start one, while those are
+    forked (`server_forks.py`).
     """
     flags = (*_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
-    yield from _serve(tmp_path_factory.mktemp("exact") / "log", *EXACT, *flags)
+    yield from _serve(tmp_path_factory.mktemp("exact") / "log", *EXACT, *flags, kind=Server)
 
 
 @pytest.fixture(scope="package")
@@ -131,7 +132,7 @@ def start_learning(tmp_path: Path, small_target: SmallTarget) -> Iterator[Callab
     started: list[Server] = []
 
     def start(*more: str) -> Server:
-        started.append(Server(tmp_path / f"log-{len(started)}", *SHARING, *ONE_THREAD, *flags, *more))
+        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *SHARING, *ONE_THREAD, *flags, *more))
         return started[-1].wait_until_ready()
 
     yield start
@@ -153,8 +154,8 @@ def _small(small_target: SmallTarget, drafter: str, path: Path) -> tuple[str, ..
     return *model, "--drafter", drafter, "--drafter-path", str(path)
 
 
-def _serve(log: Path, *flags: str, **env: str) -> Iterator[Server]:
-    started = Server(log, *flags, **TAKES_MANY | env)
+def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str) -> Iterator[Server]:
+    started = kind(log, *flags, **TAKES_MANY | env)
     try:
         yield started.wait_until_ready()
     finally:

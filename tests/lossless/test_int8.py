@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from asking import MODEL, accepted_tokens, complete_all, tokens
-from running import Server
+from running import ForkedServer, Server
 
 from outrider.kernels.cpu import native
 from outrider.server.model import bundled_model, target
@@ -42,7 +42,7 @@ def test_what_is_faster_here_is_the_default(rounding_server: Server, tmp_path: P
     settings = Settings(model=file, device="cpu", dtype="float32", drafter="off")
     chosen = with_activations(settings, target.find(file)).activations
     flags = ("--model", file, "--served-model-name", MODEL, "--drafter", "off", "--log-level", "info")
-    server = Server(tmp_path / "log", *EXACT, *flags, "--activations", "auto")
+    server = ForkedServer(tmp_path / "log", *EXACT, *flags, "--activations", "auto")
     try:
         server.wait_until_ready()
         assert server.client().models.list().data[0].model_dump()["activations"] == chosen

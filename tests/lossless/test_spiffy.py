@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 from diffusion_servers import ALL, Served, check_spiffy, serve
 from metrics_page import MetricsPage, documented
-from running import HTTP, OUTRIDER, environment
+from running import HTTP, run_forked
 from tiny_diffusion import TinyDiffusion
 
 from outrider.server.http.routes.live import MIN_INTERVAL_SECONDS
@@ -63,7 +62,7 @@ def test_a_tuned_profile_is_planned_by_and_leaves_the_text(static_server: Served
     (prompt,) = served.prompts([14])
     expected = served.ask(prompt, 40)
     words = ["tune", "--server", served.server.url, "--quick", "--rounds", "1", "--max-requests", "1"]
-    done = subprocess.run([OUTRIDER, *words], env=environment(), capture_output=True, text=True, check=False)
+    done = run_forked(*words)
     assert done.returncode == 0, done.stderr
     assert "steps ahead greedy" in done.stdout
     folder = Path(done.stdout.split("saved to ")[1].split(" on the server")[0])

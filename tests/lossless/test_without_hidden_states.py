@@ -10,7 +10,7 @@ import pytest
 import torch
 from asking import MODEL, accepted_tokens, complete_all, tokens
 from metrics_page import metric
-from running import Server
+from running import ForkedServer, Server
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from outrider.drafters.block import BlockConfig, save_compact, target_identity
@@ -31,7 +31,7 @@ def silent_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
     write_drafter(write_target(folder / "target"), folder / "deer")
     flags = ("--model", str(folder / "target"), "--served-model-name", MODEL, "--dtype", "float32")
     flags += ("--drafter", "deer", "--drafter-path", str(folder / "deer"), "--no-lookup", "--max-total-tokens", "2048")
-    started = Server(folder / "log", *flags)
+    started = ForkedServer(folder / "log", *flags)
     try:
         yield started.wait_until_ready()
     finally:

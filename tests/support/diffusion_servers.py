@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from metrics_page import MetricsPage
-from running import HTTP, ONE_THREAD, Server, overlaps
+from running import HTTP, ONE_THREAD, ForkedServer, Server, overlaps
 from tiny_diffusion import PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
@@ -77,7 +77,7 @@ def serve(
     unmasking = ("--unmasking", "static", "--unmasking-tokens", str(per_step))
     if threshold is not None:
         unmasking = ("--unmasking", "threshold", "--unmasking-threshold", str(threshold))
-    server = Server(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags, **TAKES_MANY)
+    server = ForkedServer(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags, **TAKES_MANY)
     tokenizer = AutoTokenizer.from_pretrained(model)
     try:
         server.wait_until_ready()

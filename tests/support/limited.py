@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 from metrics_page import MetricsPage
-from running import Server, free_port
+from running import ForkedServer, free_port
 
 from outrider.server.http.keys import key_file
 
@@ -48,7 +48,7 @@ class Limited:
             "--max-connections": CONNECTIONS,
             "--max-total-tokens": 4096,
         }
-        self.server = Server(folder / "log", *(str(word) for flag in limits.items() for word in flag))
+        self.server = ForkedServer(folder / "log", *(str(word) for flag in limits.items() for word in flag))
 
     def make(self, name: str, **limits: Any) -> key_file.Key:
         secret = key_file.new()

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +19,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from server_forks import ForkedProcess, Forks
 
 from outrider.server.machine import hardware
 
@@ -51,14 +53,10 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [OUTRIDER, "serve", "--port", str(self.port), *PLAIN, *flags],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment(**env),
-                start_new_session=True,
-            )
+        self.process = self._start(["serve", "--port", str(self.port), *PLAIN, *flags], environment(**env))
+
+    def _start(self, arguments: list[str], env: dict[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
+        return start(arguments, env, self.log, self.log)
 
     def wait_until_ready(self) -> Server:
         deadline = time.monotonic() + START_SECONDS
@@ -103,6 +101,35 @@ class Server:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(20)
+
+
+class ForkedServer(Server):
+    """A server whose processes do not import what they need: see `server_forks.py`. On a GPU it is as any other."""
+
+    def _start(self, arguments: list[str], env: dict[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
+        return start_forked(arguments, env, self.log, self.log)
+
+
+def start(arguments: Sequence[str], env: Mapping[str, str], output: Path, errors: Path) -> subprocess.Popen[bytes]:
+    """The command `outrider`; what it prints goes to the files."""
+    with output.open("ab") as out, errors.open("ab") as err:
+        return subprocess.Popen([OUTRIDER, *arguments], stdout=out, stderr=err, env=env, start_new_session=True)
+
+
+def start_forked(
+    arguments: Sequence[str], env: Mapping[str, str], output: Path, errors: Path
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    if hardware.has_gpu():
+        return start(arguments, env, output, errors)
+    return Forks.of(env).start(arguments, env, output, errors)
+
+
+def run_forked(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """What became of the command `outrider`, forked where that can be."""
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        code = start_forked(arguments, environment(**env), output, errors).wait()
+        return subprocess.CompletedProcess([*arguments], code, output.read_text(), errors.read_text())
 
 
 class EngineWatch(threading.Thread):

@@ -24,6 +24,8 @@ from outrider.drafters.learning.supply import SEGMENTS, Supply
 from outrider.drafters.training.held_out import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -156,6 +156,7 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == name]
 
 
+@pytest.mark.slow
 def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
     """Two keys, features of one on the disk at a time; general answers are written once for all."""
     root = tmp_path / "learner"

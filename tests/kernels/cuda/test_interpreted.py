@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from own_process import pass_interpreted
+
+pytestmark = pytest.mark.slow
 
 GPU = Path(__file__).parents[2] / "gpu"
 ABSENT = "sglang transformers tokenizers huggingface_hub httpx openai fastapi pydantic psutil prometheus_client orjson"

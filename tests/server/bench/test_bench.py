@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from running import OUTRIDER, environment
+from running import run_forked
 from tiny_diffusion import TinyDiffusion
 
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
 from outrider.server.bench import record, report
-
-
-def bench(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [OUTRIDER, "bench", *words], capture_output=True, text=True, env=environment(**variables), check=False
-    )
+from outrider.server.cli.main import main
 
 
 @pytest.mark.server
@@ -33,7 +27,7 @@ def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
         "--json",
         str(tmp_path / "steps.json"),
     )
-    done = bench("micro", "steps", *flags)
+    done = run_forked("bench", "micro", "steps", *flags)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     ratios, _, parts = done.stdout.partition("\n\n")
@@ -59,10 +53,10 @@ def test_arms_on_an_engine_without_a_profile(tmp_path: Path) -> None:
         (tmp_path / made).symlink_to(cache_root() / made)
     prompts, written = tmp_path / "echo.jsonl", tmp_path / "load.json"
     prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n' * 2)
-    done = bench(
-        "load", "--drafter", "ngram", "--gamma", "3", "--prompts", str(prompts), "--new-tokens", "40", "--count", "2",
-        "--concurrency", "1,2", "--rounds", "1", "--json", str(written), "--plot", str(tmp_path / "load.png"),
-        OUTRIDER_CACHE=str(tmp_path),
+    done = run_forked(
+        "bench", "load", "--drafter", "ngram", "--gamma", "3", "--prompts", str(prompts), "--new-tokens", "40",
+        "--count", "2", "--concurrency", "1,2", "--rounds", "1", "--json", str(written),
+        "--plot", str(tmp_path / "load.png"), OUTRIDER_CACHE=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "profiles").iterdir()
@@ -96,10 +90,10 @@ def test_every_arm_of_a_block_diffusion_model(tmp_path: Path, request: pytest.Fi
     model, prompts = TinyDiffusion(tied=False).write(tmp_path / "model"), tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one two three"}\n{"prompt": "the sky is"}\n')
     for policy in ("static", "threshold"):
-        done = bench(
-            "load", "--model", str(model), "--dtype", "float32", "--unmasking", policy, "--unmasking-threshold", "0.3",
-            "--prompts", str(prompts), "--count", "2", "--concurrency", "1", "--new-tokens", "12", "--rounds", "1",
-            "--json", str(tmp_path / "found.json"),
+        done = run_forked(
+            "bench", "load", "--model", str(model), "--dtype", "float32", "--unmasking", policy,
+            "--unmasking-threshold", "0.3", "--prompts", str(prompts), "--count", "2", "--concurrency", "1",
+            "--new-tokens", "12", "--rounds", "1", "--json", str(tmp_path / "found.json"),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "answers that differ between arms: 0" in done.stdout
@@ -113,7 +107,7 @@ def test_every_arm_of_a_block_diffusion_model(tmp_path: Path, request: pytest.Fi
 
 def test_products_with_blocks(tmp_path: Path) -> None:
     flags = ("--shape", "256x256", "--kinds", "Q4_K", "Q8_0", "--rows", "1,2", "--rounds", "2")
-    done = bench("micro", "blocks", *flags, "--json", str(tmp_path / "found.json"))
+    done = run_forked("bench", "micro", "blocks", *flags, "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr
     found = record.read(tmp_path / "found.json")
     assert list(found["results"]) == ["Q4_K 1", "Q4_K 2", "Q8_0 1", "Q8_0 2"]
@@ -132,8 +126,8 @@ def test_products_with_blocks(tmp_path: Path) -> None:
         (["load", "--prompts", __file__, "--concurrency", "two"], "a list of positive numbers like 1,8"),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
-    done = bench(*words)
-    assert done.returncode == 1
-    assert reason in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == 1
+    said = capsys.readouterr().err
+    assert reason in said
+    assert len(said.strip().splitlines()) == 1, said

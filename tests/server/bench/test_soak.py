@@ -19,6 +19,8 @@ from outrider.server.bench.soak.report import Soak
 from outrider.server.bench.soak.traffic import Counts
 from outrider.server.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 async def right(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """Says the prompt's own first words; a schema gets what it asks for."""

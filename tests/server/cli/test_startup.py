@@ -22,17 +22,19 @@ from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, cached_folder, gguf_model
 from outrider.server.plugin.loading import gguf_weights
 
+pytestmark = pytest.mark.slow
 
-def run(*arguments: str, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
+
+def run(*arguments: str, seconds: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [OUTRIDER, *arguments], capture_output=True, text=True, timeout=seconds, env=environment(**env), check=False
     )
 
 
-def serve_fails(*flags: str, seconds: float = 60) -> str:
+def serve_fails(*flags: str) -> str:
     """The one line that `outrider serve` ends with."""
     port = () if "--port" in flags else ("--port", str(free_port()))
-    result = run("serve", *port, *flags, seconds=seconds)
+    result = run("serve", *port, *flags)
     assert result.returncode == 1, result.stderr
     assert "Traceback" not in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("outrider: ")]
@@ -112,7 +114,7 @@ def test_engine_that_fails_while_loading_names_the_reason(tmp_path: Path) -> Non
     config = json.loads((source / "config.json").read_text())
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 50000}))
-    line = serve_fails("--model", str(folder), "--max-total-tokens", "2048", seconds=240)
+    line = serve_fails("--model", str(folder), "--max-total-tokens", "2048")
     assert "the engine could not start" in line
     assert "49152" in line
 
@@ -126,7 +128,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(config | own))
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert "contains custom code" in serve_fails("--model", str(tmp_path), "--max-total-tokens", "2048", seconds=240)
+    assert "contains custom code" in serve_fails("--model", str(tmp_path), "--max-total-tokens", "2048")
     assert not (tmp_path / "ran").exists()
 
 

@@ -45,6 +45,7 @@ def last(findings: Iterable[Finding], status: Status) -> Finding:
     return only(list(findings)[-1:], status)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(hardware.has_gpu(), reason="a GPU machine compiles no kernels")
 def test_all_that_is_broken_is_named_beside_what_is_sound(tmp_path: Path) -> None:
     with socket.socket() as taken:
@@ -219,6 +220,7 @@ def test_a_damaged_drafter(tmp_path: Path) -> None:
     assert found["drafter"].status is Status.PROBLEM
 
 
+@pytest.mark.slow
 def test_a_profile_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     found = last(serving.examine(Settings(port=free_port(), gamma=5)), Status.WARNING)
@@ -226,6 +228,7 @@ def test_a_profile_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "gamma: 7, here 5" in found.message
 
 
+@pytest.mark.slow
 def test_what_becomes_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     model, settings = target.find(None), Settings(port=free_port(), tune=True)
@@ -245,6 +248,7 @@ def test_what_becomes_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "kept as it is" in said(False, named=True)
 
 
+@pytest.mark.slow
 def test_what_happens_without_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     for tune, remedy in ((True, "the next start measures a quick one"), (False, "every draft is verified")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from running import Server
+from running import ForkedServer, Server
 
 
 @pytest.fixture(scope="package")
@@ -14,7 +14,7 @@ def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("tools") / "log"
     flags = ("--max-total-tokens", "4096", "--tool-call-parser", "hermes", "--planner", "verify-all")
     flags += ("--sampling-defaults", "model")
-    started = Server(log, *flags)
+    started = ForkedServer(log, *flags)
     try:
         yield started.wait_until_ready()
     finally:

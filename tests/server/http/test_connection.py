@@ -141,6 +141,7 @@ def test_a_byte_now_and_then_keeps_nothing_open(echo: Echo) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_requests_that_come_are_answered_however_long_that_takes(echo: Echo) -> None:
     """One after the other on a connection, in pieces, pipelined, and after a pause."""
     echo.answer_seconds = 2 * SECONDS

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from browser import chromium
 from playwright.sync_api import expect
-from running import HTTP, Server, wait_until
+from running import HTTP, ForkedServer, Server, wait_until
 
 KEY = "a-secret"
 LONG = {"prompt": "Count: 1, 2, 3,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -57,7 +57,7 @@ def post_in_thread(server: Server, **headers: str) -> Future[httpx.Response]:
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
     """A server that the test may break."""
-    started = Server(tmp_path / "log", "--max-total-tokens", "4096", "--drain-seconds", "60")
+    started = ForkedServer(tmp_path / "log", "--max-total-tokens", "4096", "--drain-seconds", "60")
     try:
         yield started.wait_until_ready()
     finally:
@@ -108,7 +108,7 @@ def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that asks for a key, and speculates for nobody."""
     log = tmp_path_factory.mktemp("locked") / "log"
-    started = Server(log, "--max-total-tokens", "4096", "--api-key", KEY, "--drafter", "off")
+    started = ForkedServer(log, "--max-total-tokens", "4096", "--api-key", KEY, "--drafter", "off")
     try:
         yield started.wait_until_ready()
     finally:

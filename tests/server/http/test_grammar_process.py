@@ -60,6 +60,7 @@ def test_one_who_leaves_takes_nobody_along(tmp_path: Path) -> None:
     asking(tmp_path, ask)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         assert process.running is not None

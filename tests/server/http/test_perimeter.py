@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from metrics_page import MetricsPage
-from running import HTTP, Server, free_port, wait_until
+from running import HTTP, ForkedServer, Server, free_port, wait_until
 
 RECEIVE_SECONDS, STEP_SECONDS, LAME_DUCK_SECONDS = 3.0, 4.0, 3.0
 ENDLESS = 120
@@ -57,7 +57,7 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded
         "--max-total-tokens": 4096,
     }
     words = [str(word) for flag in flags.items() for word in flag]
-    started = Server(tmp_path_factory.mktemp("guarded") / "log", *words)
+    started = ForkedServer(tmp_path_factory.mktemp("guarded") / "log", *words)
     try:
         yield Guarded(started.wait_until_ready(), metrics_port)
     finally:

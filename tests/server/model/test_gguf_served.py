@@ -9,7 +9,7 @@ import gguf_models
 import pytest
 import torch
 from gguf_models import PROMPT, logprobs
-from running import HTTP, ONE_THREAD, Server
+from running import HTTP, ONE_THREAD, ForkedServer, Server
 
 SERVED = (
     "qwen3moe",
@@ -57,7 +57,7 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: p
 
 
 def started(folder: Path, *flags: str) -> Iterator[Server]:
-    server = Server(folder / "log", *flags)
+    server = ForkedServer(folder / "log", *flags)
     try:
         yield server.wait_until_ready()
     finally:

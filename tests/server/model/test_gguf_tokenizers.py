@@ -23,6 +23,8 @@ from transformers import AutoTokenizer
 from outrider.server.model import bundled_model, target
 from outrider.server.model.gguf_tokenizer import SPLITS
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "Hello world, it's 2024 and they'LL've paid $1234567.89!",
     "  two  spaces\tand\ttabs   \n\n\n  next\r\nline \n",

@@ -21,6 +21,8 @@ from transformers import AutoModelForCausalLM
 from outrider.server.model import gguf_architectures, target
 from outrider.server.model.gguf_architectures import SUPPORTED, Architecture
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1e-4
 """Between log-probabilities of float32 weights; measured are up to 6e-6."""
 LOOKED_UP = 5e-3

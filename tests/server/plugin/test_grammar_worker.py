@@ -139,6 +139,7 @@ def folder(tmp_path: Path) -> GrammarFolder:
     return with_options(GrammarFolder(tmp_path))
 
 
+@pytest.mark.slow
 def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFolder) -> None:
     examiner = Examiner.of(folder, options(), threads=1)
 
@@ -183,6 +184,7 @@ def test_what_took_long_is_carried(folder: GrammarFolder, monkeypatch: pytest.Mo
     assert examiner.examine("regex", "c", "c").outcome is Outcome.COSTLY
 
 
+@pytest.mark.slow
 def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> None:
     command = [sys.executable, "-m", worker.__name__, str(folder.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()) as process:

@@ -118,6 +118,7 @@ def write_folder(kind: Kind, folder: Path) -> dict[str, str]:
     return products
 
 
+@pytest.mark.slow
 def test_products_of_loaded_checkpoints(tmp_path: Path) -> None:
     expected = [write_folder(kind, tmp_path / name) for name, kind in KINDS.items()]
     program = Path(loads_groups.__file__)

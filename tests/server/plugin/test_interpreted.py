@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from own_process import pass_interpreted
+
+pytestmark = pytest.mark.slow
 
 
 def test_attention_backends_through_the_interpreter():

@@ -48,6 +48,7 @@ def test_a_clearly_worse_drafter_is_seen_within_200_steps() -> None:
     assert all(show(watching(0.8), 200, 0.55, seed) <= 200 for seed in range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chance", [0.75, 0.8, 0.9])
 def test_a_drafter_as_good_or_better_is_left_alone(chance: float) -> None:
     """It is left alone as long as it is watched, in 40 trials: each may fail with a chance far below one in 40."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from own_process import found_by
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found():

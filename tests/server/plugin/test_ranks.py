@@ -18,6 +18,7 @@ from outrider.server.processes.process import PEER_GONE, FailureFilter, StartupR
 PROGRAM = Path(__file__).parents[2] / "support" / "two_ranks.py"
 
 
+@pytest.mark.slow
 def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_step() -> None:
     done = subprocess.run(
         [sys.executable, PROGRAM], capture_output=True, text=True, timeout=170, check=False,

@@ -15,6 +15,7 @@ def found():
     return found_by(Path(__file__).parent / "verify_graphs_on_cpu.py")
 
 
+@pytest.mark.slow
 def test_a_replay_says_what_each_request_says_alone(found):
     """At every bucket, with 1 to all requests, also where there is no padding: compared in the program itself."""
     for drafter, said in found.items():
@@ -23,6 +24,7 @@ def test_a_replay_says_what_each_request_says_alone(found):
         assert said["same operations"], drafter
 
 
+@pytest.mark.slow
 def test_what_is_captured_are_the_buckets_of_the_planner(found):
     """Those with room for the requests that SGLang was told; larger steps run without a graph."""
     for said in found.values():
@@ -31,16 +33,19 @@ def test_what_is_captured_are_the_buckets_of_the_planner(found):
         assert said["eager"] > 0
 
 
+@pytest.mark.slow
 def test_hidden_states_come_where_the_drafter_wants_them(found):
     assert {drafter: said["hidden"] for drafter, said in found.items()} == {"dspark": "FULL", "ngram": "NULL"}
 
 
+@pytest.mark.slow
 def test_greedy_batches_are_accepted_and_committed_by_the_replay_and_others_leave_nothing(found):
     """Also compared in the program itself, in two of three replays."""
     for said in found.values():
         assert said["committed"] > 2 * said["replayed"]
 
 
+@pytest.mark.slow
 def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
     assert found["dspark"]["without a slot more"] > 0
 

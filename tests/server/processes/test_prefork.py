@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
 from running import environment
 
 from outrider.server.processes.prefork import WaitingScheduler
@@ -34,6 +35,7 @@ def test_the_launcher_wants_a_pipe_and_a_process() -> None:
     assert wanted == {name for name in vars(WaitingScheduler) if not name.startswith("_")} == {"Pipe", "Process"}
 
 
+@pytest.mark.slow
 def test_sglang_launches_a_process_that_was_started_before() -> None:
     """It gets SGLang's arguments, the environment of that moment, and a pipe to answer through."""
     done = subprocess.run(

@@ -78,6 +78,7 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
             report.plot(results, "req/s", figure)
 
 
+@pytest.mark.slow
 def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At ten requests per second that take longer than the test, all are sent; a closed loop would send two."""
 
@@ -163,6 +164,7 @@ def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.Ca
     assert "tok/s" in shown
 
 
+@pytest.mark.slow
 def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Never two at once, every other round the other one first; the ratio is of the same round."""
     order: list[str] = []
@@ -198,6 +200,7 @@ def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert min(measured["memory_mb"].values()) > 1
 
 
+@pytest.mark.slow
 def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal, a stream that breaks off, one with an error and one that hangs: none is in the times."""
 

@@ -1,0 +1,229 @@
+"""Servers of tests, forked from a process that has imported what `outrider serve` imports.
+
+Two of a start's three processes import SGLang and torch, six seconds of a core each, which is most of what the start
+of a server with a small model takes. Here one process imports it once; the command and its scheduler are copies of it.
+The environment is a server's own, but what libraries read as they are imported: so there is a process for each
+environment that `Server` is given. Tests of starts and ends, and one of every kind of server, start real ones.
+
+Run as a program it is that process: it reads requests (JSON lines) from a socket, its standard input, and answers with
+[number, process id], and when that process has ended with [number, return code].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+LATER = ("OUTRIDER_CACHE", "PYTEST_CURRENT_TEST")
+"""Variables that nothing reads while it is imported: a fork gets those of its request."""
+SPINS = "2000"
+"""As `outrider.server.machine.threads.SPINS`; libgomp reads it when torch is imported."""
+
+
+class ForkedProcess:
+    """What `subprocess.Popen` is of a started process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.ended = threading.Event()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.ended.wait(timeout):
+            raise subprocess.TimeoutExpired("outrider serve", timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Forks:
+    """A process that has imported everything in this environment; see `of`."""
+
+    _known: ClassVar[dict[tuple[tuple[str, str], ...], Forks]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket, self._answers = ours, ours.makefile("r")
+        self._waiting: dict[int, threading.Event] = {}
+        self._started: dict[int, ForkedProcess] = {}
+        self._running: dict[int, ForkedProcess] = {}
+        self._count = 0
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                env={**environment, "GOMP_SPINCOUNT": SPINS},
+                start_new_session=True,
+            )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Forks:
+        """The one of this environment."""
+        key = tuple(sorted((name, value) for name, value in environment.items() if name not in LATER))
+        with cls._lock:
+            if key not in cls._known:
+                cls._known[key] = cls(environment)
+            return cls._known[key]
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path
+    ) -> ForkedProcess:
+        """`outrider` with these arguments, what it prints in the files."""
+        request = {"arguments": [*arguments], "files": [str(output), str(errors)], "folder": os.getcwd()}
+        request["later"] = {name: environment.get(name) for name in LATER}
+        said = threading.Event()
+        with self._lock:
+            self._count += 1
+            request["number"] = number = self._count
+            self._waiting[number] = said
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        if not said.wait(120):
+            raise TimeoutError(f"nothing was forked in 120 s; ended with {self.process.poll()}")
+        return self._started.pop(number)
+
+    def _read(self) -> None:
+        for line in self._answers:
+            number, value = json.loads(line)
+            if number in self._waiting:
+                self._running[number] = self._started[number] = ForkedProcess(value)
+                self._waiting.pop(number).set()
+            else:
+                process = self._running.pop(number)
+                process.returncode = value
+                process.ended.set()
+
+
+# -- the process that is forked ---------------------------------------------------------------------------------------
+
+
+def import_all() -> None:
+    """In the order of `outrider serve`: what reads the environment reads the same."""
+    import gc
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.disable()
+    import outrider.server.cli.serve
+    import outrider.server.http.listen
+    import outrider.server.settings.resolve
+
+    given = {"SGLANG_PLUGINS": "outrider", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+    given["PROMETHEUS_MULTIPROC_DIR"] = "/nowhere"  # read as each metric is made, but for whether there is one
+    unset = {name: value for name, value in given.items() if name not in os.environ}
+    os.environ.update(unset)
+    import sglang.srt.entrypoints.engine
+    import sglang.srt.managers.scheduler  # noqa: F401
+
+    import outrider.server.http.app  # noqa: F401
+
+    for name in unset:
+        del os.environ[name]
+    gc.freeze()
+    gc.enable()
+
+
+def fork_the_scheduler() -> None:
+    """Let `WaitingScheduler` fork where it would spawn."""
+    import multiprocessing
+    from types import SimpleNamespace
+
+    from outrider.server.processes import prefork
+
+    def wait(*args: Any) -> None:
+        import torch
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        honest(*args)
+
+    honest, prefork._wait = prefork._wait, wait
+    prefork.multiprocessing = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))  # type: ignore
+
+
+def serve_requests() -> dict[str, Any]:
+    """Fork for each request; returns in each child, with its request. Ends when nobody asks any more."""
+    import selectors
+
+    with socket.socket(fileno=0) as asking, selectors.DefaultSelector() as selector:
+        woken, wakes = socket.socketpair()
+        for one in (woken, wakes):
+            one.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        selector.register(asking, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        running: dict[int, int] = {}
+        received = b""
+
+        def say(*words: int) -> None:
+            asking.sendall(json.dumps(words).encode() + b"\n")
+
+        while True:
+            ready = [key.fileobj for key, _ in selector.select()]
+            if woken in ready:
+                woken.recv(4096)
+                while running:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    if not pid:
+                        break
+                    say(running.pop(pid), os.waitstatus_to_exitcode(status))
+            if asking in ready:
+                more = asking.recv(1 << 16)
+                if not more:
+                    os._exit(0)
+                *lines, received = (received + more).split(b"\n")
+                for line in lines:
+                    request: dict[str, Any] = json.loads(line)
+                    pid = os.fork()
+                    if pid == 0:
+                        signal.set_wakeup_fd(-1)
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        woken.close()
+                        wakes.close()
+                        return request
+                    running[pid] = request["number"]
+                    say(request["number"], pid)
+
+
+def main() -> None:
+    import_all()
+    assert threading.active_count() == 1
+    request = serve_requests()
+    os.setsid()
+    os.chdir(request["folder"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, file in enumerate(request["files"], 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    for name, value in request["later"].items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    fork_the_scheduler()
+    from outrider.server.cli.main import main as outrider
+
+    sys.argv = [str(Path(sys.executable).with_name("outrider")), *request["arguments"]]
+    sys.exit(outrider())
+
+
+if __name__ == "__main__":
+    main()
