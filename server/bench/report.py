@@ -65,8 +65,14 @@ def read_all(folder: Path) -> dict[str, Record]:
         if other:
             harness.log(f"{path.name} is left out: {', '.join(other)} had other weights than are shipped today")
         else:
-            found[path.name] = one
+            found[path.name] = one | {"question": _question(one)}
     return found
+
+
+def _question(one: Record) -> str:
+    """The record's question; "prompts by URL" where servers were asked for one token of each answer."""
+    asked = one.get("scenario", {}).get("requests", [])
+    return "prompts by URL" if asked and all(a["output_tokens"]["mean"] == 1 for a in asked) else one["question"]
 
 
 def page(records: Mapping[str, Record]) -> str:
@@ -115,7 +121,8 @@ def merged(records: Iterable[Record]) -> list[Record]:
     """Records of one question, those of parts of it on the same machine, engine and weights as one."""
     found: dict[str, Record] = {}
     for one in records:
-        key = json.dumps([one["machine"], one["weights"], one.get("engine"), one.get("requests")])
+        asked = one.get("scenario", {}).get("requests")
+        key = json.dumps([one["machine"], one["weights"], one.get("engine"), one.get("requests"), asked])
         if key in found and isinstance(one["results"], dict):
             found[key] = {**found[key], "results": {**found[key]["results"], **one["results"]}}
         else:
@@ -167,6 +174,20 @@ def _load(one: Record) -> Iterable[tuple[Row, Row]]:
             ["arm", *(f"{load} in flight" for load in results), *(name for name, _ in about)],
             [arm, *cells, *(cell for _, cell in about)],
         )
+
+
+def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
+    """A row an arm; its times to the first token are compared with those of the first server."""
+    results = one["results"]
+    tokens = "+".join(f"{asked['input_tokens']['mean']:.0f}" for asked in one["scenario"]["requests"])
+    first, *_ = next(iter(results.values()))
+    for arm in next(iter(results.values())):
+        cells = []
+        for arms in results.values():
+            times = {name: [r["ttft"]["p50"] for r in rounds] for name, rounds in arms.items()}
+            over = f" = {harness.ratio(times[arm], times[first]).cell} × {first}" if arm != first else ""
+            cells.append(f"{statistics.median(times[arm]):.2f}{over}")
+        yield ["tokens", "arm", *(f"{load} in flight" for load in results)], [tokens, arm, *cells]
 
 
 def _steps(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -292,6 +313,10 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     "load by URL": (
         "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",
         _load
+    ),
+    "prompts by URL": (
+        "Prompts beside other engines", "Seconds to the first token over HTTP, by the tokens of a prompt; median of "
+        "the requests of a round.", _prompts
     ),
     "micro steps": (
         "An engine step", "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",

@@ -37,7 +37,7 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       gumbel_argmax,
       draw_final,
       {draw_drafts<float>, draw_drafts<bf16>},
-      TILE_ROWS,
+      W == 16 ? 4 * TILE_ROWS : TILE_ROWS,  // as much as fits the second cache
       {0, 0},
   };
 }

@@ -65,6 +65,25 @@ def test_a_table_a_question_and_a_row_a_machine() -> None:
         report.with_numbers("A", {})
 
 
+def test_answers_of_one_token_are_times_of_prompts(tmp_path) -> None:
+    def first_token(*seconds: float) -> list[dict[str, Any]]:
+        return [{"throughput": 1 / time, "ttft": {"p50": time}} for time in seconds]
+
+    for tokens, times in ((512, (0.8, 1.0)), (4096, (8.0, 8.0))):
+        asked = {"input_tokens": {"mean": tokens}, "output_tokens": {"mean": 1.0}}
+        arms = {"ours": first_token(*times), "theirs": first_token(2.4, 2.0)}
+        one = record("load by URL", {"1": arms}, scenario={"requests": [asked]})
+        (tmp_path / f"{tokens}.json").write_text(json.dumps(one))
+    records = report.read_all(tmp_path)
+    page = report.page(records)
+    assert "| tokens | arm | 1 in flight |" in page
+    assert "| 512 | ours | 0.90 |" in page
+    assert "| 512 | theirs | 2.20 = 2.50 (2.00 to 3.00) × ours |" in page
+    assert "| 4096 | ours | 8.00 |" in page
+    readme = report.with_numbers(f"{report.BEGIN}\n{report.END}", records)
+    assert "ours" not in readme, "the README's rows are of throughput"
+
+
 def test_rounding_and_scores_have_a_row_an_arm() -> None:
     found = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
     groups = {"greedy": found | {"kl": 0.0034}, "all": found}
