@@ -5,7 +5,8 @@
 #   deploy/peers/serve.sh sglang|vllm FOLDER PORT
 #   outrider bench load --url ours=http://127.0.0.1:30000 other=http://127.0.0.1:PORT --concurrency 1,8,32
 #
-# OUTRIDER_THREADS: processors to use (default: all). Prompts share no cache; start ours with `--disable-radix-cache`.
+# OUTRIDER_THREADS: processors to use (default: all). OUTRIDER_REQUESTS: how many share llama.cpp's context of 32,768
+# tokens (default: 32). Prompts share no cache; start ours with `--disable-radix-cache`.
 # Engines whose packages cannot stand beside ours get an environment in the user's cache: a minute, 2 GB for vLLM, which
 # also compiles the model at each start. `outrider prepare --unpack` makes a folder of a GGUF file.
 set -euo pipefail
@@ -31,7 +32,7 @@ unset PYTHONPATH
 case $engine in
   llama.cpp)
     environment llama.cpp -r "$here/llama.cpp.txt"
-    exec "$venv/bin/python" "$here/llama_cpp_server.py" "$model" "$port" "$threads" ;;
+    exec "$venv/bin/python" "$here/llama_cpp_server.py" "$model" "$port" "$threads" "${OUTRIDER_REQUESTS:-32}" ;;
   openvino)
     environment openvino -r "$here/openvino.txt"
     exec "$venv/bin/python" "$here/openvino_server.py" "$model" "$port" "$threads" ;;
