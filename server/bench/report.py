@@ -315,8 +315,7 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         _load
     ),
     "prompts by URL": (
-        "Prompts beside other engines", "Seconds to the first token over HTTP, by the tokens of a prompt; median of "
-        "the requests of a round.", _prompts
+        "Prompts beside other engines", "Seconds to the first token over HTTP, by the tokens of a prompt.", _prompts
     ),
     "micro steps": (
         "An engine step", "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",
