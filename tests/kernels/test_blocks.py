@@ -1,5 +1,7 @@
 """Weights in a checkpoint's blocks: the numbers of the package gguf, the bits of `packed_linear` on those."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,13 @@ def test_every_exponent(instruction_set):
         pack_blocks(raw, "MXFP4", 228, BLOCK)
 
 
+@cache  # the same for all instruction sets
+def usual(kind: str, outputs: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks, and the weight that they expand to."""
+    raw = random_blocks(kind, outputs, depth)
+    return raw, expand(raw, kind, outputs, depth)
+
+
 @COMPILED
 @EACH_SET
 @EACH_KIND
@@ -172,9 +181,9 @@ def test_bits_of_the_expanded_weight(instruction_set, kind, dtype, threads):
     try:
         for outputs, blocks in ((192, 2), (577, 5), (100, 3), (1, 1)):
             depth = blocks * block_depth(kind)
-            raw, x = random_blocks(kind, outputs, depth), rows_of(130, depth, dtype)
-            bias = torch.linspace(-1, 1, outputs)
-            packed = pack(expand(raw, kind, outputs, depth).to(dtype), bias)
+            raw, expanded = usual(kind, outputs, depth)
+            x, bias = rows_of(130, depth, dtype), torch.linspace(-1, 1, outputs)
+            packed = pack(expanded.to(dtype), bias)
             blocks = pack_blocks(raw, kind, outputs, depth, bias)
             for rows in (1, 2, 3, 5, 6, 7, 16, 64, 130):
                 got, expected = block_linear(x[-rows:], blocks), packed_linear(x[-rows:], packed)
@@ -183,11 +192,8 @@ def test_bits_of_the_expanded_weight(instruction_set, kind, dtype, threads):
         torch.set_num_threads(before)
 
 
-@COMPILED
-@EACH_SET
-@pytest.mark.parametrize("kind", GGUF_KINDS)
-def test_extreme_scales(instruction_set, kind):
-    """One row of the identity after another reads the expanded weight itself."""
+@cache
+def extreme(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.tensor(
         [0.0, -0.0, 2**-24, -(2**-24), 2**-14, -(2**-14), 65504.0, -65504.0, 1.0, -0.1, 6.1e-5, -3e-6]
     )
@@ -195,16 +201,24 @@ def test_extreme_scales(instruction_set, kind):
     blocks = random_blocks(kind, 64, depth).view(64, len(scales), KINDS[kind])
     with_scales(blocks, kind, torch.stack([scales, scales.roll(5)], -1).half())
     raw = blocks.flatten(1)
-    for dtype in (torch.float32, torch.bfloat16):
-        got = block_linear(torch.eye(depth).to(dtype), pack_blocks(raw, kind, 64, depth))
-        assert torch.equal(got, expand(raw, kind, 64, depth).T.to(dtype))
+    return raw, expand(raw, kind, 64, depth)
 
 
 @COMPILED
 @EACH_SET
 @pytest.mark.parametrize("kind", GGUF_KINDS)
-def test_every_scale(instruction_set, kind):
-    """Scales of every float16 beside minima of every other: no sum is rounded to bfloat16 otherwise than torch does."""
+def test_extreme_scales(instruction_set, kind):
+    """One row of the identity after another reads the expanded weight itself."""
+    raw, expanded = extreme(kind)
+    depth = expanded.shape[1]
+    for dtype in (torch.float32, torch.bfloat16):
+        got = block_linear(torch.eye(depth).to(dtype), pack_blocks(raw, kind, 64, depth))
+        assert torch.equal(got, expanded.T.to(dtype))
+
+
+@cache
+def every_scale(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of every float16 beside minima of every other."""
     depth = block_depth(kind)
     scales = torch.arange(-(2**15), 2**15, depth // BLOCK).to(torch.int16).view(torch.float16)
     scales = scales[scales.isfinite()]
@@ -212,8 +226,17 @@ def test_every_scale(instruction_set, kind):
     blocks = random_blocks(kind, len(scales), depth).view(len(scales), 1, KINDS[kind])
     with_scales(blocks, kind, torch.stack([scales, others], -1)[:, None])
     raw = blocks.flatten(1)
-    got = block_linear(torch.eye(depth).bfloat16(), pack_blocks(raw, kind, len(scales), depth))
-    assert torch.equal(got, expand(raw, kind, len(scales), depth).T)
+    return raw, expand(raw, kind, len(scales), depth)
+
+
+@COMPILED
+@EACH_SET
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_every_scale(instruction_set, kind):
+    """No sum is rounded to bfloat16 otherwise than torch does."""
+    raw, expanded = every_scale(kind)
+    got = block_linear(torch.eye(block_depth(kind)).bfloat16(), pack_blocks(raw, kind, *expanded.shape))
+    assert torch.equal(got, expanded.T)
 
 
 @COMPILED

@@ -1,5 +1,7 @@
 """Integer products of blocks: the bits of their reference, in every instruction set, for any rows and threads."""
 
+from functools import cache
+
 import pytest
 import torch
 from batches import assert_same_bits
@@ -25,6 +27,14 @@ def check(got: torch.Tensor, expected: torch.Tensor, about: str = "") -> None:
     assert same.all(), f"{about}: {int((~same).sum())} of {same.numel()} differ"
 
 
+@cache  # the same for all instruction sets
+def usual(kind: str, outputs: int, depth: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Blocks, rows, a bias, and their product by the reference."""
+    raw, x, bias = random_blocks(kind, outputs, depth), rows_of(70, depth, dtype), torch.linspace(-1, 1, outputs)
+    x[3] = 0
+    return raw, x, bias, reference_int_block_linear(x, raw, kind, outputs, bias)
+
+
 @EACH_SET
 @EACH_KIND
 @BOTH_TYPES
@@ -35,15 +45,9 @@ def test_bits_of_the_reference(instruction_set, kind, dtype, threads):
     try:
         for outputs, blocks in ((193, 3), (70, 2), (1, 1)):
             depth = blocks * block_depth(kind)
-            raw, x, bias = (
-                random_blocks(kind, outputs, depth),
-                rows_of(70, depth, dtype),
-                torch.linspace(-1, 1, outputs),
-            )
-            x[3] = 0
+            raw, x, bias, expected = usual(kind, outputs, depth, dtype)
             weight = pack_blocks(raw, kind, outputs, depth, bias, activations="int8")
             assert weight.activations == "int8"
-            expected = reference_int_block_linear(x, raw, kind, outputs, bias)
             for rows in (*range(1, 18), 33, 64, 70):
                 check(block_linear(x[:rows], weight), expected[:rows], f"{outputs} x {depth}, {rows} rows")
                 check(block_linear(x[-rows:], weight), expected[-rows:], f"{outputs} x {depth}, last {rows} rows")
@@ -51,11 +55,9 @@ def test_bits_of_the_reference(instruction_set, kind, dtype, threads):
         torch.set_num_threads(before)
 
 
-@EACH_SET
-@EACH_KIND
-@BOTH_TYPES
-def test_numbers_at_the_limits(instruction_set, kind, dtype):
-    """Codes of the largest sums, NaN, infinities, subnormal numbers and ties, beside rows that they may not change."""
+@cache
+def limits(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Blocks, rows of codes of the largest sums, NaN, infinities, subnormal numbers and ties; their product."""
     depth = 2 * block_depth(kind)
     raw = random_blocks(kind, 40, depth)
     x = rows_of(9, depth, dtype)
@@ -63,8 +65,17 @@ def test_numbers_at_the_limits(instruction_set, kind, dtype):
     x[3, 5], x[4, 1], x[5, depth - 1] = torch.nan, torch.inf, -torch.inf
     x[6], x[7] = torch.arange(depth) % 256 - 127.5, x[7] * 1e36
     x[6, 0] = 127
-    got = block_linear(x, pack_blocks(raw, kind, 40, depth, activations="int8"))
-    check(got, reference_int_block_linear(x, raw, kind, 40))
+    return raw, x, reference_int_block_linear(x, raw, kind, 40)
+
+
+@EACH_SET
+@EACH_KIND
+@BOTH_TYPES
+def test_numbers_at_the_limits(instruction_set, kind, dtype):
+    """They do not change the rows beside them."""
+    raw, x, expected = limits(kind, dtype)
+    got = block_linear(x, pack_blocks(raw, kind, 40, x.shape[1], activations="int8"))
+    check(got, expected)
     assert got[3:6].isnan().all()
     assert not got[[0, 1, 2, 6, 8]].isnan().any()
 

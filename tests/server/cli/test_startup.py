@@ -9,11 +9,12 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from running import OUTRIDER, environment, free_port
+from running import OUTRIDER, environment, free_port, run_forked
 
 from outrider.kernels.cache import cache_root
 from outrider.kernels.cpu import native
@@ -25,16 +26,16 @@ from outrider.server.plugin.loading import gguf_weights
 pytestmark = pytest.mark.slow
 
 
-def run(*arguments: str, seconds: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, seconds: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [OUTRIDER, *arguments], capture_output=True, text=True, timeout=seconds, env=environment(**env), check=False
     )
 
 
-def serve_fails(*flags: str) -> str:
+def serve_fails(*flags: str, start: Callable[..., subprocess.CompletedProcess[str]] = run_forked) -> str:
     """The one line that `outrider serve` ends with."""
     port = () if "--port" in flags else ("--port", str(free_port()))
-    result = run("serve", *port, *flags)
+    result = start("serve", *port, *flags)
     assert result.returncode == 1, result.stderr
     assert "Traceback" not in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("outrider: ")]
@@ -48,7 +49,7 @@ def test_port_in_use() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"port {port} on 127.0.0.1 is in use" in serve_fails("--port", str(port))
+        assert f"port {port} on 127.0.0.1 is in use" in serve_fails("--port", str(port), start=run)
 
 
 def test_address_of_another_machine() -> None:

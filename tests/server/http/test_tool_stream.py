@@ -165,11 +165,11 @@ def test_every_parser_has_a_format_here() -> None:
 
 @pytest.mark.parametrize("parser", FORMATS)
 def test_calls_are_the_same_however_their_tokens_are_cut(
-    parser: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    parser: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     engine = Engine(tokenizer)
     handler = handler_of(engine, monkeypatch, tools=parser)
-    draw = random.Random(parser)
+    draw, cuts = random.Random(parser), CUTS if request.config.getoption("--exhaustive") else 2
     for text, calls in ANSWERS:
         written = answer(parser, text, calls if parser not in ONE_CALL else calls[:1])
         ids = tokens(tokenizer, written)
@@ -179,7 +179,7 @@ def test_calls_are_the_same_however_their_tokens_are_cut(
         assert loaded(single) == [(name, json.loads(values)) for name, values in meant]
         assert single[0].strip() == text.strip()
         assert single[3] == ("tool_calls" if calls else "stop")
-        for _ in range(CUTS):
+        for _ in range(cuts):
             engine.choices = [(ids, random_runs(len(ids), draw))]
             assert assembled(chunks(handler)) == single
         if parser not in KEEPS_FRAME:

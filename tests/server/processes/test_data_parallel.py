@@ -10,7 +10,7 @@ import pytest
 from asking import MODEL, complete_all, tokens
 from collector import Collector
 from metrics_page import metric
-from running import HTTP, Server, wait_until
+from running import HTTP, ForkedServer, Server, wait_until
 
 from outrider.server.machine import topology
 
@@ -29,7 +29,7 @@ def collector() -> Iterator[Collector]:
 def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("several") / "log"
     observing = ("--otlp-endpoint", collector.endpoint, "--log-requests", "content")
-    started = Server(log, "--engines", "2", "--max-total-tokens", "4096", *observing)
+    started = ForkedServer(log, "--engines", "2", "--max-total-tokens", "4096", *observing)
     try:
         yield started.wait_until_ready()
     finally:

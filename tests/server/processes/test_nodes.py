@@ -14,7 +14,7 @@ import pytest
 import torch
 from asking import accepted_tokens
 from metrics_page import metric
-from running import HTTP, Server, free_port, wait_until
+from running import HTTP, ForkedServer, Server, free_port, wait_until
 from tiny_drafters import TINY, make_model, save_target
 from transformers import LlamaForCausalLM
 
@@ -62,7 +62,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[No
         if rank == 0:
             drafter += ("--drafter-path", str(folder / "drafter"))
         spread = ("--tp-size", "2", "--nnodes", "2", "--node-rank", str(rank), "--dist-init-addr", meeting)
-        return Server(folder / f"log{rank}", *flags, *drafter, "--max-total-tokens", "2048", "--", *spread)
+        return ForkedServer(folder / f"log{rank}", *flags, *drafter, "--max-total-tokens", "2048", "--", *spread)
 
     started = Nodes(start(0), start(1))
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from metrics_page import MetricsPage
-from running import HTTP, OUTRIDER, Server, environment, free_port, wait_until
+from running import HTTP, OUTRIDER, ForkedServer, Server, environment, free_port, run_forked, start_forked, wait_until
 
 from outrider.kernels.cache import cache_root
 from outrider.scheduler.calibration.classes import CLASSES
@@ -45,18 +45,13 @@ def measured(partial: Path) -> list[dict]:
 def profile(cache: Path) -> Path:
     """Folder of a profile whose measurement was killed once."""
     partial = cache / "profiles" / ".mine.partial.jsonl"
-    first = subprocess.Popen(
-        [OUTRIDER, *QUICK], env=environment(), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    first = start_forked(QUICK, environment(), cache / "first", cache / "first")
     wait_until(lambda: len(measured(partial)) >= 3 or first.poll() is not None, 180)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     kept = measured(partial)
-    assert len(kept) >= 3, first.stderr and first.stderr.read().decode()
-    second = subprocess.run(
-        [OUTRIDER, *QUICK, "--pictures", str(cache / "pictures")],
-        env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    assert len(kept) >= 3, (cache / "first").read_text()
+    second = run_forked(*QUICK, "--pictures", str(cache / "pictures"))
     assert second.returncode == 0, second.stderr
     assert "Calibration error (ECE)" in second.stdout
     folder = cache / "profiles" / "mine"
@@ -106,7 +101,7 @@ def refinement_yields(server: Server, partial: Path) -> None:
 
 @pytest.mark.server
 def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Path, tmp_path: Path) -> None:
-    server = Server(tmp_path / "log", "--drafter", "ngram", "--max-total-tokens", "4096", "--tune")
+    server = ForkedServer(tmp_path / "log", "--drafter", "ngram", "--max-total-tokens", "4096", "--tune")
     try:
         server.wait_until_ready()
         assert "No profile fits" not in server.output()
@@ -124,10 +119,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
         refused = HTTP.post(server.url + "/outrider/tune", json=busy, timeout=60)
         assert refused.status_code == 400
         assert "rounds" in refused.json()["error"]["message"]
-        again = subprocess.run(
-            [OUTRIDER, "tune", "--server", server.url, "--quick", "--max-requests", "1", "--name", "theirs"],
-            env=environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        again = run_forked("tune", "--server", server.url, "--quick", "--max-requests", "1", "--name", "theirs")
         assert again.returncode == 0, again.stderr
         assert "Calibration error (ECE)" in again.stdout
         assert (profile.parent / "theirs" / "profile.json").exists()
@@ -139,11 +131,11 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
 @pytest.mark.server
 def test_a_profile_of_another_engine_is_refused_with_what_differs(profile: Path) -> None:
     words = ["serve", "--port", str(free_port()), "--drafter", "ngram", "--gamma", "3", "--profile", "mine"]
-    refused = subprocess.run([OUTRIDER, *words], env=environment(), capture_output=True, text=True, check=False)
+    refused = run_forked(*words)
     assert refused.returncode == 1
     assert "gamma: 7, here 3" in refused.stderr
     words[-1] = "nobody's"
-    unknown = subprocess.run([OUTRIDER, *words], env=environment(), capture_output=True, text=True, check=False)
+    unknown = run_forked(*words)
     assert "mine" in unknown.stderr
     assert "outrider tune" in unknown.stderr
 
