@@ -13,7 +13,8 @@ endif
 ARGS ?=
 # Processes that run tests: one those that need servers, the others the rest, by files.
 WORKERS ?= 2
-PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Modules are compiled once, not by every process that tests start.
+PYTEST = env --unset PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 LOCK := deploy/requirements/$(OUTRIDER_DEVICE).txt
 # torch's builds for CPUs have other hashes than PyPI's.

@@ -90,12 +90,12 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test whose fixtures start a server has the marker `server`; one that starts an engine itself must say so.
 
-    A worker of `make test` runs whole groups of tests: those of tests/lossless that need servers, all others that do,
-    and files. The two come first, so that none of their servers starts twice.
+    A worker of `make test` runs whole groups of tests: those of tests/lossless that need servers of their own, all
+    others that need servers, and files. The two come first, so that none of their servers starts twice.
     """
     serving = {item for item in items if server_fixtures(item) or item.get_closest_marker("server")}
     for item in items:
-        lossless = item.nodeid.startswith("tests/lossless/")
+        lossless = item.nodeid.startswith("tests/lossless/") and "server" not in server_fixtures(item)
         group = "lossless" if lossless else "servers"
         item.add_marker(pytest.mark.xdist_group(group if item in serving else item.nodeid.partition("::")[0]))
         if item in serving:
