@@ -77,6 +77,7 @@ def test_drafts_are_those_of_the_whole_text_at_once(shape: BlockConfig, steps: i
         assert torch.equal(draft.tokens[row], block[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_whatever_came_before_drafts_are_those_of_a_fresh_start(shape: BlockConfig, steps: int) -> None:

@@ -34,6 +34,7 @@ def test_equals_reference(options, heads, dtype, tolerance, attention):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
 def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):

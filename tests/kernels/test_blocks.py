@@ -79,7 +79,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @EACH_KIND
 @TYPES
-@pytest.mark.parametrize(("outputs", "blocks"), [(192, 6), (100, 2), (37, 3), (1, 1)])
+@pytest.mark.parametrize(
+    ("outputs", "blocks"),
+    [(192, 6), pytest.param(100, 2, marks=pytest.mark.slow), pytest.param(37, 3, marks=pytest.mark.slow), (1, 1)],
+)
 @pytest.mark.parametrize("rows", [0, 1, 7])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_equals_reference(kind, dtype, tolerance, outputs, blocks, rows, with_bias):

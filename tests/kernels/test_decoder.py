@@ -55,7 +55,7 @@ def make_layers(prepare, dtype: torch.dtype, mlp: int = MLP, qwen: bool = False)
     return layers
 
 
-@pytest.fixture(params=[1, 2, 3], ids="{} threads".format)
+@pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)], ids="{} threads".format)
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

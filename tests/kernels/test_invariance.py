@@ -83,6 +83,7 @@ def test_a_made_up_blas_would_be_seen() -> None:
         assert any(not torch.equal(bias(x[first:])[0], bias(x)[first]) for first in range(20))
 
 
+@pytest.mark.slow
 @BLAS
 def test_attention(bias: Bias) -> None:
     def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

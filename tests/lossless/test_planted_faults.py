@@ -48,6 +48,7 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "admit"),
     [(keep_wrong_drafts, by_survival), (replace_from_p, by_survival), (nothing, peeking)],

@@ -99,6 +99,7 @@ def run(folder: Path, code: str) -> str:
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "choices"),
     [

@@ -105,6 +105,7 @@ def test_every_arm_of_a_block_diffusion_model(tmp_path: Path, request: pytest.Fi
         assert drafted[0] == 0 < drafted[1]
 
 
+@pytest.mark.slow
 def test_products_with_blocks(tmp_path: Path) -> None:
     flags = ("--shape", "256x256", "--kinds", "Q4_K", "Q8_0", "--rows", "1,2", "--rounds", "2")
     done = run_forked("bench", "micro", "blocks", *flags, "--json", str(tmp_path / "found.json"))

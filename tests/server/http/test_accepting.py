@@ -114,6 +114,7 @@ def test_one_connection_too_many_is_answered_503_and_closed(run: Callable[..., N
     run(main)
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_keep_nobody_out_for_longer_than_their_time(run: Callable[..., None]) -> None:
     async def main(port: int, connections: OpenConnections) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -160,6 +161,7 @@ def contexts(certificate: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLConte
     return tls.context(), ssl.create_default_context(cafile=certificate[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
 def test_a_handshake_that_does_not_end_or_fails_is_closed_in_time(
     run: Callable[..., None], certificate: tuple[str, str], sent: bytes

@@ -88,6 +88,7 @@ def run(coroutine: Any) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"POST /ec", b"POST /echo HTTP/1.1\r\nHost: he", HEAD % 100, HEAD % 100 + b"some"])
 def test_a_request_that_does_not_come_whole_is_answered_so_and_closed(
     echo: Echo, sent: bytes, caplog: pytest.LogCaptureFixture

@@ -36,6 +36,7 @@ def counted(registry: CollectorRegistry, outcome: str) -> float:
     return registry.get_sample_value("outrider_grammars_total", {"outcome": outcome}) or 0.0
 
 
+@pytest.mark.slow
 def test_one_grammar_is_compiled_once_for_all_who_ask(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         schema = small_schema("name")
@@ -49,6 +50,7 @@ def test_one_grammar_is_compiled_once_for_all_who_ask(tmp_path: Path) -> None:
     asking(tmp_path, ask)
 
 
+@pytest.mark.slow
 def test_one_who_leaves_takes_nobody_along(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         schema = small_schema("name")

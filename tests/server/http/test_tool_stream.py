@@ -163,6 +163,7 @@ def test_every_parser_has_a_format_here() -> None:
     assert set(FORMATS) == set(FunctionCallParser.ToolCallParserEnum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", FORMATS)
 def test_calls_are_the_same_however_their_tokens_are_cut(
     parser: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -59,6 +59,7 @@ def test_a_piece_is_given_up_for_a_request_and_begun_again() -> None:
     assert asyncio.run(scenario()) == ["begun", "given up", "begun"]
 
 
+@pytest.mark.slow
 def test_nothing_is_begun_until_it_has_been_quiet_for_long_enough() -> None:
     async def scenario() -> None:
         server = traffic()
@@ -145,6 +146,7 @@ def test_a_signal_while_it_measures_at_its_start_ends_that_too() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
     async def scenario() -> float:
         idle = Idle(traffic(), quiet_seconds=0, cores=3)
