@@ -78,7 +78,7 @@ def test_answers_of_one_token_are_times_of_prompts(tmp_path) -> None:
     page = report.page(records)
     assert "| tokens | arm | 1 in flight |" in page
     assert "| 512 | ours | 0.90 |" in page
-    assert "| 512 | theirs | 2.20 = 2.50 (2.00 to 3.00) × ours |" in page
+    assert "| 512 | theirs | 2.20 = 2.50 (2.00–3.00) × ours |" in page
     assert "| 4096 | ours | 8.00 |" in page
     readme = report.with_numbers(f"{report.BEGIN}\n{report.END}", records)
     assert "ours" not in readme, "the README's rows are of throughput"
