@@ -52,10 +52,13 @@ def prepared(module: Any, backend: Any) -> DecoderLayer | None:
 
 
 def _is_plain_product(product: Any) -> bool:
+    from sglang.srt.distributed.utils import get_group_rank_size
     from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 
-    known = type(product) in (MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
-    return known and hasattr(product, "packed") and product.tp_size == 1
+    if type(product) not in (MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear):
+        return False
+    _, ranks = get_group_rank_size(product.tp_group)
+    return hasattr(product, "packed") and ranks == 1
 
 
 def is_plain_norm(norm: Any) -> bool:

@@ -60,11 +60,13 @@ def apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | No
 def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepare) -> Callable[..., torch.Tensor]:
     """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too."""
 
-    def compute_lm_head(self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None) -> torch.Tensor:
+    def compute_lm_head(
+        self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         plain = type(lm_head).__name__ in HEADS and not self.use_fp32_lm_head
         packed: Weight | None = getattr(lm_head, "packed", None)
         if not plain or bias is not None or (packed is None and lm_head.weight.dtype != hidden.dtype):
-            return original(self, hidden, lm_head, bias)
+            return original(self, hidden, lm_head, bias, out=out)
         if packed is None:
             packed = lm_head.packed = prepare(lm_head.weight.data)
         return multiply(hidden, packed)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
@@ -69,7 +69,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         slots = runner.token_to_kv_pool.size + runner.token_to_kv_pool.page_size  # slot 0.. of the padding page
         self.device = runner.device
-        self.ranks = Ranks(runner.tp_group, self.device)
+        self.ranks = Ranks(get_parallel().tp_group, self.device)
         self._set_up(runner, slots)
         if torch.device(self.device).type == "cpu":
             give_back_free_memory()

@@ -76,12 +76,12 @@ def _room(adder: Any) -> int:
 
 def _add(adder: Any, req: Any) -> bool:
     """Take as much of a request into the round as there is room for, in whole blocks; False: nothing."""
-    start, block = len(req.prefix_indices), adder.dllm_block_size
+    start, block = req.prefix_len, adder.dllm_block_size
     room = min(adder.rem_dllm_tokens, _room(adder) - adder.memory_budget.current_offset)
     length = min(_unread(req), max(0, room) // block * block)
     if not length:
         return False
-    req.set_extend_range(start, start + length)
+    req.extend_end = start + length
     adder.can_run_list.append(req)
     adder.rem_dllm_tokens -= length
     adder.memory_budget.current_offset += length
@@ -99,20 +99,21 @@ def _take_requests(scheduler: Any, adder: Any, running_batch: Any) -> Any:
     while scheduler.waiting_queue and len(running) < scheduler.dllm_config.max_running_requests:
         req = scheduler.waiting_queue[0]
         req.init_next_round_input(scheduler.tree_cache)
-        adder._req_inc_lock_ref(req)  # what it found in the cache is not evictable from here on
+        req.lock = scheduler.tree_cache.lock(req.last_node)  # what it found in the cache is not evictable from here on
         promised += _wanted(adder, req)
         if (running and _room(adder) < promised) or not _add(adder, req):
-            scheduler.tree_cache.unpin(req)
+            scheduler.tree_cache.unlock(req.lock)
+            req.lock = None
             break
-        adder._account_prefill_cache_admission(req, len(req.prefix_indices))
-        adder.log_hit_tokens += len(req.prefix_indices)
+        adder._account_prefill_cache_admission(req, req.prefix_len)
+        adder.log_hit_tokens += req.prefix_len
         running.append(scheduler.waiting_queue.pop(0))
     return ForwardMode.DLLM_EXTEND
 
 
 def _unread(req: Any) -> int:
     """Tokens that are not in the cache, the open block's among them."""
-    return len(req.full_untruncated_fill_ids) - len(req.prefix_indices)
+    return len(req.full_untruncated_fill_ids) - req.prefix_len
 
 
 def _wanted(adder: Any, req: Any) -> int:
@@ -130,7 +131,7 @@ def _make_room(scheduler: Any, adder: Any, running: list[Any]) -> None:
 def _give_up(scheduler: Any, req: Any) -> None:
     """Free what a running request has in the cache; it waits, and is computed again."""
     if req.kv.holds_kv:
-        release_kv_cache(req, scheduler.tree_cache)
+        _release(scheduler, req)
     req.reset_for_retract()
     reporter = scheduler.metrics_reporter
     if reporter.enable_metrics:
@@ -150,9 +151,9 @@ def _abort(original: Callable[..., None], scheduler: Any, asked: Any) -> None:
     for req in scheduler.dllm_manager.pop_aborted_reqs(asked.abort_all, asked.rid):
         scheduler._release_aborted_request(req)
         notice = _make_abort_req(req, finished_reason=asked.finished_reason)
-        scheduler.ipc_channels.send_to_tokenizer.send_output(notice, req)
+        scheduler.send_abort_output(notice, req)
         if req.kv.holds_kv:
-            release_kv_cache(req, scheduler.tree_cache)
+            _release(scheduler, req)
     original(scheduler, asked)
 
 
@@ -220,8 +221,14 @@ def _answer(req: Any, state: list[int]) -> int:
 
 def _end(scheduler: Any, req: Any) -> None:
     if req.kv.holds_kv:
-        release_kv_cache(req, scheduler.tree_cache)
+        _release(scheduler, req)
     req.time_stats.set_completion_time()
+
+
+def _release(scheduler: Any, req: Any) -> None:
+    """Free what a request has in the cache; what is final of it stays there for others."""
+    req.full_untruncated_fill_ids = known(req)  # without the open block's masks
+    release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
 
 
 def _keep(scheduler: Any, req: Any, kept: int) -> None:
@@ -230,8 +237,8 @@ def _keep(scheduler: Any, req: Any, kept: int) -> None:
     if kept < kv.kv_allocated_len:
         cache.free_kv_row(kv, [(kept, kv.kv_allocated_len)])
     kv.kv_committed_len = kv.kv_allocated_len = kept
-    if kept > len(req.prefix_indices):
-        req.set_extend_range(kept, kept)
+    if kept > req.prefix_len:
+        req.extend_end = kept
         scheduler.stash_chunked_request(req)
     if not kept:  # SGLang takes a row of the pool for one with slots
         scheduler.req_to_token_pool.free(req)

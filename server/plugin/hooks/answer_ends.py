@@ -21,6 +21,9 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 REQUEST = "sglang.srt.managers.schedule_batch.Req"
 STREAMER = "sglang.srt.managers.scheduler_components.output_streamer"
 PRINTABLE = "sglang.srt.managers.detokenizer_manager.find_printable_text"
+REASONING_COUNTERS = ("update_reasoning_tokens", "update_self_opened_reasoning_tokens")
+REASONING_STATE = ("reasoning_tokens", "_think_start_match_len", "_think_end_match_len", "_is_reasoning_over")
+"""Fields of a request that those methods change."""
 REPLACEMENT = "\ufffd"
 """Stands in decoded text for bytes that are no character, or not yet one."""
 
@@ -28,7 +31,7 @@ REPLACEMENT = "\ufffd"
 def register() -> None:
     for name, hook in (
         ("update_finish_state", _judge),
-        ("update_reasoning_tokens", _count_reasoning),
+        *((name, _reasoning_counter(name)) for name in REASONING_COUNTERS),
         ("update_spec_correct_drafts_histogram", _count_drafts),
     ):
         HookRegistry.register(f"{REQUEST}.{name}", hook, HookType.AROUND)
@@ -101,10 +104,13 @@ def _count_drafts(original: Callable[..., None], req: Any, num_correct_drafts: i
     original(req, num_correct_drafts)
 
 
-def _count_reasoning(original: Callable[..., None], req: Any, token_id: Any, think_end_ids: Any) -> None:
-    before = req.reasoning_tokens, req._think_end_match_len, req._is_reasoning_over
-    req.outrider_reasoning = before, think_end_ids
-    original(req, token_id, think_end_ids)
+def _reasoning_counter(name: str) -> Callable[..., None]:
+    def count(original: Callable[..., None], req: Any, tokens: Any, *tags: Any) -> None:
+        before = {field: getattr(req, field) for field in REASONING_STATE}
+        original(req, tokens, *tags)
+        req.outrider_reasoning = before, name, tags  # afterwards: one counter calls the other
+
+    return count
 
 
 def _forget_behind_end(req: Any, run: int) -> None:
@@ -119,8 +125,10 @@ def _forget_behind_end(req: Any, run: int) -> None:
         histogram[drafts] -= 1
         histogram[kept] += 1
     if end < length and (counted := getattr(req, "outrider_reasoning", None)) is not None:
-        (req.reasoning_tokens, req._think_end_match_len, req._is_reasoning_over), think_end_ids = counted
-        req.update_reasoning_tokens(list(req.output_ids[length - run : end]), think_end_ids)
+        before, name, tags = counted
+        for field, value in before.items():
+            setattr(req, field, value)
+        getattr(req, name)(list(req.output_ids[length - run : end]), *tags)
 
 
 # -- release of text --------------------------------------------------------------------------------------------------

@@ -111,4 +111,4 @@ def _refuse(scheduler: Any, req: Any, error: Exception) -> None:
     message = f"the engine cannot prepare this request: {cause} ({type(error).__name__})"
     logger.error("%s, rid=%s", message, req.rid)
     reason = {"type": "abort", "status_code": HTTPStatus.INTERNAL_SERVER_ERROR, "message": message}
-    scheduler.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+    scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.runtime_context import get_parallel
+
 from outrider.drafters import registry
 from outrider.drafters.base import Drafter, Rows, Target
 
@@ -55,7 +57,7 @@ def whole_weights(config: PluginConfig, runner: Any) -> tuple[Rows, Rows] | None
     of them. All ranks call it. None on the others, on one rank alone, and where no drafter reads them."""
     if config.drafter == "off" or not registry.find(config.drafter).needs_checkpoint:
         return None
-    group = runner.tp_group
+    group = get_parallel().tp_group
     if group.world_size == 1:
         return None
     parts, count = _layers(runner), runner.model_config.hf_text_config.vocab_size
