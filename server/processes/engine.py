@@ -239,6 +239,7 @@ def load_plugin() -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from ..plugin.hooks.must_take import NotApplied
     from .sglang_args import ALGORITHM
 
     failures: list[str] = []
@@ -250,8 +251,12 @@ def load_plugin() -> None:
 
     plugins_logger = logging.getLogger("sglang.srt.plugins")
     plugins_logger.addFilter(note)
-    load_plugins()
-    plugins_logger.removeFilter(note)
+    try:
+        load_plugins()
+    except NotApplied as error:
+        raise UserError(str(error)) from error
+    finally:
+        plugins_logger.removeFilter(note)
     try:
         SpeculativeAlgorithm.from_string(ALGORITHM)
     except (KeyError, ValueError):

@@ -36,7 +36,7 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.decode import follower as following  # noqa: E402
 from outrider.server.plugin.decode import worker as decode  # noqa: E402
-from outrider.server.plugin.loading.drafter import whole_weights  # noqa: E402
+from outrider.server.plugin.loading import drafter as loading  # noqa: E402
 from outrider.server.plugin.options import KEY  # noqa: E402
 
 GAMMA, VOCAB, REQUESTS, STEPS, CONTEXT = 4, 32, 6, 40, 512
@@ -105,13 +105,13 @@ class Target:
     """The token one above the last is the likeliest; a little noise is this rank's own. With buckets a verification is
     a graph, which ends with what the worker has had captured there."""
 
-    def __init__(self, rank: int, group: Group, buckets: TokenBuckets | None) -> None:
+    def __init__(self, rank: int, buckets: TokenBuckets | None) -> None:
         self.draw = torch.Generator().manual_seed(100 + rank)
         self.buckets, self.accepted_by_graphs = buckets, 0
         table = torch.arange(REQUESTS * CONTEXT, dtype=torch.int32).view(REQUESTS, CONTEXT)
         self.pool = SimpleNamespace(req_to_token=table)
         self.model_runner = SimpleNamespace(
-            token_to_kv_pool=SimpleNamespace(size=table.numel(), page_size=1), device="cpu", tp_group=group,
+            token_to_kv_pool=SimpleNamespace(size=table.numel(), page_size=1), device="cpu",
             capture_tail_hooks=[],
         )  # fmt: skip
 
@@ -187,7 +187,8 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
     buckets = TokenBuckets(REQUESTS, GAMMA + 1) if world.buckets else None
     decode.buckets_of = following.buckets_of = lambda runner, width: buckets
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
-    target = Target(rank, Group(rank, world.alone), buckets)
+    decode.get_parallel = lambda: SimpleNamespace(tp_group=Group(rank, world.alone))
+    target = Target(rank, buckets)
     leads = world.alone or rank == 0
     worker = (decode.SpeculativeWorker if leads else following.FollowerWorker)(None, target)
     worker.alloc_memory_pool()
@@ -221,8 +222,9 @@ def has_whole_weights(rank: int) -> bool:
     parts = [SimpleNamespace(weight=torch.nn.Parameter(whole.chunk(2)[rank])) for whole in padded]
     model = SimpleNamespace(model=SimpleNamespace(embed_tokens=parts[0]), lm_head=parts[1])
     config = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=VOCAB))
-    runner = SimpleNamespace(model=model, model_config=config, tp_group=Group(rank, alone=False))
-    found = whole_weights(PluginConfig(drafter="dspark"), runner)
+    runner = SimpleNamespace(model=model, model_config=config)
+    loading.get_parallel = lambda: SimpleNamespace(tp_group=Group(rank, alone=False))
+    found = loading.whole_weights(PluginConfig(drafter="dspark"), runner)
     if rank:
         return found is None
     return found is not None and torch.equal(found[0], embedding) and torch.equal(found[1], head)

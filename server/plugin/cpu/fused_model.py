@@ -14,6 +14,7 @@ import torch
 
 from outrider.kernels.decoder import Decoder
 
+from ..hooks import must_take
 from . import fused_layer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def register() -> None:
     envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)  # copies of a step's inputs are for those who replay a graph
     for model in (LlamaModel, Qwen2Model, Qwen3Model):
         model.outrider_decoder = None
-        model.forward = _in_one_call(model.forward)
+        must_take.replace(model, "forward", _in_one_call(model.forward))
 
 
 def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:

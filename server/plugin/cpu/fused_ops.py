@@ -12,6 +12,7 @@ from outrider.kernels.int8 import Int8Weight, Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 
 from ..config import PluginConfig
+from ..hooks import must_take
 from . import fused_model, group_weights
 
 DISPATCH_KEY = "outrider"
@@ -34,9 +35,10 @@ def register() -> None:
         BaseFusedOp.register_oot_forward(op, forward, DISPATCH_KEY)
     # Matrix products are no operator of that dispatch.
     prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
-    UnquantizedLinearMethod.process_weights_after_loading = _layer_packing(prepare)
-    UnquantizedLinearMethod.apply = apply_linear
-    LogitsProcessor._compute_lm_head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
+    must_take.replace(UnquantizedLinearMethod, "process_weights_after_loading", _layer_packing(prepare))
+    must_take.replace(UnquantizedLinearMethod, "apply", apply_linear)
+    head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
+    must_take.replace(LogitsProcessor, "_compute_lm_head", head)
     fused_model.register()
     group_weights.register()
 

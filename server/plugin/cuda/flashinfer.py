@@ -38,6 +38,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
     def __init__(self, runner: Any, **others: Any):
         super().__init__(runner, **others)
         self._readback = Readback()
+        self._page_table = runner.req_to_token_pool.req_to_token
         self._buckets: dict[int, list[Any]] = {}
         self._window = -1
         if self.dispatch_reason is WrapperDispatch.SLIDING_WINDOW:
@@ -125,8 +126,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             found = self.cuda_graph_kv_indices[index][:total]
         else:
             found = torch.empty(total, dtype=torch.int32, device=device)
-        table = self.indices_updater_prefill.req_to_token
-        write_cached_slots(found, table, rows, upload(plan.kv_begins, device), upload(plan.kv_indptr, device))
+        write_cached_slots(found, self._page_table, rows, upload(plan.kv_begins, device), upload(plan.kv_indptr, device))
         if index == 0 and self.use_sliding_window_kv_pool:
             found.copy_(self._windowed_slots(found))
         return found

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from ..hooks import must_take
 from .target import FAMILIES, DiffusionTarget
 
 PROMPT_HOLDS_MASK = "the prompt has the mask token ({name}), which stands for text that is not there yet; leave it out"
@@ -49,7 +50,7 @@ def register(target: DiffusionTarget) -> None:
             first_done_first_out_mode=True,
         )
 
-    DllmConfig.from_server_args = staticmethod(from_server_args)
+    must_take.replace(DllmConfig, "from_server_args", staticmethod(from_server_args))
     rounds.register()
 
 
@@ -94,8 +95,9 @@ def _register_layers() -> None:
     from sglang.srt.models.sdar_moe import SDARMoeForCausalLM
 
     for model in (SDARForCausalLM, SDARMoeForCausalLM):
-        model.load_weights = _tied(model.load_weights)
-    LLaDA2MoeSparseMoeBlock._forward_router_experts = _scaled(LLaDA2MoeSparseMoeBlock._forward_router_experts)
+        must_take.replace(model, "load_weights", _tied(model.load_weights))
+    experts = "_forward_router_experts"
+    must_take.replace(LLaDA2MoeSparseMoeBlock, experts, _scaled(LLaDA2MoeSparseMoeBlock._forward_router_experts))
 
     for architecture, family in FAMILIES.items():
         if family.layers:

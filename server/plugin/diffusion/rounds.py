@@ -25,6 +25,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from ..hooks import must_take
 from .algorithm import Outcome
 
 REPORT = 40
@@ -34,14 +35,14 @@ with decode steps."""
 
 def register() -> None:
     """Take the place of SGLang's."""
-    ReqDllmMixin._init_fill_ids_for_dllm = _lay_out
-    ReqDllmMixin.determine_dllm_phase = lambda req: None  # a round takes what is there
-    PrefillAdder._init_dllm_meta = _set_budget
-    SchedulerDllmMixin._fetch_waiting_reqs = lambda scheduler: None  # a request waits until there is room
-    SchedulerDllmMixin._process_dllm_batches = _take_requests
-    SchedulerDllmMixin.process_batch_result_dllm = _process_results
-    SchedulerDllmMixin.finish_dllm_forward = lambda scheduler, req: None  # `_process_results` has
-    TpModelWorker._forward_batch_generation_dllm = _run
+    must_take.replace(ReqDllmMixin, "_init_fill_ids_for_dllm", _lay_out)
+    must_take.replace(ReqDllmMixin, "determine_dllm_phase", lambda req: None)  # a round takes what is there
+    must_take.replace(PrefillAdder, "_init_dllm_meta", _set_budget)
+    must_take.replace(SchedulerDllmMixin, "_fetch_waiting_reqs", lambda scheduler: None)  # a request waits until there is room
+    must_take.replace(SchedulerDllmMixin, "_process_dllm_batches", _take_requests)
+    must_take.replace(SchedulerDllmMixin, "process_batch_result_dllm", _process_results)
+    must_take.replace(SchedulerDllmMixin, "finish_dllm_forward", lambda scheduler, req: None)  # `_process_results` has
+    must_take.replace(TpModelWorker, "_forward_batch_generation_dllm", _run)
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.abort_request", _abort, HookType.AROUND)
 
 

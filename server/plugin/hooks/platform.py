@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import KVPoolKind
 
 from ..cpu.mapped import mapped_zeros
 
@@ -26,11 +27,13 @@ class OutriderCpuPlatform(CpuSRTPlatform):
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
         return True
 
-    def get_mha_kv_pool_cls(self) -> type:
+    def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
+        if kind != "mha":
+            return None
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         class CpuKVPool(MHATokenToKVPool):
-            def _init_kv_copy_and_warmup(self) -> None:  # newer SGLang warms a Triton kernel up here
+            def _init_kv_copy_and_warmup(self) -> None:  # SGLang warms a Triton kernel up here
                 self._kv_copy_config = None
 
             def _create_buffers_normal(self) -> None:
@@ -41,8 +44,7 @@ class OutriderCpuPlatform(CpuSRTPlatform):
         return CpuKVPool
 
     def get_paged_allocator_cls(self) -> type:
-        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, alloc_extend_naive
-        from sglang.srt.utils import get_num_new_pages
+        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
         class CpuAllocator(PagedTokenToKVPoolAllocator):
             free_pages: torch.Tensor
@@ -68,25 +70,17 @@ class OutriderCpuPlatform(CpuSRTPlatform):
                 extend_num_tokens: int,
                 num_new_pages: int | None = None,
             ) -> torch.Tensor | None:
-                """Allocate as SGLang does with a Triton kernel; whole pages behind whole pages need no arithmetic."""
+                """Whole pages behind whole pages need no arithmetic."""
                 page = self.page_size
                 if not any(n % page for lens in (prefix_lens_cpu, seq_lens_cpu) for n in lens.tolist()):
                     return self.alloc(extend_num_tokens)
-                if num_new_pages is None:
-                    lens = {"seq_lens": seq_lens_cpu, "prefix_lens": prefix_lens_cpu}
-                    num_new_pages = get_num_new_pages(page_size=self.page_size, **lens)
-                if num_new_pages > len(self.free_pages):
-                    self.merge_and_sort_free()
-                if num_new_pages > len(self.free_pages):
-                    return None
-                out = torch.empty(extend_num_tokens, dtype=torch.int64)
-                alloc_extend_naive(prefix_lens, seq_lens, last_loc, self.free_pages, out, self.page_size, "cpu")
-                self.free_pages = self.free_pages[num_new_pages:]
-                return out
+                return super().alloc_extend(
+                    prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages
+                )
 
         return CpuAllocator
 
-    def get_device(self, local_rank: int = 0) -> Any:
+    def get_device(self, device_id: int = 0) -> Any:
         return torch.device("cpu")
 
     def get_dispatch_key_name(self) -> str:

@@ -18,6 +18,7 @@ from . import (
     answer_ends,
     draft_memory,
     grammars,
+    must_take,
     prompt_logits,
     request_guard,
     sglang_overhead_patches,
@@ -32,6 +33,11 @@ ASSIGN = "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func"
 def register() -> None:
     if os.environ.get(PLATFORM_ONLY) == "1":
         return
+    with must_take.fatal_failures():
+        _register_all()
+
+
+def _register_all() -> None:
     step_profiler.install_if_asked()
     prompt_logits.install_if_asked()
     _register_algorithm()

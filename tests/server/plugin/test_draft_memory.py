@@ -19,7 +19,7 @@ from outrider.server.plugin.hooks.draft_memory import leave_room
 def sglangs(cell_size):
     """SGLang's configurator of ordinary models, whose constructor wants a whole model runner."""
     configurator = DefaultPoolConfigurator.__new__(DefaultPoolConfigurator)
-    configurator._cell_size = cell_size
+    configurator._cell_size, configurator._fixed_overhead_bytes = cell_size, 0
     return configurator
 
 

@@ -160,7 +160,7 @@ def test_every_replay_of_a_buckets_graph(kernels, heads, window):
 def adopt(backend, paged):
     """Another's requests and cache."""
     backend.req_to_token_pool, backend.token_to_kv_pool = paged.requests, paged.cache
-    backend.indices_updater_prefill.req_to_token = paged.requests.req_to_token
+    backend._page_table = paged.requests.req_to_token
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from profile_samples import profile
+from sglang.srt.runtime_context import get_parallel
 from tiny_drafters import DIFFUSION, TINY, make_diffusion, make_model
 
 from outrider.drafters.block import BlockDrafter, save_compact
@@ -47,8 +49,13 @@ class OtherModel:
 def runner(model: object) -> SimpleNamespace:
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=TINY.vocab_size)
     model_config = SimpleNamespace(hf_text_config=config)
-    alone = SimpleNamespace(world_size=1)
-    return SimpleNamespace(model=model, model_config=model_config, dtype=torch.float32, device="cpu", tp_group=alone)
+    return SimpleNamespace(model=model, model_config=model_config, dtype=torch.float32, device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    with get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
+        yield
 
 
 def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput  # noqa: E4
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode  # noqa: E402
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput  # noqa: E402
 from sglang.srt.model_executor.runner import decode_cuda_graph_runner as sglang_runner  # noqa: E402
-from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.ragged_verify import build_ragged_target_verify_geometry  # noqa: E402
 
@@ -85,6 +85,8 @@ class Attention(AttentionBackend):
 
 
 class Model(torch.nn.Module):
+    shared_experts_config = None
+
     def __init__(self, attention: Attention):
         super().__init__()
         draw = torch.Generator().manual_seed(0)
@@ -137,7 +139,7 @@ def model_runner() -> Any:
     page_table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
     attention = Attention(page_table)
     runner = SimpleNamespace(
-        device="cpu", attn_backend=attention, model=Model(attention), tp_group=SimpleNamespace(world_size=1),
+        device="cpu", attn_backend=attention, model=Model(attention), capture_head_hooks=[],
         spec_algorithm=OutriderAlgorithm("OUTRIDER", lambda _: None, supports_overlap=True),
         is_draft_worker=False, lora_manager=None,
         ngram_embedding_manager=SimpleNamespace(enabled=False), hisparse_coordinator=None, canary_manager=None,
@@ -149,7 +151,8 @@ def model_runner() -> Any:
         req_to_token_pool=SimpleNamespace(size=REQUESTS, req_to_token=page_table), capture_tail_hooks=[],
         decode_num_tokens_per_req=lambda num_draft_tokens=None: WIDTH, attn_tp_sequence_sharded=lambda tokens: False,
         get_pp_proxy_topk_size=lambda: None, get_pp_proxy_residual_num_blocks=lambda: None,
-        get_pp_proxy_dspark_hidden_size=lambda: 0, shared_read_done_event=None, gpu_id=0,
+        get_pp_proxy_dspark_hidden_size=lambda: 0, get_aux_hidden_states_width=lambda: 0,
+        kv_index_translator=SimpleNamespace(bind_runner_slots=lambda batch: None), shared_read_done_event=None, gpu_id=0,
     )  # fmt: skip
     runner.kept = torch.zeros(len(attention.cache), dtype=torch.int64)  # tokens by slot, as the worker remembers them
 
@@ -170,7 +173,7 @@ def make(drafter: str) -> verify_graphs.VerifyGraphRunner:
     torch.cpu.is_current_stream_capturing = lambda: False
     PluginConfig(drafter=drafter).to_env()
     verify_graphs.buckets_of = lambda runner, width: BUCKETS
-    sglang_runner.get_batch_sizes_to_capture = lambda *_: ([1, 2, CAPTURED], [])
+    sglang_runner.get_batch_sizes_to_capture = lambda *_, **__: ([1, 2, CAPTURED], [])
     sglang_runner.resolve_decode_backend = lambda _: Graphs()
     sglang_runner.DecodeCudaGraphRunner.capture = lambda self: self._capture_one_stream()
     return verify_graphs.VerifyGraphRunner(model_runner())
@@ -297,7 +300,12 @@ def foreign_reads() -> int:
 
 def main() -> None:
     publish(ARGUMENTS, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    found = {}
+    with get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
+        print(json.dumps(replay_both()))
+
+
+def replay_both() -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for drafter in ("dspark", "ngram"):
         runner = make(drafter)
         replays = replay_all(runner)
@@ -312,7 +320,7 @@ def main() -> None:
             **replays,
         }
     found["dspark"]["without a slot more"] = foreign_reads()
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,63 @@
+"""Changes to SGLang that must take. SGLang logs a hook that it cannot apply, and a plugin that fails, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+PLUGIN = "outrider"
+"""Name of our entry point, which SGLang notes with each hook."""
+replaced: list[str] = []
+"""Names of what `replace` has put something else in the place of, as `module.Class.name`."""
+
+
+class NotApplied(RuntimeError):
+    """Outrider does not fit this version of SGLang."""
+
+
+def replace(owner: type, name: str, new: Any) -> None:
+    """Put `new` in the place of `owner.name`. Raises NotApplied where the class does not define it itself: what nobody
+    calls would be set in vain."""
+    if name not in vars(owner):
+        raise NotApplied(_message(f"{owner.__module__}.{owner.__qualname__}.{name}", "the class does not define it"))
+    replaced.append(f"{owner.__module__}.{owner.__qualname__}.{name}")
+    setattr(owner, name, new)
+
+
+@contextmanager
+def fatal_failures() -> Iterator[None]:
+    """Around the registration of our hooks: SGLang raises NotApplied when it applies them, which it does next, if the
+    registration has failed or one of our hooks cannot be applied."""
+    original, failures = HookRegistry.apply_hooks, list[Exception]()
+
+    def apply_hooks(cls: type[HookRegistry]) -> None:
+        if failures:
+            raise NotApplied(f"Outrider's plugin failed: {failures[0]!r}") from failures[0]
+        for target, hooks in sorted(cls._hooks.items(), key=cls._target_sort_key):
+            if target in cls._patched or not any(source and source.plugin_name == PLUGIN for *_, source in hooks):
+                continue
+            try:
+                cls._apply_target(target, hooks)
+            except Exception as error:
+                raise NotApplied(_message(target, repr(error))) from error
+            cls._patched.add(target)
+        original()
+
+    HookRegistry.apply_hooks = classmethod(apply_hooks)
+    try:
+        yield
+    except Exception as error:
+        failures.append(error)
+        raise
+
+
+def _message(name: str, reason: str) -> str:
+    from importlib.metadata import version
+
+    return (
+        f"SGLang {version('sglang')} has no place for Outrider's {name} ({reason}); "
+        "install the version that `outrider doctor` calls tested"
+    )

@@ -1,0 +1,220 @@
+"""Fingerprints of SGLang's code that Outrider replaces, overrides or relies on: `sglang_contracts.json`.
+
+`python tests/support/sglang_contracts.py` says what differs between them and the installed SGLang, `--write` writes
+them anew. Do so once every change has been read, and ours is changed where theirs has another meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".json")
+
+RELIED_ON = """
+sglang.kernels.fused_op.BaseFusedOp.register_oot_forward
+sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend
+sglang.srt.constrained.xgrammar_backend.XGrammarGrammar
+sglang.srt.dllm.mixin.req.ReqDllmMixin.init_diffusion_llm
+sglang.srt.dllm.mixin.scheduler.SchedulerDllmMixin.get_new_batch_dllm
+sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request
+sglang.srt.layers.activation.SiluAndMul.forward_native
+sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_forward_metadata
+sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend._full_cg_prefill_workspace_bytes
+sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend.forward_extend
+sglang.srt.layers.attention.flashinfer_backend.fast_prefill_plan
+sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend.init_forward_metadata
+sglang.srt.layers.layer_boundary.residual.access.final_norm_pair
+sglang.srt.layers.layer_boundary.residual.batch.final_norm
+sglang.srt.layers.layernorm.RMSNorm.forward_native
+sglang.srt.layers.linear.ColumnParallelLinear.forward
+sglang.srt.layers.linear.RowParallelLinear.forward
+sglang.srt.layers.logits_processor.LogitsProcessor._copy_logits_to_buffer
+sglang.srt.layers.logits_processor.LogitsProcessor._get_logits
+sglang.srt.layers.logits_processor.LogitsProcessor.forward
+sglang.srt.layers.radix_attention.RadixAttention.forward
+sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native
+sglang.srt.layers.vocab_parallel_embedding.VocabParallelEmbedding.forward
+sglang.srt.managers.load_snapshot.ShmLoadSnapshotReader
+sglang.srt.managers.load_snapshot.ShmLoadSnapshotWriter
+sglang.srt.managers.overlap_utils.FutureMap
+sglang.srt.managers.schedule_batch.Req.init_next_round_input
+sglang.srt.managers.schedule_batch.Req.owned_kv_len
+sglang.srt.managers.schedule_batch.Req.refresh_fill_ids
+sglang.srt.managers.schedule_batch.Req.reset_for_retract
+sglang.srt.managers.schedule_batch.Req.tail_str
+sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch
+sglang.srt.managers.schedule_batch.ScheduleBatch.merge_batch
+sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode
+sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend
+sglang.srt.managers.schedule_policy.PrefillAdder._account_prefill_cache_admission
+sglang.srt.managers.schedule_policy.PrefillAdder._commit_prefill_admission
+sglang.srt.managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset
+sglang.srt.managers.scheduler.Scheduler._release_aborted_request
+sglang.srt.managers.scheduler.Scheduler.process_batch_result
+sglang.srt.managers.scheduler.Scheduler.run_batch
+sglang.srt.managers.scheduler.Scheduler.send_abort_output
+sglang.srt.managers.scheduler.Scheduler.stash_chunked_request
+sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._maybe_update_reasoning_tokens
+sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_decode
+sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_prefill
+sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation
+sglang.srt.managers.utils.GenerationBatchResult
+sglang.srt.mem_cache.allocator.PagedTokenToKVPoolAllocator
+sglang.srt.mem_cache.common.checkpoint_kv_cache
+sglang.srt.mem_cache.common.release_kv_cache
+sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._store_kv_layer
+sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer
+sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new
+sglang.srt.model_executor.model_runner.ModelRunner._forward_raw
+sglang.srt.model_executor.model_runner.ModelRunner.forward
+sglang.srt.models.llama.LlamaAttention.forward
+sglang.srt.models.llama.LlamaDecoderLayer.forward
+sglang.srt.models.llama.LlamaForCausalLM.forward
+sglang.srt.models.llama.LlamaForCausalLM.set_dflash_layers_to_capture
+sglang.srt.models.llama.LlamaMLP.forward
+sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo
+sglang.srt.speculative.base_spec_worker.BaseSpecWorker
+sglang.srt.speculative.ragged_verify.RaggedVerifyLayout
+sglang.srt.speculative.ragged_verify.build_capture_verify_lens
+sglang.srt.speculative.ragged_verify.resolve_ragged_verify_layout
+sglang.srt.speculative.spec_info.SpecInput
+sglang.srt.speculative.spec_info.SpeculativeAlgorithm
+sglang.srt.speculative.spec_registry.CustomSpecAlgo
+""".split()  # noqa: SIM905
+"""Code whose contract ours is built on, beside what `TOUCHED` finds."""
+
+TOUCHED = """
+import importlib, json, pkgutil
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.plugins.hook_registry import HookRegistry
+from outrider.server import http, plugin, processes
+from outrider.server.plugin.diffusion import models
+from outrider.server.plugin.diffusion.target import DiffusionTarget
+from outrider.server.plugin.hooks import draft_memory, graphs, must_take, step_profiler
+draft_memory.register()
+graphs.register()
+models.register(DiffusionTarget(block_size=4, mask_token_id=0))
+names = set(HookRegistry._hooks) | set(must_take.replaced)
+folders = [found.name for of in (plugin, http, processes) for found in pkgutil.walk_packages(of.__path__, of.__name__ + ".")]
+for folder in folders:
+    module = importlib.import_module(folder)
+    for cls in [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]:
+        for name in vars(cls):
+            for base in cls.__mro__[1:]:
+                if name in vars(base):
+                    raw = vars(base)[name]
+                    code = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
+                    if base.__module__.startswith("sglang.") and getattr(code, "__qualname__", "") == f"{base.__qualname__}.{name}":
+                        names.add(f"{base.__module__}.{base.__qualname__}.{name}")
+                    break
+print("\\n" + json.dumps(sorted(names)))
+"""
+"""A program that prints the names of what is hooked, replaced or overridden, on CPUs and GPUs."""
+
+
+def touched() -> list[str]:
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", TOUCHED], capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(ran.stderr)
+    return list(json.loads(ran.stdout.splitlines()[-1]))
+
+
+def fingerprints(names: list[str]) -> dict[str, str]:
+    """By name: 16 hex digits of the code without comments and docstrings. Raises LookupError for what is not there."""
+    found = {}
+    for name in names:
+        code = ast.dump(_without_docstrings(_definition(name)), include_attributes=False)
+        found[name] = hashlib.sha256(code.encode()).hexdigest()[:16]
+    return found
+
+
+def _definition(name: str) -> ast.AST:
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if (path := _path(".".join(parts[:end]))) is not None:
+            return _within(path, parts[:end], parts[end:], name)
+    raise LookupError(name)
+
+
+def _path(module: str) -> Path | None:
+    base = Path(str(distribution("sglang").locate_file("/".join(module.split(".")))))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+
+def _within(path: Path, module: list[str], parts: list[str], name: str) -> ast.AST:
+    first, *inner = parts
+    node = next((child for child in ast.walk(_tree(path)) if _defines(child, first)), None)
+    if node is None:
+        return _imported(path, module, parts, name)
+    for part in inner:
+        node = next((child for child in node.body if _defines(child, part)), None)  # type: ignore[attr-defined]
+        if node is None:
+            raise LookupError(name)
+    return node
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+
+
+def _imported(path: Path, module: list[str], parts: list[str], name: str) -> ast.AST:
+    package = module if path.name == "__init__.py" else module[:-1]
+    for child in ast.walk(_tree(path)):
+        if not isinstance(child, ast.ImportFrom):
+            continue
+        above = package[: len(package) - child.level + 1] if child.level else []
+        for alias in child.names:
+            if alias.name == "*" or (alias.asname or alias.name) == parts[0]:
+                original = parts[0] if alias.name == "*" else alias.name
+                try:
+                    return _definition(".".join([*above, *filter(None, [child.module]), original, *parts[1:]]))
+                except LookupError:
+                    continue
+    raise LookupError(name)
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _without_docstrings(node: ast.AST) -> ast.AST:
+    for inner in ast.walk(node):
+        body = getattr(inner, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            inner.body = body[1:] or [ast.Pass()]  # type: ignore[attr-defined]
+    return node
+
+
+def differences() -> list[str]:
+    """A line for each fingerprint that is not as it was read, is missing, or is of nothing that we touch."""
+    known: dict[str, str] = json.loads(FILE.read_text())["fingerprints"]
+    names = sorted({*RELIED_ON, *touched()})
+    lines = [f"{name} is no longer touched" for name in known if name not in names]
+    for name in names:
+        try:
+            (found,) = fingerprints([name]).values()
+        except LookupError:
+            lines.append(f"{name} is not there")
+            continue
+        if name not in known:
+            lines.append(f"{name} has not been read")
+        elif found != known[name]:
+            lines.append(f"{name} has changed")
+    return lines
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        now = fingerprints(sorted({*RELIED_ON, *touched()}))
+        FILE.write_text(json.dumps({"sglang": version("sglang"), "fingerprints": now}, indent=1) + "\n")
+    else:
+        print("\n".join(differences()))
