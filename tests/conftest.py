@@ -19,6 +19,7 @@ from small_target import SmallTarget
 
 from outrider.kernels.cpu import native
 from outrider.profiles import store
+from outrider.server.machine import hardware
 from outrider.server.model import target
 from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
@@ -42,7 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server that most tests share. Its KV cache holds 4096 tokens, and so does its context."""
     folder = tmp_path_factory.mktemp("server")
     flags = ("--max-total-tokens", "4096", "--max-choices", "16", "--log-format", "json", "--log-requests", "summary")
-    started = Server(folder / "log", *flags, *planned_by(folder))
+    one_call = changed("one-call") if native.available() and not hardware.has_gpu() else {}
+    started = Server(folder / "log", *flags, *planned_by(folder), **one_call)
     try:
         yield started.wait_until_ready()
     finally:

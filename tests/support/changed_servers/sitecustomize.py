@@ -5,6 +5,9 @@ overlap: scheduling overlaps with the forward on a CPU, as SGLang has it on a GP
 and steps that begin before the last one's result is there. A CPU's streams and events do nothing, so what is missing is
 that SGLang is asked to, and `record_stream`. See `--overlap` in tests/conftest.py.
 
+one-call: a model whose layers do not run in one call of our kernels, or not without SGLang's batch objects, ends the
+server. It says nothing of its own when SGLang's code stays.
+
 profile-costs: steps cost what the profile says, however long they take here, so that the planner decides alike on every
 machine.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -58,11 +61,32 @@ def keep_the_profiles_costs(module: ModuleType) -> None:
     module.StepCost.observe = module.StepCost.observe_deciding = learn_nothing  # type: ignore[attr-defined]
 
 
+def demand(function: str) -> Callable[[ModuleType], None]:
+    """A change of a module of `server/plugin/cpu/`: where its `function` finds no fast path, the server ends."""
+
+    def change(module: ModuleType) -> None:
+        find = getattr(module, function)
+
+        def found(*args: Any) -> Any:
+            path = find(*args)
+            if path is None:
+                raise RuntimeError(f"{function} leaves this model to SGLang's own code, which is slower")
+            return path
+
+        setattr(module, function, found)
+
+    return change
+
+
 CHANGES = {
     "overlap": {
         "sglang.srt.managers.scheduler": say_so,
         "outrider.server.processes.sglang_args": ask_for_overlap,
         "sglang.srt.managers.overlap_utils": stand_in_for_streams,
+    },
+    "one-call": {
+        "outrider.server.plugin.cpu.fused_model": demand("_prepare"),
+        "outrider.server.plugin.cpu.direct_forward": demand("direct_forward"),
     },
     "profile-costs": {"outrider.scheduler.cost.model": keep_the_profiles_costs},
 }
