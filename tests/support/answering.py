@@ -35,6 +35,8 @@ PROMPT = "<|im_start|>user\nSay something.<|im_end|>\n<|im_start|>assistant\n"
 WIDTH = 17
 """Tokens of the longest run: of a step that accepts 16 drafts."""
 THINK_END = [29]  # ">" ends a thought in these tests
+THINK_START = [198, 42]
+"""A thought that the model begins itself, of a request that wants none."""
 TOP = [torch.tensor([place, place + 1]) for place in range(WIDTH)]
 SPECULATIVE = SimpleNamespace(is_none=lambda: False)
 IDLE = SimpleNamespace(free_group_begin=lambda: None, free_group_end=lambda: None)
@@ -95,21 +97,22 @@ class Answering:
         self.detokenizer = object.__new__(DetokenizerManager)
         self.detokenizer.tokenizer, self.detokenizer.vocab_size = tokenizer(), vocabulary()
         self.detokenizer.decode_status, self.detokenizer.disable_tokenizer_batch_decode = {}, False
-        self.detokenizer.is_tool_call_parser_gpt_oss = False
+        self.detokenizer.is_tool_call_parser_gpt_oss, self.detokenizer.tool_close_token_ids = False, frozenset()
         self.processor = object.__new__(SchedulerBatchResultProcessor)
         for name, value in {
             "is_generation": True,
             "enable_overlap": False,
             "enable_overlap_mlx": False,
             "token_to_kv_pool_allocator": IDLE,
-            "tree_cache": None,
+            "tree_cache": SimpleNamespace(supports_mamba=lambda: False),
             "metrics_reporter": SimpleNamespace(
                 num_generated_tokens=0, forward_ct_decode=0,
                 update_spec_metrics=lambda *_, **__: None, report_decode_stats=lambda *_, **__: None,
+                snapshot_spec_decode_metrics=lambda *_, **__: None,
             ),
             "model_worker": SimpleNamespace(on_verify_complete_cpu=lambda *_, **__: None),
             "draft_worker": None,
-            "model_config": SimpleNamespace(think_end_ids=THINK_END),
+            "model_config": SimpleNamespace(think_end_ids=THINK_END, self_opened_think_start_ids=THINK_START),
             "output_streamer": self.streamer,
         }.items():  # fmt: skip
             object.__setattr__(self.processor, name, value)

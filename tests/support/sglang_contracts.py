@@ -91,7 +91,7 @@ sglang.srt.speculative.spec_registry.CustomSpecAlgo
 """Code whose contract ours is built on, beside what `TOUCHED` finds."""
 
 TOUCHED = """
-import importlib, json, pkgutil
+import importlib, itertools, json, pkgutil
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -103,18 +103,16 @@ draft_memory.register()
 graphs.register()
 models.register(DiffusionTarget(block_size=4, mask_token_id=0))
 names = set(HookRegistry._hooks) | set(must_take.replaced)
-folders = [found.name for of in (plugin, http, processes) for found in pkgutil.walk_packages(of.__path__, of.__name__ + ".")]
-for folder in folders:
-    module = importlib.import_module(folder)
+walks = [pkgutil.walk_packages(folder.__path__, folder.__name__ + ".") for folder in (plugin, http, processes)]
+for found in itertools.chain(*walks):
+    module = importlib.import_module(found.name)
     for cls in [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]:
         for name in vars(cls):
-            for base in cls.__mro__[1:]:
-                if name in vars(base):
-                    raw = vars(base)[name]
-                    code = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
-                    if base.__module__.startswith("sglang.") and getattr(code, "__qualname__", "") == f"{base.__qualname__}.{name}":
-                        names.add(f"{base.__module__}.{base.__qualname__}.{name}")
-                    break
+            base = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
+            raw, full = vars(base).get(name), f"{base.__qualname__}.{name}"
+            code = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
+            if base.__module__.startswith("sglang.") and getattr(code, "__qualname__", "") == full:
+                names.add(f"{base.__module__}.{full}")
 print("\\n" + json.dumps(sorted(names)))
 """
 """A program that prints the names of what is hooked, replaced or overridden, on CPUs and GPUs."""
@@ -189,7 +187,12 @@ def _tree(path: Path) -> ast.Module:
 def _without_docstrings(node: ast.AST) -> ast.AST:
     for inner in ast.walk(node):
         body = getattr(inner, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
             inner.body = body[1:] or [ast.Pass()]  # type: ignore[attr-defined]
     return node
 

@@ -126,7 +126,9 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             found = self.cuda_graph_kv_indices[index][:total]
         else:
             found = torch.empty(total, dtype=torch.int32, device=device)
-        write_cached_slots(found, self._page_table, rows, upload(plan.kv_begins, device), upload(plan.kv_indptr, device))
+        write_cached_slots(
+            found, self._page_table, rows, upload(plan.kv_begins, device), upload(plan.kv_indptr, device)
+        )
         if index == 0 and self.use_sliding_window_kv_pool:
             found.copy_(self._windowed_slots(found))
         return found

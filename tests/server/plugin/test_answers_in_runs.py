@@ -8,7 +8,7 @@ from typing import Any
 
 import answering
 import pytest
-from answering import WIDTH, Answering, answer, hooked, keep_nothing, tokenizer
+from answering import THINK_START, WIDTH, Answering, answer, hooked, keep_nothing, tokenizer
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +56,8 @@ def token_ids(draw: st.DrawFn) -> list[int]:
     mixed = st.lists(
         st.one_of(token.map(lambda one: [one]), st.sampled_from([parts, *map(ids_of, STRINGS)])), max_size=14
     )
-    return [token for part in draw(mixed) for token in part][:40] or [known[0]]
+    opening = draw(st.sampled_from([[], THINK_START]))
+    return [*opening, *(token for part in draw(mixed) for token in part)][:40] or [known[0]]
 
 
 @st.composite
@@ -126,6 +127,7 @@ def test_runs_of_any_length_give_the_answer_of_single_tokens(data, tokens, reque
     [
         "update_finish_state",
         "update_reasoning_tokens",
+        "update_self_opened_reasoning_tokens",
         "update_spec_correct_drafts_histogram",
     ],
 )

@@ -70,7 +70,9 @@ def test_what_a_class_does_not_define_cannot_be_replaced() -> None:
 def test_fingerprints_see_code_and_not_comments(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "package"
     folder.mkdir()
-    monkeypatch.setattr(sglang_contracts, "_path", lambda name: folder / "module.py" if name == "package.module" else None)
+    monkeypatch.setattr(
+        sglang_contracts, "_path", lambda name: folder / "module.py" if name == "package.module" else None
+    )
     found = []
     for text in ('class A:\n def f(self):\n  "Old."\n  return 1\n', "class A:\n def f(self):  # new\n  return 1\n",
                  "class A:\n def f(self):\n  return 2\n"):  # fmt: skip
