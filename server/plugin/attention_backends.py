@@ -1,7 +1,7 @@
 """SGLang's attention backends on NVIDIA GPUs: which of them verify requests of different lengths, in windows too.
 
 The others take every request to have gamma + 1 rows, whatever is said, and would read and write beyond the batch. By
-reading of SGLang 0.5.21: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the
+reading of SGLang 0.5.23: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the
 latter where it runs its sm_100 kernels and not XQA, and no cap on scores; `triton_backend.py` computes gamma + 1 rows.
 `flashinfer` is ours on top of SGLang's (`cuda/flashinfer.py`), which plans without a model's cap on scores (sglang
 issue 33915). `outrider` is all ours (`flat_attention.py`).

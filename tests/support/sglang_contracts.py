@@ -91,16 +91,17 @@ sglang.srt.speculative.spec_registry.CustomSpecAlgo
 """Code whose contract ours is built on, beside what `TOUCHED` finds."""
 
 TOUCHED = """
-import importlib, itertools, json, pkgutil
+import importlib, itertools, json, os, pkgutil
+os.environ |= {"OUTRIDER_PROMPT_LOGITS": "/dev/null", "OUTRIDER_STEP_LOG": "/dev/null"}
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.plugins.hook_registry import HookRegistry
 from outrider.server import http, plugin, processes
 from outrider.server.plugin.diffusion import models
 from outrider.server.plugin.diffusion.target import DiffusionTarget
-from outrider.server.plugin.hooks import draft_memory, graphs, must_take, step_profiler
+from outrider.server.plugin.hooks import draft_memory, must_take, register
 draft_memory.register()
-graphs.register()
+register._capture_verification()
 models.register(DiffusionTarget(block_size=4, mask_token_id=0))
 names = set(HookRegistry._hooks) | set(must_take.replaced)
 walks = [pkgutil.walk_packages(folder.__path__, folder.__name__ + ".") for folder in (plugin, http, processes)]

@@ -16,7 +16,7 @@ from sglang.srt.utils import is_cpu
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
-    """A Llama some of whose layers rotate nothing (arXiv:2501.18795); SGLang 0.5.21 does not know it."""
+    """A Llama some of whose layers rotate nothing (arXiv:2501.18795); SGLang does not know it."""
 
     def __init__(self, config: Any, quant_config: QuantizationConfig | None = None, prefix: str = "") -> None:
         super().__init__(config, quant_config, prefix)
@@ -37,7 +37,7 @@ class Unrotated(torch.nn.Module):
 class Phi3ForCausalLM(LlamaForCausalLM):
     """Phi-3 and Phi-4 with one table of LongRoPE's for all positions, and with their window.
 
-    SGLang 0.5.21 goes over to the factors for long contexts as soon as any request of a batch is long: a token would
+    SGLang goes over to the factors for long contexts as soon as any request of a batch is long: a token would
     depend on the others' lengths, and its keys on when they were written. As in llama.cpp, the longest context that is
     served decides.
     """
