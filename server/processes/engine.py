@@ -239,7 +239,7 @@ def load_plugin() -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from ..plugin.hooks.must_take import NotApplied
+    from ..plugin.must_take import NotApplied
     from .sglang_args import ALGORITHM
 
     failures: list[str] = []

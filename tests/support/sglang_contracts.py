@@ -99,7 +99,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from outrider.server import http, plugin, processes
 from outrider.server.plugin.diffusion import models
 from outrider.server.plugin.diffusion.target import DiffusionTarget
-from outrider.server.plugin.hooks import draft_memory, must_take, register
+from outrider.server.plugin import must_take
+from outrider.server.plugin.hooks import draft_memory, register
 draft_memory.register()
 register._capture_verification()
 models.register(DiffusionTarget(block_size=4, mask_token_id=0))

@@ -14,7 +14,7 @@ import torch
 
 from outrider.kernels.decoder import Decoder
 
-from ..hooks import must_take
+from .. import must_take
 from . import fused_layer
 
 logger = logging.getLogger(__name__)

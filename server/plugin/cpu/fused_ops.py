@@ -11,8 +11,8 @@ from outrider.kernels import fused
 from outrider.kernels.int8 import Int8Weight, Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
 
+from .. import must_take
 from ..config import PluginConfig
-from ..hooks import must_take
 from . import fused_model, group_weights
 
 DISPATCH_KEY = "outrider"

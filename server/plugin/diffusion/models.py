@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from ..hooks import must_take
+from .. import must_take
 from .target import FAMILIES, DiffusionTarget
 
 PROMPT_HOLDS_MASK = "the prompt has the mask token ({name}), which stands for text that is not there yet; leave it out"

@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from ..hooks import must_take
+from .. import must_take
 from .algorithm import Outcome
 
 REPORT = 40

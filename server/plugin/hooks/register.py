@@ -12,13 +12,12 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.kernels.ragged import write_page_table
 
-from .. import node_consistency, worker_rpc
+from .. import must_take, node_consistency, worker_rpc
 from ..config import PluginConfig
 from . import (
     answer_ends,
     draft_memory,
     grammars,
-    must_take,
     prompt_logits,
     request_guard,
     sglang_overhead_patches,

@@ -12,7 +12,7 @@ import pytest
 import sglang_contracts
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
-from outrider.server.plugin.hooks import must_take
+from outrider.server.plugin import must_take
 
 
 @pytest.fixture

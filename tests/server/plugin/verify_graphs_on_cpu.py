@@ -152,7 +152,7 @@ def model_runner() -> Any:
         decode_num_tokens_per_req=lambda num_draft_tokens=None: WIDTH, attn_tp_sequence_sharded=lambda tokens: False,
         get_pp_proxy_topk_size=lambda: None, get_pp_proxy_residual_num_blocks=lambda: None,
         get_pp_proxy_dspark_hidden_size=lambda: 0, get_aux_hidden_states_width=lambda: 0,
-        kv_index_translator=SimpleNamespace(bind_runner_slots=lambda batch: None), shared_read_done_event=None, gpu_id=0,
+        kv_index_translator=SimpleNamespace(bind_runner_slots=lambda _: None), shared_read_done_event=None, gpu_id=0,
     )  # fmt: skip
     runner.kept = torch.zeros(len(attention.cache), dtype=torch.int64)  # tokens by slot, as the worker remembers them
 
