@@ -29,7 +29,8 @@ def complete(folder: Path, verdict: dict[str, Any], found: list[Followed]) -> No
     calibration: confidence [N, gamma] float32, accepted and reach [N] int64, as of `Followed`."""
     replace({folder / "gate.json": json.dumps(verdict) + "\n"}, 0o600)
     columns = ("confidence", "accepted", "reach")
-    np.savez(folder / "held-out.npz", **{c: np.concatenate([getattr(f, c) for f in found]) for c in columns})
+    arrays: dict[str, Any] = {c: np.concatenate([getattr(f, c) for f in found]) for c in columns}
+    np.savez(folder / "held-out.npz", **arrays)
     for path in folder.iterdir():
         path.chmod(0o600)
     sync_tree(folder)

@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file, written as transformers reads it.
 
-Byte-pair encodings are built here: transformers' own reading splits every text as GPT-2 does, whatever the file names,
-takes the wrong end token, and leaves tokens like <think> to be spelled out. SentencePiece's merges are transformers'.
+It is built here: transformers' own reading of such a file takes a split that it does not know for GPT-2's, and gives
+merges that the file does not list another order.
 """
 
 from __future__ import annotations
@@ -100,22 +100,33 @@ def _byte_pairs(file: GgufFile, longest: int) -> Any:
 
 
 def _sentence_pieces(file: GgufFile, longest: int) -> Any:
-    from tokenizers import normalizers
-    from transformers.integrations.ggml import GGUFLlamaConverter
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
-    names = {"tokens": "tokens", "scores": "scores", "token_type": "token_type", "merges": "merges"}
-    names |= {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "unk_token_id": "unknown_token_id"}
-    fields = {name: file.value(f"tokenizer.ggml.{gguf_name}") for name, gguf_name in names.items()}
-    given = {name: value for name, value in fields.items() if value is not None}
-    prefix = file.value("tokenizer.ggml.add_space_prefix", True)
-    converter = GGUFLlamaConverter(given | {"tokenizer_type": "llama", "add_prefix_space": prefix})
-    tokenizer = converter.converted()
+    names = ("tokens", "scores", "merges", "unknown_token_id")
+    tokens, scores, listed, unknown = (file.value(f"tokenizer.ggml.{name}") for name in names)
+    merges = _merges(tokens, scores) if listed is None else [tuple(merge.split(" ")) for merge in listed]
+    words = {token: i for i, token in enumerate(tokens)}
+    unknown_token = None if unknown is None else tokens[unknown]
+    tokenizer = Tokenizer(models.BPE(words, merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True))
     # The space before a text is also put after a special token, as in llama.cpp and where the models were trained.
+    prefix = file.value("tokenizer.ggml.add_space_prefix", True)
     before = [normalizers.Prepend("▁")] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
-    tokenizer.pre_tokenizer = None
+    without = [decoders.Strip(content=" ", left=1)] if prefix else []
+    bytes_ = [decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*bytes_, decoders.Replace("▁", " "), *without])
     _add_found_first(file, tokenizer)
     return _finish(file, tokenizer, longest, begins=True)
+
+
+def _merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """The pairs of tokens whose union is a token, by its score, the highest first."""
+    score, found = dict(zip(tokens, scores, strict=True)), []
+    for token in score:
+        cuts = [(token[:i], token[i:]) for i in range(1, len(token))]
+        pairs = [pair for pair in cuts if pair[0] in score and pair[1] in score]
+        found += sorted(pairs, key=lambda pair: (score[pair[0]], score[pair[1]]), reverse=True)
+    return sorted(found, key=lambda pair: score[pair[0] + pair[1]], reverse=True)
 
 
 def _add_found_first(file: GgufFile, tokenizer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry
@@ -11,19 +12,22 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 PLUGIN = "outrider"
 """Name of our entry point, which SGLang notes with each hook."""
 replaced: list[str] = []
-"""Names of what `replace` has put something else in the place of, as `module.Class.name`."""
+"""Names of functions and classes that `replace` has put others in the place of, as `module.Class.name`."""
 
 
 class NotApplied(RuntimeError):
     """Outrider does not fit this version of SGLang."""
 
 
-def replace(owner: type, name: str, new: Any) -> None:
-    """Put `new` in the place of `owner.name`. Raises NotApplied where the class does not define it itself: what nobody
-    calls would be set in vain."""
+def replace(owner: type | ModuleType, name: str, new: Any) -> None:
+    """Put `new` in the place of `owner.name`. Raises NotApplied where class or module does not have it itself: what
+    nobody reads would be set in vain."""
+    kind = "module" if isinstance(owner, ModuleType) else "class"
+    full = f"{owner.__name__ if isinstance(owner, ModuleType) else f'{owner.__module__}.{owner.__qualname__}'}.{name}"
     if name not in vars(owner):
-        raise NotApplied(_message(f"{owner.__module__}.{owner.__qualname__}.{name}", "the class does not define it"))
-    replaced.append(f"{owner.__module__}.{owner.__qualname__}.{name}")
+        raise NotApplied(_message(full, f"the {kind} does not define it"))
+    if callable(new):
+        replaced.append(full)
     setattr(owner, name, new)
 
 

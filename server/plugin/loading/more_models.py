@@ -14,6 +14,8 @@ from sglang.srt.models import gemma3_causal
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.utils import is_cpu
 
+from .. import must_take
+
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
     """A Llama some of whose layers rotate nothing (arXiv:2501.18795); SGLang does not know it."""
@@ -124,6 +126,6 @@ def register() -> None:
     ModelRegistry.models["SmolLM3ForCausalLM"] = SmolLM3ForCausalLM
     ModelRegistry.models["Phi3ForCausalLM"] = Phi3ForCausalLM
     ModelRegistry.models["Gemma3ForCausalLM"] = Gemma3ForCausalLM
-    gemma3_causal.Gemma3TextScaledWordEmbedding = NoEmbedding
+    must_take.replace(gemma3_causal, "Gemma3TextScaledWordEmbedding", NoEmbedding)
     # Not only with the instructions that it is named after: the way of tables.
-    gemma3_causal._is_cpu_amx_available = is_cpu()
+    must_take.replace(gemma3_causal, "_is_cpu_amx_available", is_cpu())

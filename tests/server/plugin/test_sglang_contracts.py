@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
+from types import ModuleType
 
 import pytest
 import sglang_contracts
@@ -60,11 +61,17 @@ def test_a_registration_that_fails_is_an_error_where_sglang_goes_on(registry: ty
         registry.apply_hooks()
 
 
-def test_what_a_class_does_not_define_cannot_be_replaced() -> None:
+def test_what_a_class_or_module_does_not_define_cannot_be_replaced() -> None:
     with pytest.raises(must_take.NotApplied, match=r"Inheriting\.method"):
         must_take.replace(Inheriting, "method", lambda self: "ours")
     must_take.replace(Theirs, "method", lambda self: "ours")
     assert Inheriting().method() == "ours"
+    module = ModuleType("theirs")
+    with pytest.raises(must_take.NotApplied, match=r"theirs\.has_tiles \(the module does not define it\)"):
+        must_take.replace(module, "has_tiles", True)
+    module.has_tiles = False  # type: ignore[attr-defined]
+    must_take.replace(module, "has_tiles", True)
+    assert module.has_tiles
 
 
 def test_fingerprints_see_code_and_not_comments(tmp_path, monkeypatch) -> None:
