@@ -121,7 +121,9 @@ from outrider.server.plugin.diffusion import models
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 from outrider.server.plugin import must_take
 from outrider.server.plugin.hooks import draft_memory, register
+from outrider.server.plugin.loading import more_models
 draft_memory.register()
+more_models.register()
 register._capture_verification()
 models.register(DiffusionTarget(block_size=4, mask_token_id=0))
 names = set(HookRegistry._hooks) | set(must_take.replaced)
