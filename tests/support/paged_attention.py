@@ -32,9 +32,9 @@ class Paged:
         self.lens, self.heads, self.dim, self.dtype = list(lens), heads, dim, dtype
         slots = sum(lens) + room * len(lens) + 40
         self.requests = ReqToTokenPool(len(lens) + 4, CONTEXT, "cpu", enable_memory_saver=False)
-        self.cache = OutriderCpuPlatform().get_mha_kv_pool_cls()(
-            slots, 1, dtype, heads[1], dim, 1, "cpu", False, enable_alt_stream=False
-        )
+        pool = OutriderCpuPlatform().get_kv_pool_cls(kind="mha")
+        assert pool is not None
+        self.cache = pool(slots, 1, dtype, heads[1], dim, 1, "cpu", False, enable_alt_stream=False)
         self.layer = RadixAttention(
             heads[0], dim, dim**-0.5, heads[1], 0, logit_cap=cap, sliding_window_size=window if window >= 0 else -1
         )

@@ -74,6 +74,9 @@ sglang.srt.managers.utils.GenerationBatchResult
 sglang.srt.mem_cache.allocator.PagedTokenToKVPoolAllocator
 sglang.srt.mem_cache.common.checkpoint_kv_cache
 sglang.srt.mem_cache.common.release_kv_cache
+sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal
+sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup
+sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._kv_buffer_shapes
 sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._store_kv_layer
 sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer
 sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new
