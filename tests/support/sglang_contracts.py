@@ -30,6 +30,7 @@ sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_fo
 sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend._full_cg_prefill_workspace_bytes
 sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend.forward_extend
 sglang.srt.layers.attention.flashinfer_backend.fast_prefill_plan
+sglang.srt.layers.attention.graph_utils.padded_extend_real_tokens
 sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend.init_forward_metadata
 sglang.srt.layers.layer_boundary.residual.access.final_norm_pair
 sglang.srt.layers.layer_boundary.residual.batch.final_norm

@@ -167,6 +167,7 @@ class BlockForward:
         flat = flatten(rows, self.target, self.backend.page_table)
         batch = copy.copy(forward_batch)
         batch.input_ids, batch.positions, batch.out_cache_loc = flat.tokens, flat.positions, flat.slots
+        batch.global_num_token_non_padded_cpu = len(flat.tokens)  # SGLang takes rows behind these for padding
         self.backend.use(flat.batch, causal=flat.causal)
         with forward_context(ForwardContext(attn_backend=self.backend)):
             hidden = self.model.model(flat.tokens, flat.positions, batch)

@@ -240,7 +240,7 @@ def _keep(scheduler: Any, req: Any, kept: int) -> None:
     if kept < kv.kv_allocated_len:
         cache.free_kv_row(kv, [(kept, kv.kv_allocated_len)])
     kv.kv_committed_len = kv.kv_allocated_len = kept
-    if kept > req.prefix_len:
+    if kept > req.prefix_len and not req.finished():  # `_release` shows those of an answer that has ended
         req.extend_end = kept
         scheduler.stash_chunked_request(req)
     if not kept:  # SGLang takes a row of the pool for one with slots
