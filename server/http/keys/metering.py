@@ -38,6 +38,11 @@ class ChoiceTable(dict[str, Any]):
             owner.forget = self.pop
             owner.opened(request_id, state)
 
+    def update(self, *states: Any, **more: Any) -> None:
+        """SGLang adds all choices of a request by it; a dict's own would pass `__setitem__` by."""
+        for request_id, state in dict(*states, **more).items():
+            self[request_id] = state
+
     def __delitem__(self, request_id: str) -> None:
         super().__delitem__(request_id)
         if (owner := self.owners.pop(request_id, None)) is not None:

@@ -51,7 +51,8 @@ def test_each_choice_takes_a_place() -> None:
         engine.limit.check_choices(4)
         assert engine.table.under_way == 4  # known before the engine is
         assert [refusal(engine, choices) for choices in (1, 2)] == [None, "429 queue_full"]
-        for name in "abcd":
+        engine.table.update({name: engine.state() for name in "ab"})  # as SGLang adds those of one prompt
+        for name in "cd":
             engine.table[name] = engine.state()
         assert engine.table.under_way == 4
         del engine.table["a"], engine.table["b"]
