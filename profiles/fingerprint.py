@@ -16,6 +16,9 @@ SAMPLE_BYTES = 1 << 20
 STEP_REVISION = 4
 """Raise it when a change to kernels or worker makes an engine's steps take another time: profiles measured before are
 then refused, and measured anew. A release that leaves steps alone keeps it, and with it everybody's profiles."""
+EQUAL_STEPS = ({"0.5.21", "0.5.23"},)
+"""Sets of SGLang's versions with which a CPU's steps take as long: `outrider bench micro steps` of both in turn. A
+CPU's profile that was measured with one of a set fits the others of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,10 @@ class Fingerprint:
     step_revision: int
 
     def differences(self, here: Fingerprint) -> list[str]:
-        """One "field: this one's, here other's" for each field in which they differ."""
+        """One "field: this one's, here other's" for each field in which they differ; see `EQUAL_STEPS`."""
         mine, theirs = asdict(self), asdict(here)
+        if self.instruction_set and any({self.sglang, here.sglang} <= versions for versions in EQUAL_STEPS):
+            del mine["sglang"]
         return [f"{name}: {mine[name]!r}, here {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
 
     def to_json(self) -> dict[str, Any]:
