@@ -1,4 +1,5 @@
-"""Answers with tool calls as models write them, one spelling for each of SGLang's tool parsers."""
+"""Answers with tool calls as models write them, one spelling for each of SGLang's tool parsers but `response_template`,
+whose format comes with a model's tokenizer; `beam` is one of its formats."""
 
 from __future__ import annotations
 
@@ -143,6 +144,15 @@ _INVOKE = _xml('<invoke name="{name}">\n', '<parameter name="{key}">{value}</par
 FORMATS: dict[str, Callable[[str, Sequence[Call]], str]] = {
     "apertus2509": _each(
         lambda name, values: json.dumps({name: values}), "<|tools_prefix|>[", "]<|tools_suffix|>", ", "
+    ),
+    "beam": _each(  # behind the answer's channel, which a reasoning parser takes away
+        _xml(
+            " to={name}<|channel|>analysis <|constrain|>xml<|message|>",
+            '<rfl:parameter name="{key}">\n{value}\n</rfl:parameter>',
+            "",
+        ),
+        end="<|call|>",
+        between="<|end|><|start|>assistant",
     ),
     "cohere_command4": _each(
         _json(name="tool_name", arguments="parameters"), "<|START_ACTION|>[", "]<|END_ACTION|>", ", "

@@ -51,7 +51,7 @@ class Engine:
         detokenizer: Any = object.__new__(DetokenizerManager)
         detokenizer.tokenizer, detokenizer.vocab_size = self.tokenizer, len(self.tokenizer)
         detokenizer.decode_status, detokenizer.disable_tokenizer_batch_decode = {}, False
-        detokenizer.is_tool_call_parser_gpt_oss = False
+        detokenizer.is_tool_call_parser_gpt_oss, detokenizer.tool_close_token_ids = False, frozenset()
         streams = [self._choice(detokenizer, index, *choice) for index, choice in enumerate(self.choices)]
         while streams:  # in turn
             for stream in list(streams):
@@ -106,7 +106,7 @@ def handler_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, **parsers: str) 
     handler.tokenizer_manager, handler.tokens_by_id = engine, decoded_tokens(engine.tokenizer)
     handler.template_manager = SimpleNamespace(force_reasoning=False, reasoning_config=None)
     handler.tool_call_parser, handler.reasoning_parser = parsers.get("tools"), parsers.get("reasoning")
-    handler.chat_encoding_spec, handler._reasoning_detector = None, None
+    handler.chat_encoding_spec, handler._encoding_adapter, handler._reasoning_detector = None, None, None
     return handler
 
 
@@ -160,7 +160,7 @@ def singly(ids: Sequence[int]) -> list[int]:
 
 
 def test_every_parser_has_a_format_here() -> None:
-    assert set(FORMATS) == set(FunctionCallParser.ToolCallParserEnum)
+    assert {*FORMATS, "response_template"} == set(FunctionCallParser.ToolCallParserEnum)
 
 
 @pytest.mark.slow

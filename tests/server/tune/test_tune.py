@@ -17,7 +17,7 @@ from outrider.kernels.cache import cache_root
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.table import CalibrationTable
 
-QUICK = ("tune", "--quick", "--drafter", "ngram", "--max-requests", "2", "--name", "mine")
+QUICK = ("tune", "--quick", "--drafter", "ngram", "--activations", "float", "--max-requests", "2", "--name", "mine")
 
 
 @pytest.fixture(scope="module")
