@@ -31,7 +31,7 @@ HEAD = """\
 # Performance
 
 `make performance` writes this page from the records in [profiles/results](../profiles/results), which
-`outrider bench … --json` wrote: today's weights, each record with its machine, versions, date and command.
+`outrider bench … --json` wrote: today's weights, each record with its machine, load, versions, date and command.
 Ratios compare arms that took turns: median (smallest–largest) over rounds, or median (quartiles).
 """
 Record = Mapping[str, Any]
@@ -99,7 +99,7 @@ def _named_once(rows: Sequence[Row]) -> list[Row]:
 
 
 def _source(name: str, one: Record) -> str:
-    about = f"{one['date']}, SGLang {one['versions']['sglang']}, load average {one['load_average']}"
+    about = f"{one['date']}, SGLang {one['versions']['sglang']}, load {one['load_average']}"
     return f"- [{name}](../profiles/results/{name}), {about}:\n  `{re.sub(r' --json [^ ]+', '', one['command'])}`"
 
 
@@ -114,7 +114,7 @@ def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
         for question in ("load", "load by URL")
         for one in merged(one for one in records.values() if one["question"] == question)
     ]
-    return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], rows)}{END}{after}"
+    return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], _named_once(rows))}{END}{after}"
 
 
 def merged(records: Iterable[Record]) -> list[Record]:
@@ -325,15 +325,15 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "A draft beside its verification", "Drafting and observing over the target's forward, kernels alone.", _drafts
     ),
     "micro kernels": (
-        "Compiled kernels beside plain torch", "Torch's time over ours, least to largest of a kernel's cases.", _kernels
+        "Compiled kernels beside plain torch", "Torch's time over ours, of a kernel's cases.", _kernels
     ),
     "micro blocks": (
         "Integer products", "Weights in blocks: how much faster rows of 8 bits are than expanding to floats; time over "
         "that of the least rows.", _blocks
     ),
     "quality": (
-        "What rounding changes", "Next-token distributions over the model's own answers: mean KL divergence in nats "
-        "from the other arm, by the answers' temperature; tokens at which both find the same one most probable.",
+        "What rounding changes", "Next-token distributions over the model's own answers: mean KL divergence (nats) "
+        "from the other arm, by temperature; tokens whose most probable is the same.",
         _quality
     ),
     "scores": (
