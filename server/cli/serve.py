@@ -143,7 +143,7 @@ def _announce(settings: Settings, engine: Engine) -> None:
         f"Try it:\n\n"
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f'  -d \'{{"model": "{manager.served_model_name}", "max_tokens": 64, "temperature": 0, '
-        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}\'\n'
+        '"messages": [{"role": "user", "content": "Explain what rain is."}]}\'\n'
     )
 
 

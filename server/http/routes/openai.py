@@ -34,7 +34,7 @@ ELSEWHERE = {
 """Routes of OpenAI's that clients try, with what to do instead."""
 
 EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
-EXAMPLE_QUESTION = "What is the capital of France?"
+EXAMPLE_QUESTION = "Explain what rain is."
 """Prompt of the examples in /docs."""
 
 
