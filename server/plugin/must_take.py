@@ -33,8 +33,8 @@ def replace(owner: type | ModuleType, name: str, new: Any) -> None:
 
 @contextmanager
 def fatal_failures() -> Iterator[None]:
-    """Around the registration of our hooks: SGLang raises NotApplied when it applies them, which it does next, if the
-    registration has failed or one of our hooks cannot be applied."""
+    """A context for the registration of our hooks: SGLang raises NotApplied when it applies them, which it does next,
+    if the registration has failed or one of our hooks cannot be applied."""
     original, failures = HookRegistry.apply_hooks, list[Exception]()
 
     def apply_hooks(cls: type[HookRegistry]) -> None:

@@ -69,7 +69,7 @@ class Choice:
 def with_activations(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
     """Settings whose activations are named; say: takes the reason, in one line.
 
-    The embedded model takes those of the profile that was shipped for this processor, if there is one.
+    A model takes those of its profile that was shipped for this processor, if there is one.
 
     Raises UserError where int8 was asked for and no weight can be multiplied so.
     """
@@ -95,14 +95,10 @@ def with_activations(settings: Settings, model: Model, say: Callable[[str], None
 
 def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
     """Activations by which a model's shipped profile was measured on this processor; None without such a profile."""
-    digest = profile_lookup.digest(model)
-    for profile in store.readable(store.SHIPPED):
-        measured = profile.fingerprint
-        if (measured.target, measured.device) == (digest, cpu_name()):
-            for name in ACTIVATIONS:
-                if measured.dtype == profile_lookup.number_format(replace(settings, activations=name)):
-                    return name
-    return None
+    by_format = {profile_lookup.number_format(replace(settings, activations=name)): name for name in ACTIVATIONS}
+    measured = [profile.fingerprint for profile in store.readable(store.SHIPPED)]
+    here = [one for one in measured if one.device == cpu_name() and one.dtype in by_format]
+    return next((by_format[one.dtype] for one in here if one.target == profile_lookup.digest(model)), None)
 
 
 def obstacle(settings: Settings, model: Model) -> str | None:

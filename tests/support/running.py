@@ -125,7 +125,7 @@ def start_forked(
 
 
 def run_forked(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """What became of the command `outrider`, forked where that can be."""
+    """Output and return code of the command `outrider`, forked where that can be."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
         code = start_forked(arguments, environment(**env), output, errors).wait()

@@ -23,14 +23,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from outrider.server.machine.threads import SPINS  # libgomp reads it when torch is imported
+
 LATER = ("OUTRIDER_CACHE", "PYTEST_CURRENT_TEST")
 """Variables that nothing reads while it is imported: a fork gets those of its request."""
-SPINS = "2000"
-"""As `outrider.server.machine.threads.SPINS`; libgomp reads it when torch is imported."""
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` is of a started process."""
+    """A forked process, with the methods of `subprocess.Popen` that tests call."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -73,7 +73,7 @@ class Forks:
                 [sys.executable, __file__],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
-                env={**environment, "GOMP_SPINCOUNT": SPINS},
+                env={**environment, "GOMP_SPINCOUNT": str(SPINS)},
                 start_new_session=True,
             )
         threading.Thread(target=self._read, daemon=True).start()
@@ -119,7 +119,7 @@ class Forks:
 
 
 def import_all() -> None:
-    """In the order of `outrider serve`: what reads the environment reads the same."""
+    """Import in the order of `outrider serve`: what reads the environment reads the same."""
     import gc
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -161,7 +161,7 @@ def touched() -> list[str]:
 
 
 def fingerprints(names: list[str]) -> dict[str, str]:
-    """By name: 16 hex digits of the code without comments and docstrings. Raises LookupError for what is not there."""
+    """16 hex digits of each name's code without comments and docstrings. Raises LookupError for what is not there."""
     found = {}
     for name in names:
         code = ast.dump(_without_docstrings(_definition(name)), include_attributes=False)

@@ -38,9 +38,8 @@ def register() -> None:
     must_take.replace(ReqDllmMixin, "_init_fill_ids_for_dllm", _lay_out)
     must_take.replace(ReqDllmMixin, "determine_dllm_phase", lambda req: None)  # a round takes what is there
     must_take.replace(PrefillAdder, "_init_dllm_meta", _set_budget)
-    must_take.replace(
-        SchedulerDllmMixin, "_fetch_waiting_reqs", lambda scheduler: None
-    )  # a request waits until there is room
+    # A request waits until there is room.
+    must_take.replace(SchedulerDllmMixin, "_fetch_waiting_reqs", lambda scheduler: None)
     must_take.replace(SchedulerDllmMixin, "_process_dllm_batches", _take_requests)
     must_take.replace(SchedulerDllmMixin, "process_batch_result_dllm", _process_results)
     must_take.replace(SchedulerDllmMixin, "finish_dllm_forward", lambda scheduler, req: None)  # `_process_results` has
