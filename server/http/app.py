@@ -32,7 +32,7 @@ from .requests.grammar_process import GrammarProcess
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.tokenization import PromptLength
 from .requests.validation import Limits
-from .routes import health, live, openai, page, tune
+from .routes import health, live, openai, page, tokenize, tune
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -71,7 +71,8 @@ def build(
     room = min(engine.context_length, engine.max_total_tokens)
     table = metering.meter(manager, room, settings.max_request_tokens)
     queue = QueueLimit(manager, table, settings.max_queued_requests)
-    openai.install(app, engine, lifecycle, limits, sampling, queue, app.state.compiler, settings.activations)
+    chat = openai.install(app, engine, lifecycle, limits, sampling, queue, app.state.compiler, settings.activations)
+    tokenize.install(app, limits, chat)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)
@@ -80,7 +81,7 @@ def build(
     page.install(app)
     live.install(app, settings, engine, lifecycle, answers, learning)
     tune.install(app, resolved, engine, lifecycle, limits)
-    openapi.install(app, limits, sampling, has_key=not access.open)
+    openapi.install(app, limits, sampling, [tokenize.TOKENIZE, tokenize.DETOKENIZE], has_key=not access.open)
     app.add_middleware(AuthMiddleware, access=access, lifecycle=lifecycle, usage=KeyMetrics())
     return guarded(app, settings, limits.model, hosts)
 

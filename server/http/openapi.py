@@ -5,7 +5,7 @@ A field is described if it is taken; bounds and defaults are those of the runnin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..tune.request import TuneRequest
 from .keys.auth import OPEN_PATHS
 from .requests import bounds
 from .requests.bounds import MAX_TOP_LOGPROBS, RANGES, ROLES
+from .requests.dialect import Dialect
 from .requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.validation import Limits
@@ -68,13 +69,15 @@ def responses(
     return {200: good, "default": {"model": ErrorBody, "description": "An error"}}
 
 
-def install(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key: bool) -> None:
-    """Add the route; has_key: those outside `OPEN_PATHS` need one."""
+def install(
+    app: FastAPI, limits: Limits, sampling: SamplingDefaults, dialects: Iterable[Dialect], has_key: bool
+) -> None:
+    """Add the route. dialects: requests of other APIs. has_key: routes outside `OPEN_PATHS` need one."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, limits, sampling, has_key))
+            document.update(_document(app, limits, sampling, dialects, has_key))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -82,7 +85,9 @@ def install(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key: b
     app.setup()
 
 
-def _document(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key: bool) -> dict[str, Any]:
+def _document(
+    app: FastAPI, limits: Limits, sampling: SamplingDefaults, dialects: Iterable[Dialect], has_key: bool
+) -> dict[str, Any]:
     document = get_openapi(title="Outrider", version=version("outrider"), description=DESCRIPTION, routes=app.routes)
     schemas = document["components"]["schemas"]
     for kind in (CHAT, TEXT):
@@ -92,6 +97,9 @@ def _document(app: FastAPI, limits: Limits, sampling: SamplingDefaults, has_key:
             properties[name]["default"] = value
         if has_key:  # which model is served is not for everybody
             properties["model"] = {"type": ["string", "null"]}
+    chat = schemas[CHAT.model.__name__]["properties"]
+    for dialect in dialects:
+        schemas |= _dialect_schemas(dialect, chat)
     schemas[TuneRequest.__name__] = TypeAdapter(TuneRequest).json_schema() | {"additionalProperties": False}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -132,6 +140,16 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
             if "enum" in (role := nested["properties"].get("role", {})):
                 role["enum"] = [name for name in role["enum"] if name in ROLES]
     return {kind.model.__name__: schema} | named
+
+
+def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a request of another API, and those that it refers to, by name. chat: fields of a chat request."""
+    schema = dialect.model.model_json_schema(ref_template=REF)
+    named = schema.pop("$defs", {})
+    schema["properties"] |= {name: chat[name] for name in sorted(dialect.passed)}
+    for name in dialect.unsupported:
+        schema["properties"][name] = {"type": "null", "description": "may be left out"}
+    return {dialect.model.__name__: schema | {"additionalProperties": False}} | named
 
 
 def _served(schema: Any) -> Any:

@@ -16,6 +16,7 @@ import orjson
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from sglang.srt.entrypoints.openai import serving_completions
+from sglang.srt.entrypoints.openai.encoding_dsv32 import DS32EncodingError
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -204,6 +205,19 @@ class ChatHandler(_Handler, TokenwiseChat):
                 convert = _result_of(self._convert_to_internal_request, request, raw)
                 prepared._convert_to_internal_request = convert  # type: ignore[method-assign]
         return prepared
+
+    def prompt_ids(self, request: ChatRequest) -> list[int]:
+        """The tokens of the prompt that the request would send to the engine; raises ApiError where it has none. For a
+        thread, if it may be long."""
+        try:
+            if (refusal := self._validate_request(request)) is not None:
+                raise ValueError(refusal)
+            internal, _ = self._convert_to_internal_request(request)
+        except (DS32EncodingError, ValueError) as error:
+            raise errors.of_engine(str(error), 400) from None
+        if internal.input_ids is not None:
+            return list(internal.input_ids)
+        return list(self.tokenizer_manager.tokenizer.encode(internal.text))
 
     def _generate_chat_stream(self, internal: GenerateReqInput, request: Any, raw: Request) -> Any:
         handler: Any = self.for_stream(internal, request)

@@ -38,7 +38,7 @@ class ChatRequest(ChatCompletionRequest):
 
 
 class TextRequest(CompletionRequest):
-    """_body_bytes, _learn, _own: as of `ChatRequest`."""
+    """_body_bytes, _learn, _own: as of `ChatRequest`. add_special_tokens: for /v1/tokenize."""
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
@@ -46,6 +46,7 @@ class TextRequest(CompletionRequest):
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
+    add_special_tokens: bool = True
 
     @field_validator("max_tokens")
     @classmethod
@@ -107,17 +108,18 @@ MEANINGLESS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One of the two kinds of request."""
+    """A kind of request. fields: those that it takes. ids: they may hold token ids."""
 
     model: type[ChatRequest] | type[TextRequest]
     fields: frozenset[str]
+    ids: bool = False
 
 
 LONGEST_NAME, LONGEST_PATH = 64, 256
 """Characters of an unknown field that are compared with known ones, and shown."""
 
 CHAT = Kind(ChatRequest, CHAT_FIELDS)
-TEXT = Kind(TextRequest, TEXT_FIELDS)
+TEXT = Kind(TextRequest, TEXT_FIELDS, ids=True)
 
 
 def given_fields(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:

@@ -11,19 +11,18 @@ from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, TypeVar
 
-import pydantic_core
 from fastapi import Request
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from .. import offload
-from ..errors import ApiError, invalid_value
+from ..errors import ApiError
 from ..keys import admission
 from ..keys.key_file import Key
 from . import bounds, grammars, validation
-from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode, name_of
+from .dialect import Dialect, Translated
+from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode
+from .parsing import parse
 from .protocol import (
-    CHAT,
-    TEXT,
     ChatRequest,
     Kind,
     TextRequest,
@@ -41,22 +40,22 @@ T = TypeVar("T")
 
 async def receive(
     raw: Request,
-    kind: Kind,
+    form: Kind | Dialect,
     limits: Limits,
     entering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> ChatRequest | TextRequest:
-    """A request to OpenAI's routes that SGLang's handlers can answer; raises ApiError for the first thing wrong.
+    """A request that SGLang's handlers can answer; raises ApiError for the first thing wrong.
 
     entering: entered when the body has come whole, around its checks.
     """
-    numbers_allowed = limits.max_choices * limits.context_length if kind is TEXT else 0
+    numbers_allowed = limits.max_choices * limits.context_length if form.ids else 0
     data, values = await _read(raw, limits.max_body_bytes, MAX_CONTAINERS + numbers_allowed)
     level, learn = raw.headers.get(LEVEL_HEADER), _may_learn(raw.headers.get(LEARN_HEADER), limits)
     with entering():
         if len(data) <= SMALL_BYTES:
-            request = _checked(data, values, kind, limits, level, learn)
+            request = _checked(data, values, form, limits, level, learn)
         else:
-            request = await offload.run(len(data), _checked, data, values, kind, limits, level, learn)
+            request = await offload.run(len(data), _checked, data, values, form, limits, level, learn)
     _set_apart(request, limits)
     return request
 
@@ -92,23 +91,34 @@ async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
     for name in body:
         if name not in known:
             raise unknown_field(name, name, known)
-    return _parse(TypeAdapter(model).validate_json, body)
+    return parse(TypeAdapter(model).validate_json, body)
 
 
 def _checked(
-    data: bytes, values: int, kind: Kind, limits: Limits, level: str | None, learn: bool
+    data: bytes, values: int, form: Kind | Dialect, limits: Limits, level: str | None, learn: bool
 ) -> ChatRequest | TextRequest:
     """The request in the bytes of a body, checked. level: the header of that name. learn: see `_may_learn`."""
     whole = decode(data, values)
+    translated = form.translate(form.given_fields(whole)) if isinstance(form, Dialect) else Translated(form, whole)
+    try:
+        request = _checked_body(translated.body, translated.kind, limits, level)
+    except ApiError as error:
+        if isinstance(form, Dialect):
+            raise form.renamed(error, translated.places) from None
+        raise
+    request._body_bytes = len(data)
+    request._learn = learn and whole.get("store") is not False
+    return request
+
+
+def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str | None) -> ChatRequest | TextRequest:
     body = given_fields(kind, whole)
     prompt = _check_amounts(body, kind, limits)
     bounds.check_numbers(body, limits.context_length)
-    request: ChatRequest | TextRequest = _parse(kind.model.model_validate_json, body)
+    request: ChatRequest | TextRequest = parse(kind.model.model_validate_json, body)
     reject_unknown_nested_fields(request, body)
     if isinstance(request, TextRequest):
         request.prompt = prompt
-    request._body_bytes = len(data)
-    request._learn = learn and whole.get("store") is not False
     _fill_in(request, level, limits)
     validation.check(request, limits)
     grammars.check(request)
@@ -119,7 +129,7 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
     """Refuse what is too much. The prompt of a completion is checked here and returned, and a short one left in its
     place: no model of types need look at a million token ids."""
     prompt = None
-    if kind is CHAT:
+    if kind.model is ChatRequest:
         bounds.check_messages(body.get("messages"))
         texts, param = [list(bounds.texts_of(body["messages"]))], "messages"
     else:
@@ -164,18 +174,6 @@ async def _read(request: Request, limit: int, numbers_allowed: int) -> tuple[byt
     return b"".join(chunks), meter.values
 
 
-def _parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
-    """The body as a model; types are strict, since a "5" taken for 5 hides a client's mistake."""
-    try:
-        # As JSON once more: strict validation of Python objects would refuse what JSON cannot express.
-        return validate(pydantic_core.to_json(body), strict=True)
-    except ValidationError as error:
-        raise _describe(error, body) from None
-    except (AttributeError, TypeError):
-        # SGLang's own validators look inside fields before their types are checked.
-        raise ApiError("a field has the wrong type") from None
-
-
 def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limits) -> None:
     """Set what the body left to others: the model to the one there is, the service level to the header's.
 
@@ -191,33 +189,3 @@ def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limi
         shown = clipped(level)
         raise ApiError(f"header {LEVEL_HEADER} takes tokens per second, not {shown}", code="invalid_value") from None
     bounds.check_number(LEVEL, request.min_tokens_per_second, bounds.RANGES[LEVEL])
-
-
-def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
-    """One line for the most specific of the errors, without the names of unions' members."""
-    details = max(error.errors(include_url=False), key=lambda item: len(_path(item["loc"], body)))
-    path = _path(details["loc"], body)
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
-    if details["type"] == "missing":
-        missing = f"{param}.{details['loc'][-1]}" if param else str(details["loc"][-1])
-        return ApiError(f"{missing!r} is required", param=missing, code="missing_required_parameter")
-    message = details["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if details["type"] == "value_error":
-        return invalid_value(param, message)
-    found = name_of(details["input"])
-    return ApiError(f"{param!r}: {message}, not {found}", param=param, code="invalid_type")
-
-
-def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
-    """The parts of a pydantic location that lead somewhere in the JSON; the others name types."""
-    path: list[int | str] = []
-    for part in location:
-        if isinstance(body, dict) and part in body:  # noqa: SIM114
-            body = body[part]
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
-            body = body[part]
-        else:
-            continue
-        path.append(part)
-    return path

@@ -68,8 +68,9 @@ def install(
     queue: QueueLimit,
     compiler: GrammarProcess,
     activations: str,
-) -> None:
-    """Add the routes; limits.model is the one model that they know, activations are its products'."""
+) -> ChatHandler:
+    """Add the routes; limits.model is the one model that they know, activations are its products'. Returns what
+    answers chats."""
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
 
@@ -133,3 +134,5 @@ def install(
         if name != limits.model:
             raise ApiError(f"model {name!r} is not served here", status=404, param="model", code="model_not_found")
         return JSONResponse(card.model_dump())
+
+    return chat

@@ -1,0 +1,56 @@
+"""A decoded body as a model, or an error of one line that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pydantic_core
+from pydantic import ValidationError
+
+from ..errors import ApiError, invalid_value
+from .json_body import name_of
+
+T = TypeVar("T")
+
+
+def parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
+    """The body as a model; types are strict, since a "5" taken for 5 hides a client's mistake."""
+    try:
+        # As JSON once more: strict validation of Python objects would refuse what JSON cannot express.
+        return validate(pydantic_core.to_json(body), strict=True)
+    except ValidationError as error:
+        raise _describe(error, body) from None
+    except (AttributeError, TypeError):
+        # SGLang's own validators look inside fields before their types are checked.
+        raise ApiError("a field has the wrong type") from None
+
+
+def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
+    """One line for the most specific of the errors, without the names of unions' members."""
+    details = max(error.errors(include_url=False), key=lambda item: len(_path(item["loc"], body)))
+    path = _path(details["loc"], body)
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
+    if details["type"] == "missing":
+        missing = f"{param}.{details['loc'][-1]}" if param else str(details["loc"][-1])
+        return ApiError(f"{missing!r} is required", param=missing, code="missing_required_parameter")
+    message = details["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if details["type"] == "value_error":
+        return invalid_value(param, message)
+    found = name_of(details["input"])
+    return ApiError(f"{param!r}: {message}, not {found}", param=param, code="invalid_type")
+
+
+def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
+    """The parts of a pydantic location that lead somewhere in the JSON; the others name types."""
+    path: list[int | str] = []
+    for part in location:
+        if isinstance(body, dict) and part in body:  # noqa: SIM114
+            body = body[part]
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body = body[part]
+        else:
+            continue
+        path.append(part)
+    return path
