@@ -24,7 +24,7 @@ class Model:
 
     path: folder or hub name, as SGLang takes it.
     name: what requests call it.
-    config: its config.json, the text model's part of it where it has several.
+    config: its config.json, the text model's part of it where it has several, with the whole's architectures.
     folder: None while the weights are still on the hub.
     """
 
@@ -80,7 +80,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(config, dict) or not (config.get("architectures") or config.get("model_type")):
         raise UserError(f"{folder / 'config.json'} does not describe a model: it names no architecture")
-    return config.get("text_config") or config
+    text = config.get("text_config")
+    return {**text, "architectures": config.get("architectures")} if text else config
 
 
 def _from_hub(name: str) -> Model:

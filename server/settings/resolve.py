@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..model import target
+from ..model import families, target
 from ..model.target import Model
 from . import checkpoints, diffusion, learning, memory, profile_lookup, quantized
 from .activations import with_activations
@@ -63,6 +63,7 @@ def _without_profile(
     settings: Settings, say: Callable[[str], None] = lambda message: None
 ) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
+    families.check(model, settings.resolved_device)
     quantized.check(settings, model)
     settings = with_activations(settings, model, say)
     target.check_heads(model, settings.parallel.tp_size)

@@ -1,0 +1,214 @@
+"""The architectures that SGLang has: which of them are served, and why the others are not.
+
+Both are known from tests: `tests/server/model/test_families.py` finds every name of SGLang's registry here, and
+`test_families_served.py` compares answers with those of Transformers. A name that is not here is no architecture of
+SGLang's own; SGLang then runs Transformers' model with its layers, or says that it cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UserError
+from .target import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Architectures that are refused for one reason, whose names are separated by spaces; on_gpu: on GPUs too."""
+
+    reason: str
+    on_gpu: bool
+    names: str
+
+
+SERVED = frozenset(
+    [
+        "ArceeForCausalLM",
+        "Cohere2ForCausalLM",
+        "CohereForCausalLM",
+        "GPT2LMHeadModel",
+        "GPTBigCodeForCausalLM",
+        "Gemma3ForCausalLM",
+        "Glm4ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GraniteForCausalLM",
+        "GraniteMoeForCausalLM",
+        "GraniteMoeSharedForCausalLM",
+        "LLaDA2MoeModelLM",
+        "LagunaForCausalLM",
+        "LlamaForCausalLM",
+        "MellumForCausalLM",
+        "Ministral3ForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "OPTForCausalLM",
+        "Olmo2ForCausalLM",
+        "OlmoForCausalLM",
+        "OlmoeForCausalLM",
+        "PersimmonForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "SDARForCausalLM",
+        "SDARMoeForCausalLM",
+        "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+        "TransformersForCausalLM",
+        "TransformersMoEForCausalLM",
+    ]
+)
+REFUSED = (
+    Refused(
+        "it makes embeddings, scores or classes of text, and Outrider writes text",
+        on_gpu=True,
+        names="""
+        BertForSequenceClassification BertModel CLIPModel Contriever EmbeddingGemma2Model EmbeddingGemmaModel
+        Gemma2ForSequenceClassification InternLM2ForRewardModel Lfm2BidirectionalModel LlamaEmbeddingModel
+        LlamaForClassification LlamaForSequenceClassification LlamaForSequenceClassificationWithNormal_Weights
+        MistralModel NanbeigeForSequenceClassification PixtralVisionModel Qwen2ForRewardModel
+        Qwen2ForSequenceClassification Qwen3ForRewardModel Qwen3ForSequenceClassification Qwen3Model
+        TransformersEmbeddingModel TransformersForSequenceClassification TransformersMoEEmbeddingModel
+        TransformersMoEForSequenceClassification TransformersMultiModalEmbeddingModel
+        TransformersMultiModalForSequenceClassification TransformersMultiModalMoEEmbeddingModel
+        TransformersMultiModalMoEForSequenceClassification XLMRobertaForSequenceClassification XLMRobertaModel
+        """,
+    ),
+    Refused(
+        "it drafts for another model; serve that one, and name this with --drafter-path where it is DSpark or DFlash",
+        on_gpu=True,
+        names="""
+        BailingMoeForCausalLMNextN DFlash2BeamDraftModel DFlash2DraftModel DFlashDraftModel DFlashLagunaForCausalLM
+        DSparkDraftModel DSparkMiniMaxDraftModel DeepseekV3ForCausalLMNextN DeepseekV4ForCausalLMDSpark
+        DeepseekV4ForCausalLMNextN Dots3NoteForCausalLMNextN Eagle3DeepseekV2ForCausalLM Ernie4_5_MoeForCausalLMMTP
+        ExaoneMoEForCausalLMMTP Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM
+        GigaChat35ForCausalLMNextN Glm4MoeForCausalLMNextN Glm4MoeLiteForCausalLMNextN
+        Glm5NextForConditionalGenerationNextN GlmMoeDsaForCausalLMNextN GlmOcrForConditionalGenerationNextN
+        HYV3ForCausalLMNextN HYV4ForCausalLMNextN IQuestQ1MTP InklingForConditionalGenerationMTP
+        Lfm2DSparkDraftModel LiLiCorrDraftModel LingDSparkModel LlamaForCausalLMEagle LlamaForCausalLMEagle3
+        LongcatFlashForCausalLMNextN MiMoMTP MiMoV2MTP MiniMaxDFlash2DraftModel MistralForCausalLMEagle
+        MistralLarge3ForCausalLMEagle MuseGlimmerAssistantModel NemotronHForCausalLMMTP Qwen2ForCausalLMEagle
+        Qwen3DSparkModel Qwen3MoeForCausalLMMTP Qwen3NextForCausalLMMTP Qwen3_5ForCausalLMMTP Qwen4ExpForCausalLMMTP
+        Step3p5MTP
+        """,
+    ),
+    Refused(
+        "it has layers with a recurrent state, which does not follow accepted tokens yet",
+        on_gpu=True,
+        names="""
+        BailingMoeV2_5ForCausalLM BailingMoeV3ForCausalLM BailingMoeV3VLForConditionalGeneration FalconH1ForCausalLM
+        FalconMambaForCausalLM Glm5NextForConditionalGeneration InklingForConditionalGeneration
+        InternS2MobiusForConditionalGeneration InternS2PreviewForConditionalGeneration JetNemotronForCausalLM
+        JetVLMForConditionalGeneration KimiK3ForConditionalGeneration KimiK3LinearForCausalLM KimiLinearForCausalLM
+        Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
+        MiniCPMSALAForCausalLM NemotronHForCausalLM NemotronHPuzzleForCausalLM NemotronH_Nano_Omni_Reasoning_V3
+        NemotronH_Nano_VL_V2 NemotronH_Omni_Reasoning_V3 Qwen3NextForCausalLM Qwen3_5ForCausalLM
+        Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration
+        Qwen4ExpForConditionalGeneration ZayaForCausalLM
+        """,
+    ),
+    Refused(
+        "it reads its input by an encoder",
+        on_gpu=True,
+        names="""
+        MllamaForConditionalGeneration MossVLForConditionalGeneration WhisperForConditionalGeneration
+        """,
+    ),
+    Refused(
+        "its configuration is code that comes with the model, which is not run",
+        on_gpu=True,
+        names="""
+        BaichuanForCausalLM BailingMoEForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM DeciLMForCausalLM
+        DeepseekForCausalLM Grok1ForCausalLM Grok1ModelForCausalLM IQuestCoderForCausalLM IQuestLoopCoderForCausalLM
+        InternLM2ForCausalLM InternLM3ForCausalLM MiMoForCausalLM MindSporeForCausalLM MiniCPMForCausalLM
+        OrionForCausalLM Phi3SmallForCausalLM QWenLMHeadModel SarvamMoEForCausalLM SolarForCausalLM
+        TeleFLMForCausalLM XverseForCausalLM XverseMoeForCausalLM
+        """,
+    ),
+    Refused(
+        "it is made for images or sound, and on a CPU text models are served",
+        on_gpu=False,
+        names="""
+        BailingMM2NativeForConditionalGeneration BailingMMNativeForConditionalGeneration
+        Cohere2VisionForConditionalGeneration Cosmos3EdgeForConditionalGeneration Cosmos3ForConditionalGeneration
+        DeepseekOCRForCausalLM DeepseekVL2ForCausalLM DiffusionGemmaForBlockDiffusion DotsOCRForCausalLM
+        DotsVLMForCausalLM Ernie4_5_VLMoeForConditionalGeneration Gemma3ForConditionalGeneration
+        Gemma3nForConditionalGeneration Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration
+        Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration GlmAsrForConditionalGeneration
+        GlmImageForConditionalGeneration GlmOcrForConditionalGeneration InternS1ForConditionalGeneration
+        InternS1ProForConditionalGeneration InternVLChatModel KimiK25ForConditionalGeneration
+        KimiVLForConditionalGeneration LightOnOCRForConditionalGeneration Llama4ForConditionalGeneration
+        LlavaForConditionalGeneration LlavaLlamaForCausalLM LlavaMistralForCausalLM LlavaQwenForCausalLM
+        LlavaVidForCausalLM LocateAnythingForConditionalGeneration MiMoV2ASRForCausalLM MiMoV2ForCausalLM MiniCPMO
+        MiniCPMV MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration
+        MiniMaxM3SparseForConditionalGeneration Mistral3ForConditionalGeneration MultiModalityCausalLM
+        MuseGlimmerForConditionalGeneration MuseSparkForConditionalGeneration NVILAForConditionalGeneration
+        NVILALiteForConditionalGeneration POINTSV15ChatModel PaddleOCRVLForConditionalGeneration Phi4MMForCausalLM
+        PixtralForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen2VLForConditionalGeneration
+        Qwen2_5_VLForConditionalGeneration Qwen3ASRForConditionalGeneration Qwen3OmniMoeForConditionalGeneration
+        Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration Sarashina2VisionForCausalLM
+        Step3VLForConditionalGeneration Step3p7ForConditionalGeneration StepVLForConditionalGeneration
+        TransformersMultiModalForCausalLM TransformersMultiModalMoEForCausalLM UnlimitedOCRForCausalLM
+        VoxtralForConditionalGeneration YiVLForCausalLM
+        """,
+    ),
+    Refused(
+        "its latent attention (MLA) has no kernel for CPUs",
+        on_gpu=False,
+        names="""
+        DeepseekV2ForCausalLM DeepseekV32ForCausalLM DeepseekV3ForCausalLM DeepseekV4ForCausalLM
+        Dots3NoteForCausalLM GigaChat35ForCausalLM Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM HYV4ForCausalLM
+        LongcatFlashForCausalLM MiniCPM3ForCausalLM MistralLarge3ForCausalLM SarvamMLAForCausalLM
+        """,
+    ),
+    Refused(
+        "SGLang has parts of it for GPUs alone",
+        on_gpu=False,
+        names="""
+        AfmoeForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM
+        Gemma2ForCausalLM Gemma4ForCausalLM GptOssForCausalLM HrmTextForCausalLM Llama4ForCausalLM
+        Qwen2MoeForCausalLM
+        """,
+    ),
+    Refused(
+        "SGLang's answers on a CPU are not those of Transformers",
+        on_gpu=False,
+        names="""
+        ApertusForCausalLM GPTJForCausalLM
+        """,
+    ),
+    Refused(
+        "it has not been compared with Transformers on a CPU",
+        on_gpu=False,
+        names="""
+        BeamForCausalLM ChatGLMModel Cohere2MoeForCausalLM DbrxForCausalLM Ernie4_5_ForCausalLM ExaoneForCausalLM
+        Gemma3nForCausalLM GemmaForCausalLM GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM
+        GraniteSWAForCausalLM HYV3ForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM IQuestQ1ForCausalLM
+        K2HorizonForCausalLM MiDashengLMModel MiMoV2FlashForCausalLM MiniMaxM2ForCausalLM MiniMaxM3SparseForCausalLM
+        MuseGlimmerForCausalLM NanbeigeForCausalLM PhiForCausalLM PhiMoEForCausalLM QuantMixtralForCausalLM
+        Spark2_5ForCausalLM Step3p5ForCausalLM TorchNativeLlamaForCausalLM TorchNativePhi3ForCausalLM
+        XllmForCausalLM
+        """,
+    ),
+)
+STATEFUL = frozenset({"conv", "linear_attention", "mamba", "recurrent"})
+"""Layers, as `layer_types` names them, that keep a state in place of keys and values."""
+RECURRENT = next(each for each in REFUSED if "Qwen3NextForCausalLM" in each.names.split())
+SEVERAL_POSITIONS = Refused("its tokens have three positions each (M-RoPE), and drafts one", on_gpu=True, names="")
+REASONS = {name: each for each in REFUSED for name in each.names.split()}
+
+
+def check(model: Model, device: str) -> None:
+    """Raise UserError, with the reason in one line, where the model's architecture is not served on "cpu" or "cuda"."""
+    name = next(iter(model.config.get("architectures") or ()), "")
+    refused = REASONS.get(name)
+    rope = model.config.get("rope_parameters") or model.config.get("rope_scaling") or {}
+    if STATEFUL & {*(model.config.get("layer_types") or ())}:
+        refused = RECURRENT
+    elif "mrope_section" in rope and (refused is None or not refused.on_gpu):
+        refused = SEVERAL_POSITIONS
+    if refused is None or (device == "cuda" and not refused.on_gpu):
+        return
+    where = "" if refused.on_gpu else " on a CPU"
+    raise UserError(f"{model.name} ({name or 'no architecture named'}) is not served{where}: {refused.reason}")

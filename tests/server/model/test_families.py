@@ -1,0 +1,80 @@
+"""Every architecture of SGLang's registry is either served or refused with a reason."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from outrider.server.errors import UserError
+from outrider.server.model import families
+from outrider.server.model.families import REFUSED, SERVED
+from outrider.server.model.target import Model
+from outrider.server.processes import model_modules
+
+
+def registry() -> set[str]:
+    """Names of SGLang's architectures, also of modules that only import on a GPU."""
+    found = set()
+    for path in model_modules.sglangs().glob("*.py"):
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EntryClass":
+                value = statement.value
+                found |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}
+    return found
+
+
+def model_of(architecture: str, **config: object) -> Model:
+    return Model("/model", "model", {"architectures": [architecture], **config}, Path("/model"))
+
+
+def test_every_architecture_is_served_or_refused() -> None:
+    """A newer SGLang's names come up here: compare them in test_families_served.py, or name what is in the way."""
+    listed = Counter([*SERVED, *(name for each in REFUSED for name in each.names.split())])
+    assert not [name for name, count in listed.items() if count > 1]
+    assert sorted(registry() - listed.keys()) == []
+    assert sorted(listed.keys() - registry() - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}) == []
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda each: each.names.split()[0])
+def test_what_is_not_served_is_refused_in_one_line(refused: families.Refused) -> None:
+    for name in refused.names.split():
+        with pytest.raises(UserError, match=rf"^model \({name}\) is not served.*: .+") as error:
+            families.check(model_of(name), "cpu")
+        assert "\n" not in str(error.value)
+        if not refused.on_gpu:
+            families.check(model_of(name), "cuda")
+
+
+def test_what_is_served_or_unknown_passes() -> None:
+    for name in (*SERVED, "NobodysModel"):
+        families.check(model_of(name), "cpu")
+    families.check(model_of("GraniteMoeHybridForCausalLM", layer_types=["attention"] * 2), "cuda")
+
+
+@pytest.mark.parametrize("kind", sorted(families.STATEFUL))
+def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> None:
+    for device in ("cpu", "cuda"):
+        with pytest.raises(UserError, match="recurrent state"):
+            families.check(model_of("NobodysModel", layer_types=["full_attention", kind]), device)
+
+
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_tokens_with_three_positions_are_refused(field: str) -> None:
+    for name in ("NobodysModel", "Qwen2_5_VLForConditionalGeneration"):
+        with pytest.raises(UserError, match="M-RoPE"):
+            families.check(model_of(name, **{field: {"mrope_section": [2, 3, 3]}}), "cuda")
+
+
+def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: Path) -> None:
+    from outrider.server.model import target
+
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["WholeForConditionalGeneration"], "text_config": {"architectures": ["Part"], "a": 1}}'
+    )
+    (tmp_path / "model.safetensors").touch()
+    found = target.find(str(tmp_path)).config
+    assert found == {"architectures": ["WholeForConditionalGeneration"], "a": 1}
