@@ -17,6 +17,7 @@ from ..settings.settings import Settings
 from . import errors, openapi
 from .answers import logprobs
 from .answers.answer_log import AnswerLogger
+from .answers.messages import MessageErrors
 from .connections.hosts import AllowedHosts, HostGuard
 from .key_learning import KeyLearning
 from .keys import metering
@@ -29,11 +30,13 @@ from .metrics import HttpMetrics, KeyMetrics
 from .request_middleware import RequestMiddleware, name_requests_in_logs
 from .requests import tokenization
 from .requests.grammar_process import GrammarProcess
+from .requests.messages import COUNT, MESSAGES
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.tokenization import PromptLength
 from .requests.validation import Limits
-from .routes import health, live, openai, page, tokenize, tune
+from .routes import health, live, messages, openai, page, tokenize, tune
 
+DIALECTS = (tokenize.TOKENIZE, tokenize.DETOKENIZE, MESSAGES, COUNT)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -71,8 +74,11 @@ def build(
     room = min(engine.context_length, engine.max_total_tokens)
     table = metering.meter(manager, room, settings.max_request_tokens)
     queue = QueueLimit(manager, table, settings.max_queued_requests)
-    chat = openai.install(app, engine, lifecycle, limits, sampling, queue, app.state.compiler, settings.activations)
+    chat, complete = openai.install(
+        app, engine, lifecycle, limits, sampling, queue, app.state.compiler, settings.activations
+    )
     tokenize.install(app, limits, chat)
+    messages.install(app, limits, chat, complete)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)
@@ -81,7 +87,7 @@ def build(
     page.install(app)
     live.install(app, settings, engine, lifecycle, answers, learning)
     tune.install(app, resolved, engine, lifecycle, limits)
-    openapi.install(app, limits, sampling, [tokenize.TOKENIZE, tokenize.DETOKENIZE], has_key=not access.open)
+    openapi.install(app, limits, sampling, DIALECTS, has_key=not access.open)
     app.add_middleware(AuthMiddleware, access=access, lifecycle=lifecycle, usage=KeyMetrics())
     return guarded(app, settings, limits.model, hosts)
 
@@ -98,6 +104,7 @@ def bare(lifespan: Lifespan | None = None) -> FastAPI:
 def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -> RequestMiddleware:
     """The app behind the checks of hosts, with ids, counts and log lines of its requests."""
     app.add_middleware(HostGuard, hosts=hosts)
+    app.add_middleware(MessageErrors)
     name_requests_in_logs()
     about = {
         "version": version("outrider"),

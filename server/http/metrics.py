@@ -25,7 +25,7 @@ from ..plugin.buckets import REQUEST_SECONDS, TOKEN_SECONDS
 if TYPE_CHECKING:
     from .keys.admission import Admission
 
-ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 MOST_KEYS = 100
 OTHER = "other"
 """Label of paths without a route, and of keys beyond MOST_KEYS: a file may hold thousands, and each is four series."""

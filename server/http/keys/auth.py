@@ -68,10 +68,13 @@ class AuthMiddleware:
         """Usage of the request's key, None where none is needed; raises ApiError for a wrong or missing key."""
         if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
-        key_usage = self.access.key_usage(_header(scope, b"authorization"))
+        header = _header(scope, b"authorization")
+        if not header and (key := _header(scope, b"x-api-key")):  # Anthropic's clients
+            header = b"Bearer " + key
+        key_usage = self.access.key_usage(header)
         if key_usage is None:
             raise ApiError(
-                "wrong or missing API key; send 'Authorization: Bearer KEY' "
+                "wrong or missing API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY' "
                 "(only /health, /ready and the page at / need none)",
                 status=401,
                 code="invalid_api_key",

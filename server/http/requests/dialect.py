@@ -5,12 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Union
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Discriminator, Tag
 
-from ..errors import ApiError, unsupported
+from ..errors import unsupported
 from .protocol import Kind, unknown_field
+
+PASSED = frozenset(
+    [
+        *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "speculation", "min_tokens_per_second"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos"),
+        *("stop_token_ids", "no_stop_trim", "skip_special_tokens", "regex", "ebnf", "cache_salt"),
+        "chat_template_kwargs",
+    ]
+)
+"""Fields of a chat that mean the same in other APIs, OpenAI's, SGLang's and ours."""
+
+
+def one_of(**members: type[BaseModel]) -> Any:
+    """Type of a value that is one of the models, by its `type`."""
+    # Tags other than the types: pydantic's locations hold them, and fields have the types' names.
+    choices = [Annotated[model, Tag(f"{name} object")] for name, model in members.items()]
+    return Annotated[Union[tuple(choices)], Discriminator(_tag)]  # noqa: UP007
+
+
+def _tag(value: Any) -> str:
+    return f"{value.get('type') if isinstance(value, dict) else getattr(value, 'type', None)} object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +51,8 @@ class Dialect:
     """Another API.
 
     model: describes its own fields. passed: further fields, which mean what they mean in a chat. unsupported: fields
-    of the API that are refused, with the reason. names: of chat fields that are called otherwise here, for errors.
+    of the API that are refused, with the reason. names: patterns of chat fields, with what they are called here,
+    for errors.
     translate: raises ApiError for a body that it cannot translate. ids: bodies may hold token ids.
     """
 
@@ -52,18 +74,17 @@ class Dialect:
             raise unknown_field(name, name, known)
         return {name: value for name, value in body.items() if value is not None}
 
-    def renamed(self, error: ApiError, places: Sequence[str]) -> ApiError:
-        """The error of a translated request, with the names and places of the request that came."""
+    def renamed(self, message: str, param: str | None, places: Sequence[str] = ()) -> tuple[str, str | None]:
+        """Text and field of a translated request's error, with the names and places of the request that came."""
 
         def place(found: re.Match[str]) -> str:
             index = int(found[1])
             return places[index] if index < len(places) else found[0]
 
-        message, param = error.message, error.param
         if places:
             message = re.sub(r"\bmessages\[(\d+)\][^' ]*", place, message)
             param = param and re.sub(r"^messages\[(\d+)\].*", place, param)
         for chat, own in self.names.items():
-            message = re.sub(rf"'{re.escape(chat)}(?=['.\[])", f"'{own}", message)
-            param = param and re.sub(rf"^{re.escape(chat)}(?=[.\[]|$)", own, param)
-        return ApiError(message, status=error.status, param=param, code=error.code, retry_after=error.retry_after)
+            message = re.sub(rf"(?<=['(]){chat}(?=['.)\[])", own, message)
+            param = param and re.sub(rf"^{chat}(?=[.\[]|$)", own, param)
+        return message, param

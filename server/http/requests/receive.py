@@ -104,7 +104,7 @@ def _checked(
         request = _checked_body(translated.body, translated.kind, limits, level)
     except ApiError as error:
         if isinstance(form, Dialect):
-            raise form.renamed(error, translated.places) from None
+            error.message, error.param = form.renamed(error.message, error.param, translated.places)
         raise
     request._body_bytes = len(data)
     request._learn = learn and whole.get("store") is not False

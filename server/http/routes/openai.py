@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal
 
 from fastapi import FastAPI, Request, Response
@@ -21,6 +21,7 @@ from ..keys import admission
 from ..keys.queue_limit import QueueLimit
 from ..lifecycle import Lifecycle
 from ..requests import receive, validation
+from ..requests.dialect import Dialect
 from ..requests.grammar_process import GrammarProcess
 from ..requests.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
 from ..requests.sampling_defaults import SamplingDefaults
@@ -36,6 +37,9 @@ ELSEWHERE = {
 EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
 EXAMPLE_QUESTION = "Explain what rain is."
 """Prompt of the examples in /docs."""
+
+Complete = Callable[[Kind | Dialect, Request], Awaitable[tuple[ChatRequest | TextRequest, Response]]]
+"""Receives a request and answers it."""
 
 
 class ModelCard(BaseModel):
@@ -68,9 +72,9 @@ def install(
     queue: QueueLimit,
     compiler: GrammarProcess,
     activations: str,
-) -> ChatHandler:
+) -> tuple[ChatHandler, Complete]:
     """Add the routes; limits.model is the one model that they know, activations are its products'. Returns what
-    answers chats."""
+    answers chats, and what answers a request of any form."""
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
 
@@ -84,15 +88,16 @@ def install(
         with queue.entering():
             yield
 
-    async def complete(kind: Kind, handler: ChatHandler | TextHandler, raw: Request) -> Response:
+    async def complete(form: Kind | Dialect, raw: Request) -> tuple[ChatRequest | TextRequest, Response]:
         check_accepting()
         queue.check()
-        request = await receive.receive(raw, kind, limits, entering)
+        request = await receive.receive(raw, form, limits, entering)
         n, prompts = request.n, validation.prompt_count(request)
         if (current := admission.current()) is not None:
             current.add_choices(n, prompts)
         queue.check_choices(n * prompts)
-        return await handlers.answer(handler, request, raw)
+        handler = chat if isinstance(request, ChatRequest) else text
+        return request, await handlers.answer(handler, request, raw)
 
     @app.post(
         "/v1/chat/completions",
@@ -102,7 +107,7 @@ def install(
         responses=openapi.responses(ChatAnswer, kind="text/event-stream", text=EVENTS),
     )
     async def chat_completions(raw: Request) -> Response:
-        return await complete(CHAT, chat, raw)
+        return (await complete(CHAT, raw))[1]
 
     @app.post(
         "/v1/completions",
@@ -110,7 +115,7 @@ def install(
         responses=openapi.responses(TextAnswer, kind="text/event-stream", text=EVENTS),
     )
     async def text_completions(raw: Request) -> Response:
-        return await complete(TEXT, text, raw)
+        return (await complete(TEXT, raw))[1]
 
     card = ModelCard(
         id=limits.model,
@@ -135,4 +140,4 @@ def install(
             raise ApiError(f"model {name!r} is not served here", status=404, param="model", code="model_not_found")
         return JSONResponse(card.model_dump())
 
-    return chat
+    return chat, complete

@@ -15,6 +15,7 @@ from ..requests import receive
 from ..requests.dialect import Dialect, Translated
 from ..requests.protocol import ChatRequest, Kind, TextRequest
 from ..requests.validation import Limits
+from .openai import EXAMPLE_QUESTION
 
 PROMPT_FIELDS = frozenset(
     ("model", "messages", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs", "continue_final_message")
@@ -99,7 +100,7 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler) -> None:
 
     @app.post(
         "/v1/tokenize",
-        openapi_extra=openapi.request_body(TokenizeRequest, prompt="Explain what rain is."),
+        openapi_extra=openapi.request_body(TokenizeRequest, prompt=EXAMPLE_QUESTION),
         responses=openapi.responses(TokenizeAnswer),
     )
     async def tokenize(raw: Request) -> JSONResponse:

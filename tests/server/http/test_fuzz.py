@@ -29,6 +29,7 @@ from outrider.server.http.requests.bounds import RANGES
 SECONDS = 30
 """Time limit of an answer of two tokens; a request that takes longer hangs."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {
         "messages": [
@@ -48,10 +49,24 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": True,
     },
     TEXT: {"prompt": ["Hello", "World"], "max_tokens": 2, "logprobs": 1, "echo": True, "seed": 1, "regex": "a+"},
+    MESSAGES: {
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "1"}]},
+        ],
+        "max_tokens": 2,
+        "stop_sequences": ["x"],
+        "thinking": {"type": "disabled"},
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "metadata": {"user_id": "a"},
+        "stream": True,
+    },
     "/v1/tokenize": {"prompt": ["Hello", "World"], "add_special_tokens": False},
     "/v1/detokenize": {"tokens": [[1, 2], [3]], "skip_special_tokens": False},
 }
-LONGEST = {CHAT: "max_completion_tokens", TEXT: "max_tokens"}
+LONGEST = {CHAT: "max_completion_tokens", TEXT: "max_tokens", MESSAGES: "max_tokens"}
 """Fields that bound an answer."""
 ODD = st.one_of(
     st.none(),

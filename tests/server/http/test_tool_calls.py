@@ -8,26 +8,8 @@ from typing import Any
 
 import pytest
 from running import HTTP, Server
+from two_tools import TOOLS
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "strict": True,
-            "parameters": {
-                "type": "object",
-                "properties": {field: {"enum": values}},
-                "required": [field],
-                "additionalProperties": False,
-            },
-        },
-    }
-    for name, field, values in (
-        ("get_weather", "city", ["Paris and its suburbs", "London"]),
-        ("find_hotel", "near", ["the station of Köln", "the sea"]),
-    )
-]
 PROMPT = "What is the weather in Paris for three days, and where is a hotel near the station?"
 
 

@@ -1,0 +1,191 @@
+"""Answers of Anthropic's /v1/messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .. import request_middleware
+from .blocks import Block, Step
+from .translated import End, Event
+
+PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+ERROR_TYPES: dict[int, str] = {
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+"""Names of Anthropic's that OpenAI has otherwise, by status; `server_error` is `api_error`."""
+DELTAS = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
+CALL_DELTA = ("input_json_delta", "partial_json")
+
+
+class OutputTokensDetails(BaseModel):
+    """Anthropic's, and drafted tokens that the target accepted, and those that it rejected."""
+
+    thinking_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class MessageUsage(BaseModel):
+    """input_tokens: those that were not in the prefix cache; cache_read_input_tokens: the others."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | None
+
+
+class MessageAnswer(BaseModel):
+    """An answer; `metrics` and `speculation` are those of chat completions."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class MessageWriter:
+    """Writes an answer of /v1/messages."""
+
+    def __init__(self) -> None:
+        self._content: list[Block] = []
+        self._message: dict[str, Any] = {}
+
+    def begin(self, chat: dict[str, Any]) -> Iterator[Event]:
+        self._message = {
+            "id": f"msg_{chat['id']}",
+            "type": "message",
+            "role": "assistant",
+            "model": chat["model"],
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(chat["usage"]) | {"output_tokens": 0},
+        }
+        yield {"type": "message_start", "message": self._message}
+
+    def step(self, step: Step) -> Iterator[Event]:
+        block = step.block
+        if step.change == "begin":
+            self._content.append(block)
+            yield {"type": "content_block_start", "index": block.index, "content_block": _content(block, begins=True)}
+        elif step.change == "grow":
+            kind, name = DELTAS.get(block.kind, CALL_DELTA)
+            yield {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: step.text}}
+        else:
+            yield {"type": "content_block_stop", "index": block.index}
+
+    def end(self, end: End) -> Iterator[Event]:
+        stopped = end.reason == "stop" and isinstance(end.matched, str)
+        delta = {
+            "stop_reason": "stop_sequence" if stopped else STOP_REASONS.get(end.reason or "", "end_turn"),
+            "stop_sequence": end.matched if stopped else None,
+        }
+        usage = _usage(end.usage)
+        self._message |= {"content": [_content(block) for block in self._content], **delta, "usage": usage, **end.extra}
+        yield {"type": "message_delta", "delta": delta, "usage": usage, **end.extra}
+        yield {"type": "message_stop"}
+
+    def whole(self) -> dict[str, Any]:
+        return self._message
+
+    def failed(self, error: dict[str, Any]) -> Event:
+        return _error(error, None)
+
+
+def _content(block: Block, *, begins: bool = False) -> dict[str, Any]:
+    """begins: the block is empty, as streams begin it."""
+    text = "" if begins else block.text
+    if block.kind == "text":
+        return {"type": "text", "text": text}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(text)}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """What a call asks for; as it was written, where it was cut off."""
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = usage.get("completion_tokens_details")
+    if details is not None:
+        details = {"thinking_tokens": details["reasoning_tokens"], **details}
+        del details["reasoning_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.get("completion_tokens") or 0,
+        "output_tokens_details": details,
+    }
+
+
+def _error(error: dict[str, Any], status: int | None) -> dict[str, Any]:
+    """error: as OpenAI writes it; its field and code are kept."""
+    kind = ERROR_TYPES.get(status or 0) or ("api_error" if error["type"] == "server_error" else error["type"])
+    kind = "overloaded_error" if kind == "service_unavailable_error" else kind
+    context = request_middleware.current()
+    request_id = None if context is None else context.request_id
+    return {"type": "error", "error": error | {"type": kind}, "request_id": request_id}
+
+
+class MessageErrors:
+    """Plain ASGI middleware around everything that answers: errors of these paths are written as Anthropic writes them,
+    and answers name their request in its header too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in PATHS:
+            await self.app(scope, receive, send)
+            return
+        begin: Message = {}
+        body = b""
+
+        async def write(message: Message) -> None:
+            nonlocal begin, body
+            if message["type"] == "http.response.start":
+                begin = message
+                if (context := request_middleware.current()) is not None:
+                    MutableHeaders(scope=message)["request-id"] = context.request_id
+                if message["status"] < 400:
+                    await send(message)
+                return
+            if message["type"] != "http.response.body" or begin["status"] < 400:
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            data = orjson.dumps(_error(orjson.loads(body)["error"], begin["status"]))
+            MutableHeaders(scope=begin)["content-length"] = str(len(data))
+            await send(begin)
+            await send({"type": "http.response.body", "body": data})
+
+        await self.app(scope, receive, write)

@@ -1,0 +1,124 @@
+"""Answers to chats as answers of another API, streamed or whole. Both are made by the same writer, so they agree."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+from fastapi import Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from .. import offload
+from ..requests.dialect import Dialect
+from ..requests.json_body import SMALL_BYTES
+from .blocks import Blocks, Step
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class End:
+    """How an answer ended. matched: the stop string or token. extra: our own fields of a chat's answer."""
+
+    reason: str | None = None
+    matched: str | int | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Writer(Protocol):
+    """Writes one answer of another API."""
+
+    def begin(self, chat: dict[str, Any]) -> Iterable[Event]:
+        """The first events. chat: a chat's chunk, or a whole answer."""
+
+    def step(self, step: Step) -> Iterable[Event]: ...
+
+    def end(self, end: End) -> Iterable[Event]: ...
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, after its end."""
+
+    def failed(self, error: dict[str, Any]) -> Event:
+        """The last event of a stream that failed. error: a chat's."""
+
+
+async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Response:
+    """The answer to a chat as the writer writes it; an error names the fields of the dialect."""
+    if isinstance(answer, StreamingResponse):
+        answer.body_iterator = _stream(answer.body_iterator, writer)
+        return answer
+    if answer.status_code >= 400:
+        error = orjson.loads(answer.body)["error"]
+        error["message"], error["param"] = dialect.renamed(error["message"], error["param"])
+        headers = {name: value for name, value in answer.headers.items() if name != "content-length"}
+        return JSONResponse({"error": error}, answer.status_code, headers)
+    data = bytes(answer.body)
+    size = len(data)
+    body = await offload.run(size, _whole, data, writer) if size > SMALL_BYTES else _whole(data, writer)
+    return Response(body, media_type="application/json")
+
+
+def _whole(data: bytes, writer: Writer) -> bytes:
+    translation = _Translation(writer)
+    for _ in (*translation.add(orjson.loads(data)), *translation.end()):
+        pass  # the writer keeps what it says
+    return orjson.dumps(writer.whole() | translation.trace())
+
+
+async def _stream(chunks: Any, writer: Writer) -> AsyncIterator[bytes]:
+    translation = _Translation(writer)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if not chunk.startswith("data: {"):
+                continue
+            body = orjson.loads(chunk.removeprefix("data: "))
+            if (error := body.get("error")) is not None:
+                yield _sse(writer.failed(error))
+                return
+            for event in translation.add(body):
+                yield _sse(event | translation.trace())
+    for event in translation.end():
+        yield _sse(event | translation.trace())
+
+
+def _sse(event: Event) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+
+
+class _Translation:
+    """What was read of a chat's answer until now."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._blocks, self._end = Blocks(), End()
+        self._begun = False
+        self._trace: list[dict[str, Any]] = []
+
+    def add(self, chat: dict[str, Any]) -> Iterator[Event]:
+        """chat: a chunk, or a whole answer."""
+        self._end.usage = chat.get("usage") or self._end.usage
+        if "metrics" in chat:
+            self._end.extra["metrics"] = chat["metrics"]
+        if not self._begun and self._end.usage:  # which the first event of some says; the first chunk has none
+            self._begun = True
+            yield from self._writer.begin(chat)
+        for choice in chat["choices"]:
+            self._trace += (choice.get("speculation") or {}).get("trace", ())
+            for step in self._blocks.add(choice.get("delta") or choice.get("message") or {}, choice.get("logprobs")):
+                yield from self._writer.step(step)
+            if choice.get("finish_reason"):
+                self._end.reason, self._end.matched = choice["finish_reason"], choice.get("matched_stop")
+
+    def end(self) -> Iterator[Event]:
+        for step in self._blocks.end():
+            yield from self._writer.step(step)
+        yield from self._writer.end(self._end)
+
+    def trace(self) -> dict[str, Any]:
+        """The tokens' sources since the last call, where the request asks for them."""
+        found, self._trace = self._trace, []
+        return {"speculation": {"trace": found}} if found else {}

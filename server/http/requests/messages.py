@@ -1,0 +1,263 @@
+"""Anthropic's /v1/messages and its count of tokens, as chats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..errors import unsupported
+from .bounds import MAX_MESSAGES, MAX_TOOLS
+from .dialect import PASSED, Dialect, Translated, one_of
+from .parsing import parse
+from .protocol import CHAT
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class CacheControl(_Strict):
+    """Nothing depends on it: every prompt is looked up in the prefix cache."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(_Strict):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: None = None
+
+
+class DirectCaller(_Strict):
+    type: Literal["direct"]
+
+
+class ToolUseBlock(_Strict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: DirectCaller | None = None
+
+
+class ToolResultBlock(_Strict):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(_Strict):
+    """signature: of another server's; none is asked for here."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+if TYPE_CHECKING:
+    Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+else:
+    Block = one_of(text=TextBlock, tool_use=ToolUseBlock, tool_result=ToolResultBlock, thinking=ThinkingBlock)
+
+
+class Message(_Strict):
+    """A last one of the assistant's is continued."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolOfMessages(_Strict):
+    """eager_input_streaming: all inputs are streamed as they come."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+
+
+class ToolChoiceOfMessages(_Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(_Strict):
+    type: Literal["adaptive", "disabled"]
+    display: Literal["summarized"] | None = None
+
+
+class OutputFormat(_Strict):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(_Strict):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(_Strict):
+    """user_id: taken; nothing depends on it."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(_Strict):
+    """Fields that the prompt depends on."""
+
+    messages: list[Message] = Field(max_length=MAX_MESSAGES, min_length=1)
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolOfMessages] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoiceOfMessages | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+
+UNSUPPORTED = {
+    "container": "nothing runs here",
+    "context_management": "the server edits no prompt; send the messages that count",
+    "diagnostics": "leave it out",
+    "inference_geo": "the server is where it is",
+    "mcp_servers": "the server calls no tools; your program does",
+    "prefill": "send a last message of the assistant's, which is continued",
+    "speed": "leave it out",
+}
+NAMES = {
+    "stop": "stop_sequences",
+    r"response_format\.json_schema\.schema": "output_config.format.schema",
+    "reasoning_effort": "output_config.effort",
+    r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def _to_chat(model: type[CountTokensRequest], body: dict[str, Any]) -> Translated:
+    own = {name: value for name, value in body.items() if name in model.model_fields}
+    _refuse_budget(own.get("thinking"))
+    request = parse(model.model_validate_json, own)
+    chat = {name: value for name, value in body.items() if name in PASSED}
+    messages, places = [], []
+    for place, message in _messages(request):
+        messages.append(message)
+        places.append(place)
+    chat["messages"] = messages
+    if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
+        chat["continue_final_message"] = True
+    if request.tools:
+        chat["tools"] = [_tool(tool) for tool in request.tools]
+    if (choice := request.tool_choice) is not None:
+        named = {"type": "function", "function": {"name": choice.name}}
+        chat["tool_choice"] = named if choice.type == "tool" else CHOICES[choice.type]
+        if choice.disable_parallel_tool_use:
+            chat["parallel_tool_calls"] = False
+    if (thinking := request.thinking) is not None:
+        if thinking.type == "disabled":
+            chat["reasoning_effort"] = "none"
+        else:
+            kwargs = chat.get("chat_template_kwargs")
+            chat["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True} | (kwargs or {})
+    if (config := request.output_config) is not None:
+        if config.effort is not None:
+            chat["reasoning_effort"] = config.effort
+        if config.format is not None:
+            schema = {"name": "answer", "schema": config.format.schema_, "strict": True}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(request, MessagesRequest):
+        chat["max_tokens"] = request.max_tokens
+        if request.stop_sequences:
+            chat["stop"] = request.stop_sequences
+        if request.metadata is not None and request.metadata.user_id is not None:
+            chat["user"] = request.metadata.user_id
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    return Translated(CHAT, chat, places)
+
+
+def _refuse_budget(thinking: Any) -> None:
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        reason = "a budget of thinking cannot be kept here; send {'type': 'adaptive'}, or 'disabled'"
+        raise unsupported("thinking", f"'thinking': {reason}")
+
+
+def _tool(tool: ToolOfMessages) -> dict[str, Any]:
+    function = {"name": tool.name, "parameters": tool.input_schema}
+    optional = {"description": tool.description, "strict": tool.strict}
+    return {"type": "function", "function": function | {k: v for k, v in optional.items() if v is not None}}
+
+
+def _messages(request: CountTokensRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A chat's messages, each with the place that it comes from."""
+    if request.system:
+        texts = [request.system] if isinstance(request.system, str) else [block.text for block in request.system]
+        yield "system", {"role": "system", "content": "\n".join(texts)}
+    for index, message in enumerate(request.messages):
+        for translated in _split(message):
+            yield f"messages[{index}]", translated
+
+
+def _split(message: Message) -> Iterator[dict[str, Any]]:
+    """A message as a chat's: one, but for results of tools, which are messages there."""
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    texts: list[str] = []
+    rest: dict[str, Any] = {}
+    results = False
+    for block in message.content:
+        if isinstance(block, ToolResultBlock):
+            if texts or rest:
+                yield _message(message.role, texts, rest)
+            texts, rest, results = [], {}, True
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+            calls = rest.setdefault("tool_calls", [])
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, ThinkingBlock):
+            rest["reasoning_content"] = rest.get("reasoning_content", "") + block.thinking
+        else:
+            texts.append(block.text)
+    if texts or rest or not results:
+        yield _message(message.role, texts, rest)
+
+
+def _message(role: str, texts: list[str], rest: dict[str, Any]) -> dict[str, Any]:
+    content: Any = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    if not texts:
+        return {"role": role, **rest} if "tool_calls" in rest else {"role": role, "content": "", **rest}
+    return {"role": role, "content": content, **rest}
+
+
+def _result(block: ToolResultBlock) -> str:
+    content = block.content or ("error" if block.is_error else "")
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+MESSAGES = Dialect(MessagesRequest, PASSED, lambda body: _to_chat(MessagesRequest, body), NAMES, UNSUPPORTED)
+COUNT = Dialect(
+    CountTokensRequest,
+    frozenset(("model", "chat_template_kwargs")),
+    lambda body: _to_chat(CountTokensRequest, body),
+    NAMES,
+    UNSUPPORTED,
+)
