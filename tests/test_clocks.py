@@ -17,6 +17,7 @@ SAYS_WHEN = {
     "server/doctor/machine.py",
     "server/http/key_learning.py",
     "server/http/learning.py",
+    "server/http/answers/responses.py",
     "server/http/routes/openai.py",
     "server/http/keys/token_limits.py",
     "server/tune/result.py",

@@ -31,12 +31,13 @@ from .request_middleware import RequestMiddleware, name_requests_in_logs
 from .requests import tokenization
 from .requests.grammar_process import GrammarProcess
 from .requests.messages import COUNT, MESSAGES
+from .requests.responses import RESPONSES
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.tokenization import PromptLength
 from .requests.validation import Limits
-from .routes import health, live, messages, openai, page, tokenize, tune
+from .routes import health, live, messages, openai, page, responses, tokenize, tune
 
-DIALECTS = (tokenize.TOKENIZE, tokenize.DETOKENIZE, MESSAGES, COUNT)
+DIALECTS = (tokenize.TOKENIZE, tokenize.DETOKENIZE, MESSAGES, COUNT, RESPONSES)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -79,6 +80,7 @@ def build(
     )
     tokenize.install(app, limits, chat)
     messages.install(app, limits, chat, complete)
+    responses.install(app, complete)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)

@@ -23,12 +23,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of one block. text, logprobs: what is new where it grows."""
+    """A change of one block. text, logprobs: what is new where it grows. cut: it ends for want of tokens."""
 
     change: Literal["begin", "grow", "end"]
     block: Block
     text: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    cut: bool = False
 
 
 class Blocks:
@@ -58,11 +59,11 @@ class Blocks:
         for index, call in enumerate(message.get("tool_calls") or ()):
             yield from self._call(call.get("index") or index, call)
 
-    def end(self) -> Iterator[Step]:
-        """The changes by the end of the answer."""
+    def end(self, *, cut: bool) -> Iterator[Step]:
+        """The changes by the end of the answer. cut: it had no more tokens."""
         if self._space and not self._calls:
             yield from self._grow("text", self._space)
-        yield from self._close()
+        yield from self._close(cut=cut)
 
     def _is_open(self, kind: Kind) -> bool:
         return self._open is not None and self._open.kind == kind
@@ -95,7 +96,7 @@ class Blocks:
         self._open = block
         yield Step("begin", block)
 
-    def _close(self) -> Iterator[Step]:
+    def _close(self, *, cut: bool = False) -> Iterator[Step]:
         if self._open is not None:
-            yield Step("end", self._open)
+            yield Step("end", self._open, cut=cut)
         self._open = None

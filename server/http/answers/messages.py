@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel
+from pydantic_core import from_json
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -63,9 +64,10 @@ class TokenCount(BaseModel):
 
 
 class MessageWriter:
-    """Writes an answer of /v1/messages."""
+    """Writes an answer of /v1/messages. omit_thinking: leave blocks of thinking empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, omit_thinking: bool) -> None:
+        self._omit_thinking = omit_thinking
         self._content: list[Block] = []
         self._message: dict[str, Any] = {}
 
@@ -86,8 +88,10 @@ class MessageWriter:
         block = step.block
         if step.change == "begin":
             self._content.append(block)
-            yield {"type": "content_block_start", "index": block.index, "content_block": _content(block, begins=True)}
+            yield {"type": "content_block_start", "index": block.index, "content_block": _content(block, empty=True)}
         elif step.change == "grow":
+            if self._omits(block):
+                return
             kind, name = DELTAS.get(block.kind, CALL_DELTA)
             yield {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: step.text}}
         else:
@@ -100,9 +104,13 @@ class MessageWriter:
             "stop_sequence": end.matched if stopped else None,
         }
         usage = _usage(end.usage)
-        self._message |= {"content": [_content(block) for block in self._content], **delta, "usage": usage, **end.extra}
+        content = [_content(block, empty=self._omits(block)) for block in self._content]
+        self._message |= {"content": content, **delta, "usage": usage, **end.extra}
         yield {"type": "message_delta", "delta": delta, "usage": usage, **end.extra}
         yield {"type": "message_stop"}
+
+    def _omits(self, block: Block) -> bool:
+        return self._omit_thinking and block.kind == "reasoning"
 
     def whole(self) -> dict[str, Any]:
         return self._message
@@ -111,9 +119,9 @@ class MessageWriter:
         return _error(error, None)
 
 
-def _content(block: Block, *, begins: bool = False) -> dict[str, Any]:
-    """begins: the block is empty, as streams begin it."""
-    text = "" if begins else block.text
+def _content(block: Block, *, empty: bool = False) -> dict[str, Any]:
+    """empty: without its text, as streams begin it."""
+    text = "" if empty else block.text
     if block.kind == "text":
         return {"type": "text", "text": text}
     if block.kind == "reasoning":
@@ -124,8 +132,8 @@ def _content(block: Block, *, begins: bool = False) -> dict[str, Any]:
 def _input(arguments: str) -> dict[str, Any]:
     """What a call asks for; as it was written, where it was cut off."""
     try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
+        value = from_json(arguments or "{}", allow_inf_nan=False)
+    except ValueError:
         value = None
     return value if isinstance(value, dict) else {"arguments": arguments}
 

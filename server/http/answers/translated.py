@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import orjson
 from fastapi import Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic_core import to_json
 
 from .. import offload
 from ..requests.dialect import Dialect
@@ -66,7 +67,7 @@ def _whole(data: bytes, writer: Writer) -> bytes:
     translation = _Translation(writer)
     for _ in (*translation.add(orjson.loads(data)), *translation.end()):
         pass  # the writer keeps what it says
-    return orjson.dumps(writer.whole() | translation.trace())
+    return to_json(writer.whole() | translation.trace())
 
 
 async def _stream(chunks: Any, writer: Writer) -> AsyncIterator[bytes]:
@@ -86,7 +87,7 @@ async def _stream(chunks: Any, writer: Writer) -> AsyncIterator[bytes]:
 
 
 def _sse(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))
 
 
 class _Translation:
@@ -114,7 +115,7 @@ class _Translation:
                 self._end.reason, self._end.matched = choice["finish_reason"], choice.get("matched_stop")
 
     def end(self) -> Iterator[Event]:
-        for step in self._blocks.end():
+        for step in self._blocks.end(cut=self._end.reason == "length"):
             yield from self._writer.step(step)
         yield from self._writer.end(self._end)
 

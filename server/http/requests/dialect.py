@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Union
 
-from pydantic import BaseModel, Discriminator, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from ..errors import unsupported
 from .protocol import Kind, unknown_field
@@ -23,6 +23,12 @@ PASSED = frozenset(
 """Fields of a chat that mean the same in other APIs, OpenAI's, SGLang's and ours."""
 
 
+class Strict(BaseModel):
+    """A model that refuses fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def one_of(**members: type[BaseModel]) -> Any:
     """Type of a value that is one of the models, by its `type`."""
     # Tags other than the types: pydantic's locations hold them, and fields have the types' names.
@@ -31,19 +37,22 @@ def one_of(**members: type[BaseModel]) -> Any:
 
 
 def _tag(value: Any) -> str:
-    return f"{value.get('type') if isinstance(value, dict) else getattr(value, 'type', None)} object"
+    if not isinstance(value, dict):
+        return f"{getattr(value, 'type', None)} object"
+    return f"{value.get('type') or ('message' if 'role' in value else 'untyped')} object"
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
     """A request as another kind of request.
 
-    body: its fields. places: where each of its messages stood, for errors.
+    body: its fields. places: where each of its messages stood, for errors. original: the request that came, parsed.
     """
 
     kind: Kind
     body: dict[str, Any]
     places: Sequence[str] = ()
+    original: BaseModel | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,39 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from pydantic_core import to_json
 
-from ..errors import unsupported
+from ..errors import invalid_value, unsupported
 from .bounds import MAX_MESSAGES, MAX_TOOLS
-from .dialect import PASSED, Dialect, Translated, one_of
+from .dialect import PASSED, Dialect, Strict, Translated, one_of
 from .parsing import parse
 from .protocol import CHAT
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class CacheControl(_Strict):
+class CacheControl(Strict):
     """Nothing depends on it: every prompt is looked up in the prefix cache."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(_Strict):
+class TextBlock(Strict):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
     citations: None = None
 
 
-class DirectCaller(_Strict):
+class DirectCaller(Strict):
     type: Literal["direct"]
 
 
-class ToolUseBlock(_Strict):
+class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -46,7 +42,7 @@ class ToolUseBlock(_Strict):
     caller: DirectCaller | None = None
 
 
-class ToolResultBlock(_Strict):
+class ToolResultBlock(Strict):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[TextBlock] | None = None
@@ -54,7 +50,7 @@ class ToolResultBlock(_Strict):
     cache_control: CacheControl | None = None
 
 
-class ThinkingBlock(_Strict):
+class ThinkingBlock(Strict):
     """signature: of another server's; none is asked for here."""
 
     type: Literal["thinking"]
@@ -68,14 +64,14 @@ else:
     Block = one_of(text=TextBlock, tool_use=ToolUseBlock, tool_result=ToolResultBlock, thinking=ThinkingBlock)
 
 
-class Message(_Strict):
+class Message(Strict):
     """A last one of the assistant's is continued."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class ToolOfMessages(_Strict):
+class ToolOfMessages(Strict):
     """eager_input_streaming: all inputs are streamed as they come."""
 
     name: str
@@ -84,37 +80,49 @@ class ToolOfMessages(_Strict):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    defer_loading: Literal[False] | None = None
     eager_input_streaming: bool | None = None
 
 
-class ToolChoiceOfMessages(_Strict):
+class ToolChoiceOfMessages(Strict):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(_Strict):
+class Thinking(Strict):
     type: Literal["adaptive", "disabled"]
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(_Strict):
+class KeptThinking(Strict):
+    """Changes nothing: all is kept."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Strict):
+    edits: list[KeptThinking]
+
+
+class OutputFormat(Strict):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(_Strict):
+class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(_Strict):
+class Metadata(Strict):
     """user_id: taken; nothing depends on it."""
 
     user_id: str | None = None
 
 
-class CountTokensRequest(_Strict):
+class CountTokensRequest(Strict):
     """Fields that the prompt depends on."""
 
     messages: list[Message] = Field(max_length=MAX_MESSAGES, min_length=1)
@@ -123,6 +131,7 @@ class CountTokensRequest(_Strict):
     tool_choice: ToolChoiceOfMessages | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     cache_control: CacheControl | None = None
 
 
@@ -135,7 +144,6 @@ class MessagesRequest(CountTokensRequest):
 
 UNSUPPORTED = {
     "container": "nothing runs here",
-    "context_management": "the server edits no prompt; send the messages that count",
     "diagnostics": "leave it out",
     "inference_geo": "the server is where it is",
     "mcp_servers": "the server calls no tools; your program does",
@@ -148,6 +156,7 @@ NAMES = {
     "reasoning_effort": "output_config.effort",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
 }
+BLOCKS_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -190,7 +199,7 @@ def _to_chat(model: type[CountTokensRequest], body: dict[str, Any]) -> Translate
             chat["user"] = request.metadata.user_id
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    return Translated(CHAT, chat, places)
+    return Translated(CHAT, chat, places, request)
 
 
 def _refuse_budget(thinking: Any) -> None:
@@ -211,11 +220,11 @@ def _messages(request: CountTokensRequest) -> Iterator[tuple[str, dict[str, Any]
         texts = [request.system] if isinstance(request.system, str) else [block.text for block in request.system]
         yield "system", {"role": "system", "content": "\n".join(texts)}
     for index, message in enumerate(request.messages):
-        for translated in _split(message):
+        for translated in _split(message, f"messages[{index}]"):
             yield f"messages[{index}]", translated
 
 
-def _split(message: Message) -> Iterator[dict[str, Any]]:
+def _split(message: Message, place: str) -> Iterator[dict[str, Any]]:
     """A message as a chat's: one, but for results of tools, which are messages there."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
@@ -223,14 +232,17 @@ def _split(message: Message) -> Iterator[dict[str, Any]]:
     texts: list[str] = []
     rest: dict[str, Any] = {}
     results = False
-    for block in message.content:
+    for index, block in enumerate(message.content):
+        if (whose := BLOCKS_OF.get(block.type, message.role)) != message.role:
+            where = f"{place}.content[{index}]"
+            raise invalid_value(where, f"{where!r} is {block.type!r}, which only messages of role {whose!r} have")
         if isinstance(block, ToolResultBlock):
             if texts or rest:
                 yield _message(message.role, texts, rest)
             texts, rest, results = [], {}, True
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
         elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+            function = {"name": block.name, "arguments": to_json(block.input).decode()}
             calls = rest.setdefault("tool_calls", [])
             calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, ThinkingBlock):

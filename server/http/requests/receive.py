@@ -106,6 +106,7 @@ def _checked(
         if isinstance(form, Dialect):
             error.message, error.param = form.renamed(error.message, error.param, translated.places)
         raise
+    request._original = translated.original
     request._body_bytes = len(data)
     request._learn = learn and whole.get("store") is not False
     return request

@@ -28,8 +28,10 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler, complete: Complete)
         responses=openapi.responses(MessageAnswer, kind="text/event-stream", text=EVENTS),
     )
     async def messages(raw: Request) -> Response:
-        _, answer = await complete(MESSAGES, raw)
-        return await translated(answer, MessageWriter(), MESSAGES)
+        request, answer = await complete(MESSAGES, raw)
+        thinking = request._original.thinking
+        writer = MessageWriter(omit_thinking=thinking is not None and thinking.display == "omitted")
+        return await translated(answer, writer, MESSAGES)
 
     @app.post(
         "/v1/messages/count_tokens",

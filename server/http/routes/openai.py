@@ -28,8 +28,6 @@ from ..requests.sampling_defaults import SamplingDefaults
 from ..requests.validation import Limits
 
 ELSEWHERE = {
-    "/v1/responses": "this server does not keep conversations, so it has no responses API: send all messages to"
-    " POST /v1/chat/completions (client.chat.completions.create)",
     "/v1/embeddings": "this server generates text only; ask a server of an embedding model",
 }
 """Routes of OpenAI's that clients try, with what to do instead."""
@@ -125,7 +123,6 @@ def install(
         activations=activations,
     )
 
-    @app.api_route("/v1/responses", methods=["GET", "POST"], include_in_schema=False)
     @app.api_route("/v1/embeddings", methods=["GET", "POST"], include_in_schema=False)
     async def elsewhere(raw: Request) -> Response:
         raise ApiError(ELSEWHERE[raw.url.path], status=404, code="unsupported_endpoint")

@@ -29,7 +29,7 @@ from outrider.server.http.requests.bounds import RANGES
 SECONDS = 30
 """Time limit of an answer of two tokens; a request that takes longer hangs."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {
         "messages": [
@@ -63,10 +63,25 @@ BODIES: dict[str, dict[str, Any]] = {
         "metadata": {"user_id": "a"},
         "stream": True,
     },
+    RESPONSES: {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Well"}]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "1"},
+        ],
+        "max_output_tokens": 2,
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+        "include": ["message.output_text.logprobs"],
+        "reasoning": {"effort": "none"},
+        "store": False,
+        "stream": True,
+    },
     "/v1/tokenize": {"prompt": ["Hello", "World"], "add_special_tokens": False},
     "/v1/detokenize": {"tokens": [[1, 2], [3]], "skip_special_tokens": False},
 }
-LONGEST = {CHAT: "max_completion_tokens", TEXT: "max_tokens", MESSAGES: "max_tokens"}
+LONGEST = {CHAT: "max_completion_tokens", TEXT: "max_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
 """Fields that bound an answer."""
 ODD = st.one_of(
     st.none(),

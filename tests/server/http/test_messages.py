@@ -182,6 +182,7 @@ def test_structured_output(server: Server) -> None:
             400,
             "messages[0].content[0].x",
         ),
+        ({"messages": of_user({"type": "thinking", "thinking": "a"})}, 400, "messages[0].content[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search", "input_schema": {}}]}, 400, "tools[0].type"),
         ({"speculation": {"enable": True}}, 400, "speculation.enable"),
     ],

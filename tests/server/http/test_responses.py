@@ -1,0 +1,157 @@
+"""OpenAI's /v1/responses by the official client: the answers of chats in its form, streamed and whole alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from asking import MODEL
+from pydantic import BaseModel, ConfigDict
+from running import Server
+from two_tools import TOOLS
+
+STORY = "Tell me a story about a fox."
+ASKED: dict[str, Any] = {"model": MODEL, "input": STORY, "max_output_tokens": 24, "temperature": 0}
+FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+
+
+def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The response at the end of a stream, and its events."""
+    events = list(client.responses.create(**asked, stream=True))
+    return events[-1].response, events
+
+
+def alike(response: Any) -> dict[str, Any]:
+    """What does not depend on the request or on what is cached."""
+    output = [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
+    for item in output:
+        for part in item.get("content") or ():
+            part.pop("parsed", None)
+        item.pop("parsed_arguments", None)
+    usage = response.usage
+    return {
+        "output": output,
+        "status": (response.status, response.incomplete_details and response.incomplete_details.reason),
+        "tokens": (usage.input_tokens, usage.output_tokens, usage.total_tokens),
+    }
+
+
+def test_answer_is_the_chats_streamed_and_whole(client: openai.OpenAI) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}]
+    chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
+    asked = ASKED | {"instructions": "Be brief."}
+    whole = client.responses.create(**asked)
+    assert whole.output_text == chat.choices[0].message.content
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (chat.usage.prompt_tokens, 24)
+    assert (whole.instructions, whole.max_output_tokens, whole.store) == ("Be brief.", 24, False)
+    final, events = streamed(client, asked)
+    assert alike(final) == alike(whole)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    kinds = [event.type for event in events if "delta" not in event.type]
+    assert kinds == [
+        *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+        *("response.output_text.done", "response.content_part.done", "response.output_item.done"),
+        "response.incomplete",
+    ]
+
+
+def test_speculation_and_logprobs(client: openai.OpenAI) -> None:
+    asked = ASKED | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = client.responses.create(**asked)
+    assert whole.usage.output_tokens_details.accepted_prediction_tokens > 0
+    assert whole.metrics["speculative_decoding"]["num_spec_steps"] > 0
+    plain = client.responses.create(**asked, extra_body={"speculation": {"enabled": False}})
+    assert plain.usage.output_tokens_details.accepted_prediction_tokens == 0
+    final, events = streamed(client, asked | {"extra_body": {"speculation": {"trace": True}}})
+    for found in (plain, final):
+        assert found.output_text == whole.output_text
+        entries = found.output[0].content[0].logprobs
+        assert "".join(entry.token for entry in entries) == whole.output_text
+        assert {len(entry.top_logprobs) for entry in entries} == {2}
+    traced = [token for event in events for token in (getattr(event, "speculation", None) or {}).get("trace", ())]
+    assert "".join(token["token"] for token in traced) == whole.output_text
+
+
+def test_calls_and_their_results(tool_server: Server) -> None:
+    client = tool_server.client()
+    turns: list[Any] = [{"role": "user", "content": "What is the weather in Paris, and where is a hotel?"}]
+    asked = ASKED | {"tools": FUNCTIONS, "max_output_tokens": 160}
+    whole = client.responses.create(**asked | {"input": turns, "tool_choice": "required"})
+    final, events = streamed(client, asked | {"input": turns, "tool_choice": "required"})
+    calls = [item for item in whole.output if item.type == "function_call"]
+    assert calls
+    assert [(item.name, item.arguments) for item in final.output if item.type == "function_call"] == [
+        (call.name, call.arguments) for call in calls
+    ]
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [(event.name, event.arguments) for event in done] == [(call.name, call.arguments) for call in calls]
+    turns += whole.output
+    turns += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
+    after = client.responses.create(**asked | {"input": turns, "tool_choice": "none"})
+    assert after.usage.input_tokens > whole.usage.input_tokens
+    one = {"type": "function", "name": "find_hotel"}
+    chosen = client.responses.create(**asked | {"input": turns, "tool_choice": one})
+    assert {item.name for item in chosen.output if item.type == "function_call"} == {"find_hotel"}
+
+
+def test_structured_output(client: openai.OpenAI) -> None:
+    class Person(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        age: int
+
+    asked = ASKED | {"input": "Invent a person.", "max_output_tokens": 64, "temperature": 1}
+    found = client.responses.parse(**asked, text_format=Person, extra_body={"seed": 3})
+    assert isinstance(found.output_parsed, Person)
+    with client.responses.stream(**asked, text_format=Person, extra_body={"seed": 3}) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert stream.get_final_response().output_parsed == found.output_parsed
+    assert "".join(pieces) == found.output_text
+    format_ = {"format": {"type": "json_object"}}
+    assert client.responses.create(**ASKED, text=format_).output_text.lstrip().startswith("{")
+
+
+def test_earlier_answers_go_back_in(client: openai.OpenAI) -> None:
+    first = client.responses.create(**ASKED)
+    turns = [{"role": "user", "content": STORY}, *first.output, {"role": "user", "content": "Go on."}]
+    second = client.responses.create(**ASKED | {"input": turns})
+    messages = [
+        {"role": "user", "content": STORY},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "Go on."},
+    ]
+    chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
+    assert second.output_text == chat.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input[0]"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "x"}}}}, "text.format.schema"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 2}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        body = json.loads(json.dumps(ASKED | fields | {"stream": stream}))
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.post("/responses", body=body, cast_to=object)
+        assert refused.value.param == param
+        assert f"'{param}" in refused.value.message
