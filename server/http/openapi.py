@@ -28,8 +28,11 @@ NOT_SERVED = (
     *("LegacyStructuralTag", "StructuralTag"),
 )
 """Prefixes of SGLang's models that no request may hold."""
+TAGS = {"/v1/messages": "Anthropic", "/v1/": "OpenAI", "/": "Outrider"}
+"""Beginnings of paths, with whose they are."""
 DESCRIPTION = """\
-OpenAI's routes, and a few of Outrider's. What a request may not carry is refused, and the error says why."""
+OpenAI's and Anthropic's routes, and a few of Outrider's. What a request may not carry is refused, and the error says
+why."""
 
 
 class ErrorDetail(BaseModel):
@@ -105,7 +108,7 @@ def _document(
         schemas.pop(name, None)
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            operation["tags"] = ["OpenAI" if path.startswith("/v1/") else "Outrider"]
+            operation["tags"] = [next(tag for prefix, tag in TAGS.items() if path.startswith(prefix))]
             operation["responses"].pop("422", None)  # the framework's, which no route of ours gives
             operation["responses"].setdefault("default", ERROR)
     if has_key:

@@ -66,6 +66,8 @@ class TokenCount(BaseModel):
 class MessageWriter:
     """Writes an answer of /v1/messages. omit_thinking: leave blocks of thinking empty."""
 
+    begins_with_usage = True
+
     def __init__(self, *, omit_thinking: bool) -> None:
         self._omit_thinking = omit_thinking
         self._content: list[Block] = []

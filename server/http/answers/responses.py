@@ -49,6 +49,8 @@ class ResponsesAnswer(BaseModel):
 class ResponsesWriter:
     """Writes an answer of /v1/responses. request: as it came. chat: what was made of it."""
 
+    begins_with_usage = False
+
     def __init__(self, request: ResponsesRequest, chat: ChatRequest) -> None:
         self._response = _settings(request, chat)
         self._items: list[dict[str, Any]] = []

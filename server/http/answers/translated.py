@@ -31,7 +31,9 @@ class End:
 
 
 class Writer(Protocol):
-    """Writes one answer of another API."""
+    """Writes one answer of another API. begins_with_usage: its first event tells the tokens of the prompt."""
+
+    begins_with_usage: bool
 
     def begin(self, chat: dict[str, Any]) -> Iterable[Event]:
         """The first events. chat: a chat's chunk, or a whole answer."""
@@ -104,7 +106,7 @@ class _Translation:
         self._end.usage = chat.get("usage") or self._end.usage
         if "metrics" in chat:
             self._end.extra["metrics"] = chat["metrics"]
-        if not self._begun and self._end.usage:  # which the first event of some says; the first chunk has none
+        if not self._begun and (self._end.usage or not self._writer.begins_with_usage):  # the first chunk has none
             self._begun = True
             yield from self._writer.begin(chat)
         for choice in chat["choices"]:

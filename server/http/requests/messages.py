@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic_core import to_json
@@ -68,7 +68,7 @@ class Message(Strict):
     """A last one of the assistant's is continued."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Field(fail_fast=True)]
 
 
 class ToolOfMessages(Strict):
@@ -125,7 +125,7 @@ class Metadata(Strict):
 class CountTokensRequest(Strict):
     """Fields that the prompt depends on."""
 
-    messages: list[Message] = Field(max_length=MAX_MESSAGES, min_length=1)
+    messages: list[Message] = Field(max_length=MAX_MESSAGES, min_length=1, fail_fast=True)
     system: str | list[TextBlock] | None = None
     tools: list[ToolOfMessages] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoiceOfMessages | None = None
@@ -154,6 +154,8 @@ NAMES = {
     "stop": "stop_sequences",
     r"response_format\.json_schema\.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
+    "user": "metadata.user_id",
+    r"tool_choice\.function": "tool_choice",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
 }
 BLOCKS_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
@@ -182,11 +184,10 @@ def _to_chat(model: type[CountTokensRequest], body: dict[str, Any]) -> Translate
     if (thinking := request.thinking) is not None:
         if thinking.type == "disabled":
             chat["reasoning_effort"] = "none"
-        else:
-            kwargs = chat.get("chat_template_kwargs")
-            chat["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True} | (kwargs or {})
+        elif isinstance(kwargs := chat.get("chat_template_kwargs", {}), dict):
+            chat["chat_template_kwargs"] = {"thinking": True, "enable_thinking": True} | kwargs
     if (config := request.output_config) is not None:
-        if config.effort is not None:
+        if config.effort is not None and (thinking is None or thinking.type == "adaptive"):
             chat["reasoning_effort"] = config.effort
         if config.format is not None:
             schema = {"name": "answer", "schema": config.format.schema_, "strict": True}

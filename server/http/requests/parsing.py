@@ -29,7 +29,11 @@ def parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
 
 def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     """One line for the most specific of the errors, without the names of unions' members."""
-    details = max(error.errors(include_url=False), key=lambda item: len(_path(item["loc"], body)))
+
+    def specific(item: Any) -> tuple[int, bool]:
+        return len(_path(item["loc"], body)), not item["type"].endswith("_type")
+
+    details = max(error.errors(include_url=False), key=specific)
     path = _path(details["loc"], body)
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
     if details["type"] == "missing":
@@ -46,6 +50,8 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     message = message[:1].lower() + message[1:]
     if details["type"] == "value_error":
         return invalid_value(param, message)
+    if details["type"].startswith("too_"):
+        return invalid_value(param, f"{param!r}: {message}")
     found = name_of(details["input"])
     return ApiError(f"{param!r}: {message}, not {found}", param=param, code="invalid_type")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -60,7 +60,7 @@ class _Item(Strict):
 class MessageItem(_Item):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | Annotated[list[Part], Field(fail_fast=True)]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -140,7 +140,7 @@ class ResponsesRequest(Strict):
     """user, prompt_cache_key, safety_identifier, client_metadata (Codex's): taken; nothing depends on them. metadata:
     returned with the answer."""
 
-    input: str | list[Item] = Field(max_length=MAX_MESSAGES)
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: list[FunctionTool] | None = Field(default=None, max_length=MAX_TOOLS)

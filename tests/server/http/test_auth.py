@@ -68,6 +68,9 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
         ({"authorization": b"Bearer \xff"}, 401),
         ({"authorization": b"Bearer a-secret"}, 200),
         ({"authorization": b"bearer a-secret"}, 200),
+        ({"x-api-key": b"a-secret"}, 200),
+        ({"x-api-key": b"a-secretx"}, 401),
+        ({"x-api-key": b"a-secret", "authorization": b"Bearer wrong"}, 401),
     ],
 )
 def test_key_is_compared_whole(headers: dict[str, bytes], status: int) -> None:

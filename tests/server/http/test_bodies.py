@@ -15,6 +15,7 @@ from metrics_page import MetricsPage
 from running import HTTP, Server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 BUSY = 5
 ANSWER_SECONDS, HEALTH_SECONDS = 0.2 * BUSY, 0.1 * BUSY
 GROWTH, LEAST_GROWTH = 10, 16 * 2**20
@@ -51,6 +52,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "long role": (CHAT, body(messages=[{"role": "x" * 10 * MEGABYTES}]), "role"),
     "empty arrays": (CHAT, b'{"messages":[' + b"[]," * 3 * MEGABYTES, "objects and arrays"),
     "wrong stop strings": (TEXT, body(prompt="x", stop=[1] * 80_000), "32 are allowed"),
+    "wrong blocks": (MESSAGES, body(messages=said([{"type": "x"}] * 5, 2048), max_tokens=1), "takes"),
+    "blocks without a text": (MESSAGES, body(messages=said([{"type": "text"}] * 5000), max_tokens=1), "required"),
+    "items": (RESPONSES, body(input=said("a", 8_000)), "2048"),
+    "wrong items": (RESPONSES, body(input=[{"role": "user", "content": [{"type": "x"}] * 5}] * 2048), "takes"),
+    "token ids to detokenize": ("/v1/detokenize", body(tokens=[[11] * 5000] * 16), "context length"),
     "wrong prompts": (TEXT, body(prompt=[[None] * 1000] * 16), "token ids"),
 }
 
@@ -78,6 +84,9 @@ WORK: dict[str, tuple[str, bytes]] = {
     "digits": (TEXT, body(prompt="1" * 600_000, max_tokens=1)),
     "spaces": (TEXT, body(prompt=" " * 600_000, max_tokens=1)),
     "messages": (CHAT, body(messages=said("a", 2048), max_tokens=1)),
+    "messages of Anthropic's": (MESSAGES, body(messages=said("a", 2048), max_tokens=1)),
+    "items": (RESPONSES, body(input=said("a", 2048))),
+    "digits to tokenize": ("/v1/tokenize", body(prompt="1" * 600_000)),
     "prompts": (TEXT, body(prompt=["the capital of France is " * 700] * 16, max_tokens=4000)),
     "token ids": (TEXT, body(prompt=[[11] * 4000] * 16, max_tokens=4000)),
 }

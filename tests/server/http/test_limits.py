@@ -213,6 +213,40 @@ def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
         assert said == (answer.status_code == 200), line
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}),
+        ("responses", {"input": "Hi", "max_output_tokens": 6}),
+    ],
+)
+def test_other_apis_are_charged_as_chats(
+    limited_server: Limited, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    url = f"{limited_server.server.url}/v1/{path}"
+    key = limited_server.headers["operator"]["Authorization"].removeprefix("Bearer ")
+    before = limited_server.used("operator")
+    answer = limited_server.client.post(url, json=body | {"stream": stream}, headers={"x-api-key": key})
+    assert answer.status_code == 200
+    found = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+    told = (found[-2] if path == "messages" else found[-1]["response"]) if stream else answer.json()
+    usage, after = told["usage"], limited_server.used("operator")
+    prompt = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+    assert (after["prompt"] - before["prompt"], after["completion"] - before["completion"]) == (
+        prompt,
+        usage["output_tokens"],
+    )
+    refused = limited_server.client.post(url, json=body)
+    assert refused.status_code == 401
+    assert refused.json()["error"]["type"] == "authentication_error"
+    assert refused.json().get("type") == ("error" if path == "messages" else None)
+    long = body | {name: 100 for name in body if name.startswith("max")}
+    much = limited_server.client.post(url, json=long, headers=limited_server.headers["short"])
+    assert code(much) == "request_too_many_tokens"
+    assert much.json()["error"]["param"] in body
+
+
 def test_what_a_client_leaves_counts_as_far_as_it_was_written(limited_server: Limited) -> None:
     url, headers = f"{limited_server.server.url}/v1/completions", limited_server.headers["day"]
     with limited_server.client.stream("POST", url, json=LONG | {"stream": True}, headers=headers) as stream:

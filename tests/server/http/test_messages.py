@@ -91,7 +91,8 @@ def test_answer_is_the_chats_streamed_and_whole(server: Server, client: openai.O
     assert ask(server, {"messages": STORY}, path="/count_tokens") == {"input_tokens": chat.usage.prompt_tokens}
 
 
-def test_speculation_can_be_seen_and_switched_off(server: Server) -> None:
+def test_speculation_can_be_seen_and_switched_off(tool_server: Server) -> None:
+    server = tool_server  # which verifies every draft
     asked = ASKED | {
         "messages": [{"role": "user", "content": "Say a b c a b c a b c."}],
         "speculation": {"trace": True},
@@ -171,6 +172,8 @@ def test_structured_output(server: Server) -> None:
         ({"temperature": -1}, 400, "temperature"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "thinking"),
         ({"container": "a"}, 400, "container"),
+        ({"thinking": {"type": "adaptive"}, "chat_template_kwargs": [1]}, 400, "chat_template_kwargs"),
+        ({"metadata": {"user_id": "x" * 5000}}, 400, "metadata.user_id"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
             400,

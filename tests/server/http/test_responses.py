@@ -41,6 +41,7 @@ def alike(response: Any) -> dict[str, Any]:
 def test_answer_is_the_chats_streamed_and_whole(client: openai.OpenAI) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}]
     chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
+    assert client.responses.create(**ASKED | {"input": "no " * 2000, "max_output_tokens": 1}).usage.input_tokens > 2000
     asked = ASKED | {"instructions": "Be brief."}
     whole = client.responses.create(**asked)
     assert whole.output_text == chat.choices[0].message.content
@@ -59,7 +60,8 @@ def test_answer_is_the_chats_streamed_and_whole(client: openai.OpenAI) -> None:
     ]
 
 
-def test_speculation_and_logprobs(client: openai.OpenAI) -> None:
+def test_speculation_and_logprobs(tool_server: Server) -> None:
+    client = tool_server.client()  # which verifies every draft
     asked = ASKED | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole = client.responses.create(**asked)
     assert whole.usage.output_tokens_details.accepted_prediction_tokens > 0
@@ -137,6 +139,7 @@ def test_earlier_answers_go_back_in(client: openai.OpenAI) -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": "a"}] * 2049}, "input"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),

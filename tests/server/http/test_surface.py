@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from typing import Any
 
 import httpx
 import openai
 import psutil
+import pytest
 from metrics_page import metric
 from running import HTTP, Server, wait_until
 
@@ -57,8 +59,16 @@ def test_nothing_listens_beyond_localhost_and_one_process_on_the_port(server: Se
     assert all(address.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for address, _ in listening), listening
 
 
-def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
-    request = {"model": model, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", {"prompt": "Count: 1, 2, 3,", "max_tokens": 3000}),
+        ("messages", {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 3000}),
+        ("responses", {"input": "Count.", "max_output_tokens": 3000}),
+    ],
+)
+def test_client_that_leaves_frees_its_slots(server: Server, model: str, path: str, fields: dict[str, Any]) -> None:
+    request = {"model": model, "ignore_eos": True, **fields}
 
     def steps() -> float:
         return metric(server.url, "outrider_decode_steps_total")
@@ -66,7 +76,7 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
     def idle() -> bool:
         return HTTP.get(server.url + "/outrider/live").json()["requests"] == {"running": 0, "queued": 0}
 
-    with HTTP.stream("POST", server.url + "/v1/completions", json=request | {"stream": True}, timeout=60) as response:
+    with HTTP.stream("POST", f"{server.url}/v1/{path}", json=request | {"stream": True}, timeout=60) as response:
         lines = response.iter_lines()  # dropping it would end the stream
         next(lines)
         before = steps()
@@ -75,7 +85,7 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str) -> None:
     wait_until(idle, 30)
     # A request that is not streamed, too: its client gives up waiting.
     with contextlib.suppress(httpx.ReadTimeout):
-        HTTP.post(server.url + "/v1/completions", json=request, timeout=1)
+        HTTP.post(f"{server.url}/v1/{path}", json=request, timeout=1)
     wait_until(idle, 30)
     # All slots are usable again: a request that needs nearly all of them is served.
     answer = HTTP.post(

@@ -127,6 +127,14 @@ def test_blocks_of_an_answer() -> None:
     assert whole(PARTS["space"], "stop", responses, RESPONSES)["output"][0]["content"][0]["text"] == "\n "
 
 
+def test_a_response_begins_before_its_first_text() -> None:
+    writer, dialect = writers()[1]
+    error = {"error": {"message": "it ran too long", "type": "timeout_error", "param": None, "code": None}}
+    found = events([*stream(PARTS["text"], "stop")[:1], error], writer, dialect)
+    assert [event["type"] for event in found] == ["response.created", "response.in_progress", "response.failed"]
+    assert found[-1]["response"]["id"] == "resp_7"
+
+
 def test_omitted_thinking_is_an_empty_block() -> None:
     writer = MessageWriter(omit_thinking=True)
     found = events(stream(PARTS["all"], "stop"), writer, MESSAGES)
