@@ -284,8 +284,9 @@ class Decoder : public torch::CustomClassHolder {
   // Slots that attention reads, in its order, as many as fit a shared cache; none for few tokens, whose products are
   // bound by memory themselves.
   std::vector<int32_t> cached_slots(const AttentionArgs& a, int64_t requests, int64_t tokens) const {
-    constexpr int64_t LEAST = 16, ROOM = 8 << 20;  // tokens, bytes
-    const int64_t most = tokens < LEAST ? 0 : ROOM / (kv_heads_ * (width_ + value_width_) * (type_ ? 2 : 4));
+    constexpr int64_t ROOM = 8 << 20;  // bytes
+    const int64_t least = rounds_ ? 4 : 16, slot = kv_heads_ * (width_ + value_width_) * (type_ ? 2 : 4);
+    const int64_t most = tokens < least ? 0 : ROOM / slot;
     std::vector<int32_t> slots;
     for (int64_t r = requests - 1; r >= 0 && int64_t(slots.size()) < most; --r) {
       const int32_t* from = a.page_table + a.rows[r] * a.page_stride;

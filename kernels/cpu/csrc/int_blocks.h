@@ -11,6 +11,7 @@ constexpr bool SHORT_SUMS = false;
 #else
 constexpr bool SHORT_SUMS = W >= 8;  // products of bytes are added in 16 bits first
 #endif
+constexpr int LINES_A_BLOCK = 2;  // of the cache, that are prefetched meanwhile
 constexpr int MOST_ROWS = W == 16 ? 8 : 4;  // of a register tile of W outputs
 using Shorts = int16_t __attribute__((vector_size(W * 4)));
 
@@ -253,12 +254,13 @@ const B* block_of_row(const B* x, int r, int64_t x_stride) {
 // Spans of superblocks: rows have one scale for each.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const uint8_t* span, const WideBlock* x,
-                                                         int64_t x_stride, int64_t ahead) {
+                                                         int64_t x_stride, int64_t ahead, CachePrefetch* cache) {
   using Kind = IntKind<KIND>;
   constexpr int64_t SIZE = W * Kind::F.bits * BLOCK / 8, LINES = Kind::SPAN / 64 / 8 + 1;
   const auto row = [&](int r) { return block_of_row(x, r, x_stride); };
   IntVec sums[R]{};
   for (int k = 0; k < 8; ++k) {
+    if (cache) prefetch_lines<LINES_A_BLOCK>(*cache);
     if (ahead)
       for (int64_t i = 0; i < LINES; ++i) __builtin_prefetch(span + ahead + (k * LINES + i) * 64);
     IntVec scales[2];
@@ -306,7 +308,7 @@ __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const
 // Spans whose blocks share float scales at most: rows have a scale for each block.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], const uint8_t* span, const NarrowBlock* x,
-                                                           int64_t x_stride, int64_t ahead) {
+                                                           int64_t x_stride, int64_t ahead, CachePrefetch* cache) {
   using Kind = IntKind<KIND>;
   constexpr int64_t SIZE = W * Kind::F.bits * BLOCK / 8, LINES = (Kind::SPAN + 63) / 64;
   if (ahead)
@@ -324,6 +326,7 @@ __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], con
   const IntVec ones[2] = {as_scale(1 - IntVec{}), as_scale(1 - IntVec{})};
 #pragma GCC unroll 1
   for (int k = 0; k < Kind::F.span; ++k) {
+    if (cache) prefetch_lines<LINES_A_BLOCK>(*cache);
     const auto row = [&](int r) { return block_of_row(x + k, r, x_stride); };
     IntVec sums[R];
 #pragma GCC unroll 8
@@ -342,18 +345,19 @@ __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], con
 }
 
 // totals[r]: R rows times a stripe of W outputs. end: of all weights where they are to be prefetched, else null.
+// cache: prefetched meanwhile; null: nothing.
 template <BlockKind KIND, int R>
 __attribute__((noinline)) void multiply_stripe(const uint8_t* stripe, const uint8_t* end, const char* x,
-                                               int64_t x_stride, int64_t spans, Vec* out) {
+                                               int64_t x_stride, int64_t spans, CachePrefetch* cache, Vec* out) {
   using Kind = IntKind<KIND>;
   Vec totals[R]{};
   for (int64_t n = 0; n < spans; ++n, stripe += Kind::SPAN) {
     const int64_t ahead = stripe + AHEAD + 2 * Kind::SPAN <= end ? AHEAD : 0;
     if constexpr (Kind::WIDE)
-      add_wide_span<KIND>(totals, stripe, reinterpret_cast<const WideBlock*>(x) + n, x_stride, ahead);
+      add_wide_span<KIND>(totals, stripe, reinterpret_cast<const WideBlock*>(x) + n, x_stride, ahead, cache);
     else
       add_narrow_span<KIND>(totals, stripe, reinterpret_cast<const NarrowBlock*>(x) + n * Kind::F.span, x_stride,
-                            ahead);
+                            ahead, cache);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) out[r] = totals[r];
@@ -377,8 +381,8 @@ inline void store_rounded(bf16* p, Vec x) {
 
 template <BlockKind KIND, int... R>
 void multiply_rows(int64_t rows, const uint8_t* stripe, const uint8_t* end, const char* x, int64_t x_stride,
-                   int64_t spans, Vec* out, std::integer_sequence<int, R...>) {
-  (void)((rows == R + 1 && (multiply_stripe<KIND, R + 1>(stripe, end, x, x_stride, spans, out), true)) || ...);
+                   int64_t spans, CachePrefetch* cache, Vec* out, std::integer_sequence<int, R...>) {
+  (void)((rows == R + 1 && (multiply_stripe<KIND, R + 1>(stripe, end, x, x_stride, spans, cache, out), true)) || ...);
 }
 
 // x: rows of round_rows(), x_stride bytes from one to the next. Items as of multiply_items().
@@ -397,7 +401,7 @@ void int_block_linear(const LinearArgs& a, int64_t begin, int64_t end) {
         Vec totals[MOST_ROWS];
         const bool fresh = r == 0 && (row == 0 || item == begin);
         multiply_rows<KIND>(count, packed + column / W * size, fresh ? last : nullptr,
-                            static_cast<const char*>(a.x) + (row + r) * a.x_stride, a.x_stride, spans, totals,
+                            static_cast<const char*>(a.x) + (row + r) * a.x_stride, a.x_stride, spans, a.prefetch, totals,
                             std::make_integer_sequence<int, MOST_ROWS>());
         T* to = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
         for (int64_t i = 0; i < count; ++i, to += a.out_stride) {

@@ -57,26 +57,31 @@ class Panels {
   const int64_t depth_;  // of rows of numbers or pairs
 };
 
+// The next LINES lines of the cache, all of one slot.
+template <int LINES>
+__attribute__((always_inline)) inline void prefetch_lines(CachePrefetch& cache) {
+  if (cache.line >= cache.last) {
+    if (cache.slot == cache.end) return;
+    const CachePrefetch::Pool& pool = cache.pools[cache.next_pool];
+    cache.line = pool.from + *cache.slot * pool.stride;
+    cache.last = cache.line + pool.bytes;
+    cache.slot += cache.next_pool;
+    cache.next_pool ^= 1;
+  }
+  const char *line = cache.line, *const last = cache.last;
+#pragma GCC unroll 8
+  for (int n = 0; n < LINES && line < last; ++n, line += 64) __builtin_prefetch(line, 0, 2);
+  cache.line = line;
+}
+
 // Prefetches beside the weights: nothing, or a few lines now and then, since more at once would stall the
 // thread. Inlined into the innermost loop, where a call would cost more than it gains.
 struct NoPrefetch {};
 struct PrefetchCache {
-  static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines, of one slot
-  CachePrefetch& lines;
+  static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines
+  CachePrefetch& cache;
   __attribute__((always_inline)) void ask(int64_t i) const {
-    if (i % EVERY) return;
-    if (lines.line >= lines.last) {
-      if (lines.slot == lines.end) return;
-      const CachePrefetch::Pool& pool = lines.pools[lines.next_pool];
-      lines.line = pool.from + *lines.slot * pool.stride;
-      lines.last = lines.line + pool.bytes;
-      lines.slot += lines.next_pool;
-      lines.next_pool ^= 1;
-    }
-    const char *line = lines.line, *const last = lines.last;
-#pragma GCC unroll 8
-    for (int n = 0; n < AT_ONCE && line < last; ++n, line += 64) __builtin_prefetch(line, 0, 2);
-    lines.line = line;
+    if (i % EVERY == 0) prefetch_lines<AT_ONCE>(cache);
   }
 };
 
