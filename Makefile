@@ -112,10 +112,11 @@ lint: $(PROJECT) $(DEV) ## Check style, types and the budget of lines and words 
 	@$(BIN)/python .ci/budget.py
 
 .PHONY: format
-format: $(PROJECT) $(DEV) ## Format the code, write the table of flags in server/README anew
+format: $(PROJECT) $(DEV) ## Format the code, write the tables in server/README anew
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python -m outrider.server.settings.flags server/README.md
+	@$(BIN)/python -m outrider.server.model.families server/README.md
 
 .PHONY: clean
 clean: ## Remove .venv and caches of tools (the prepared model in the user's cache stays)

@@ -7,7 +7,9 @@ SGLang's own; SGLang then runs Transformers' model with its layers, or says that
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import UserError
 from .target import Model
@@ -15,52 +17,30 @@ from .target import Model
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Architectures that are refused for one reason, whose names are separated by spaces; on_gpu: on GPUs too."""
+    """Architectures that are refused for one reason.
 
+    kind: what they have in common. on_gpu: refused on GPUs too. names: separated by white space.
+    """
+
+    kind: str
     reason: str
     on_gpu: bool
     names: str
 
 
-SERVED = frozenset(
-    [
-        "ArceeForCausalLM",
-        "Cohere2ForCausalLM",
-        "CohereForCausalLM",
-        "GPT2LMHeadModel",
-        "GPTBigCodeForCausalLM",
-        "Gemma3ForCausalLM",
-        "Glm4ForCausalLM",
-        "Glm4MoeForCausalLM",
-        "GraniteForCausalLM",
-        "GraniteMoeForCausalLM",
-        "GraniteMoeSharedForCausalLM",
-        "LLaDA2MoeModelLM",
-        "LagunaForCausalLM",
-        "LlamaForCausalLM",
-        "MellumForCausalLM",
-        "Ministral3ForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "OPTForCausalLM",
-        "Olmo2ForCausalLM",
-        "OlmoForCausalLM",
-        "OlmoeForCausalLM",
-        "PersimmonForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "SDARForCausalLM",
-        "SDARMoeForCausalLM",
-        "StableLmForCausalLM",
-        "Starcoder2ForCausalLM",
-        "TransformersForCausalLM",
-        "TransformersMoEForCausalLM",
-    ]
-)
+NAMES = """
+ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM Gemma2ForCausalLM
+Gemma3ForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
+GraniteMoeSharedForCausalLM LLaDA2MoeModelLM LagunaForCausalLM LlamaForCausalLM MellumForCausalLM
+Ministral3ForCausalLM MistralForCausalLM MixtralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
+OlmoForCausalLM OlmoeForCausalLM PersimmonForCausalLM Phi3ForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM
+Qwen3ForCausalLM Qwen3MoeForCausalLM SDARForCausalLM SDARMoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM
+StableLmForCausalLM Starcoder2ForCausalLM TransformersForCausalLM TransformersMoEForCausalLM
+"""
+SERVED = frozenset(NAMES.split())
 REFUSED = (
     Refused(
+        "embeddings, scores, classes",
         "it makes embeddings, scores or classes of text, and Outrider writes text",
         on_gpu=True,
         names="""
@@ -76,6 +56,7 @@ REFUSED = (
         """,
     ),
     Refused(
+        "drafters",
         "it drafts for another model; serve that one, and name this with --drafter-path where it is DSpark or DFlash",
         on_gpu=True,
         names="""
@@ -94,6 +75,7 @@ REFUSED = (
         """,
     ),
     Refused(
+        "layers with a recurrent state",
         "it has layers with a recurrent state, which does not follow accepted tokens yet",
         on_gpu=True,
         names="""
@@ -109,6 +91,7 @@ REFUSED = (
         """,
     ),
     Refused(
+        "encoders",
         "it reads its input by an encoder",
         on_gpu=True,
         names="""
@@ -116,6 +99,7 @@ REFUSED = (
         """,
     ),
     Refused(
+        "code of their own",
         "its configuration is code that comes with the model, which is not run",
         on_gpu=True,
         names="""
@@ -127,6 +111,7 @@ REFUSED = (
         """,
     ),
     Refused(
+        "images, sound",
         "it is made for images or sound, and on a CPU text models are served",
         on_gpu=False,
         names="""
@@ -154,6 +139,7 @@ REFUSED = (
         """,
     ),
     Refused(
+        "latent attention",
         "its latent attention (MLA) has no kernel for CPUs",
         on_gpu=False,
         names="""
@@ -163,39 +149,44 @@ REFUSED = (
         """,
     ),
     Refused(
+        "parts for GPUs alone",
         "SGLang has parts of it for GPUs alone",
         on_gpu=False,
         names="""
         AfmoeForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM
-        Gemma2ForCausalLM Gemma4ForCausalLM GptOssForCausalLM HrmTextForCausalLM Llama4ForCausalLM
-        Qwen2MoeForCausalLM
+        Gemma4ForCausalLM GptOssForCausalLM HrmTextForCausalLM Llama4ForCausalLM
         """,
     ),
     Refused(
+        "answers unlike Transformers'",
         "SGLang's answers on a CPU are not those of Transformers",
         on_gpu=False,
         names="""
-        ApertusForCausalLM GPTJForCausalLM
+        ApertusForCausalLM GPTJForCausalLM GemmaForCausalLM
         """,
     ),
     Refused(
+        "not compared yet",
         "it has not been compared with Transformers on a CPU",
         on_gpu=False,
         names="""
         BeamForCausalLM ChatGLMModel Cohere2MoeForCausalLM DbrxForCausalLM Ernie4_5_ForCausalLM ExaoneForCausalLM
-        Gemma3nForCausalLM GemmaForCausalLM GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM
-        GraniteSWAForCausalLM HYV3ForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM IQuestQ1ForCausalLM
-        K2HorizonForCausalLM MiDashengLMModel MiMoV2FlashForCausalLM MiniMaxM2ForCausalLM MiniMaxM3SparseForCausalLM
+        Gemma3nForCausalLM GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM GraniteSWAForCausalLM
+        HYV3ForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM IQuestQ1ForCausalLM K2HorizonForCausalLM
+        MiDashengLMModel MiMoV2FlashForCausalLM MiniMaxM2ForCausalLM MiniMaxM3SparseForCausalLM
         MuseGlimmerForCausalLM NanbeigeForCausalLM PhiForCausalLM PhiMoEForCausalLM QuantMixtralForCausalLM
         Spark2_5ForCausalLM Step3p5ForCausalLM TorchNativeLlamaForCausalLM TorchNativePhi3ForCausalLM
         XllmForCausalLM
         """,
     ),
 )
+
 STATEFUL = frozenset({"conv", "linear_attention", "mamba", "recurrent"})
 """Layers, as `layer_types` names them, that keep a state in place of keys and values."""
 RECURRENT = next(each for each in REFUSED if "Qwen3NextForCausalLM" in each.names.split())
-SEVERAL_POSITIONS = Refused("its tokens have three positions each (M-RoPE), and drafts one", on_gpu=True, names="")
+SEVERAL_POSITIONS = Refused(
+    "M-RoPE", "its tokens have three positions each (M-RoPE), and drafts one", on_gpu=True, names=""
+)
 REASONS = {name: each for each in REFUSED for name in each.names.split()}
 
 
@@ -212,3 +203,22 @@ def check(model: Model, device: str) -> None:
         return
     where = "" if refused.on_gpu else " on a CPU"
     raise UserError(f"{model.name} ({name or 'no architecture named'}) is not served{where}: {refused.reason}")
+
+
+BEGINS, ENDS = "<!-- architectures: written by `make format` -->", "<!-- /architectures -->"
+
+
+def with_table(document: str) -> str:
+    """The document with the table of architectures between its two marks brought up to date."""
+    names = (name for name in SERVED if not name.startswith("Transformers"))
+    short = (name.removesuffix("ForCausalLM").removesuffix("LMHeadModel") for name in names)
+    rows = [("served", "", ", ".join(sorted(short, key=str.lower)))]
+    rows += [(f"{len(each.names.split())} refused", "" if each.on_gpu else "CPU", each.kind) for each in REFUSED]
+    lines = ["| architectures | on | |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    before, _, rest = document.partition(BEGINS)
+    return "\n".join([f"{before}{BEGINS}", *lines, f"{ENDS}{rest.partition(ENDS)[2]}"])
+
+
+if __name__ == "__main__":  # `make format` keeps the table in server/README
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(with_table(path.read_text()))

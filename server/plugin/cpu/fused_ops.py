@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.kernels import fused
 from outrider.kernels.int8 import Int8Weight, Weight, multiply, pack_int8
@@ -19,14 +20,16 @@ DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
 HEADS = ("ParallelLMHead", "VocabParallelEmbedding", "ScaledEmbedding")
 """Classes of heads that are plain matrices."""
+GATED = "sglang.kernels.ops.elementwise.elementwise._launch_fused_gate_sigmoid_mul"
+"""Triton's launch for experts that all tokens share (Qwen2 MoE)."""
 Prepare = Callable[[torch.Tensor], PackedWeight | Int8Weight]
 
 
 def register() -> None:
     from sglang.kernels.fused_op import BaseFusedOp
+    from sglang.srt.layers import logits_processor
     from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
     from sglang.srt.layers.layernorm import RMSNorm
-    from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
@@ -37,8 +40,11 @@ def register() -> None:
     prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
     must_take.replace(UnquantizedLinearMethod, "process_weights_after_loading", _layer_packing(prepare))
     must_take.replace(UnquantizedLinearMethod, "apply", apply_linear)
-    head = _lm_head_with_fallback(LogitsProcessor._compute_lm_head, prepare)
-    must_take.replace(LogitsProcessor, "_compute_lm_head", head)
+    processor = logits_processor.LogitsProcessor
+    head = _lm_head_with_fallback(processor._compute_lm_head, prepare)
+    must_take.replace(processor, "_compute_lm_head", head)
+    must_take.replace(logits_processor, "_is_cpu", True)  # caps logits in torch; else in Triton
+    HookRegistry.register(GATED, _add_gated, HookType.REPLACE)
     fused_model.register()
     group_weights.register()
 
@@ -74,6 +80,14 @@ def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepa
         return multiply(hidden, packed)
 
     return compute_lm_head
+
+
+def _add_gated(
+    hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, out: torch.Tensor, *, do_add: bool
+) -> None:
+    """Write shared [N, H] into out [N, H], or add it, times the sigmoid of hidden [N, H] by gate [H]."""
+    gated = torch.sigmoid((hidden.float() * gate.float()).sum(-1, keepdim=True)) * shared.float()
+    out.copy_(gated + out.float() if do_add else gated)
 
 
 def _rms_norm(

@@ -14,6 +14,7 @@ from outrider.kernels.ragged import write_page_table
 
 from .. import must_take, node_consistency, worker_rpc
 from ..config import PluginConfig
+from ..loading import stated
 from . import (
     answer_ends,
     draft_memory,
@@ -49,6 +50,7 @@ def _register_all() -> None:
     _widen_page_table()
     _leave_room_for_a_step()
     _register_gguf_loader()
+    stated.register()
     if (target := PluginConfig.from_env().diffusion) is not None:
         from ..diffusion import models
 

@@ -37,7 +37,7 @@ class Unrotated(torch.nn.Module):
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):
-    """Phi-3 and Phi-4 with one table of LongRoPE's for all positions, and with their window.
+    """Phi-3 and Phi-4 with one table of LongRoPE's for all positions.
 
     SGLang goes over to the factors for long contexts as soon as any request of a batch is long: a token would
     depend on the others' lengths, and its keys on when they were written. As in llama.cpp, the longest context that is
@@ -46,13 +46,10 @@ class Phi3ForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: Any, quant_config: QuantizationConfig | None = None, prefix: str = "") -> None:
         super().__init__(config, quant_config, prefix)
-        window = getattr(config, "sliding_window", None)
         for layer in self.model.layers:
             attention = layer.self_attn
             if isinstance(attention.rotary_emb, Phi3LongRoPEScaledRotaryEmbedding):
                 attention.rotary_emb = _one_table(attention.rotary_emb, config)
-            if window:
-                attention.attn.sliding_window_size = window - 1  # SGLang does not count the token itself
 
 
 def _one_table(rope: Phi3LongRoPEScaledRotaryEmbedding, config: Any) -> RotaryEmbedding:

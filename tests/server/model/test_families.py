@@ -39,6 +39,12 @@ def test_every_architecture_is_served_or_refused() -> None:
     assert sorted(listed.keys() - registry() - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}) == []
 
 
+def test_the_table_in_the_readme_is_of_these() -> None:
+    readme = (Path(__file__).parents[3] / "server" / "README.md").read_text()
+    assert families.BEGINS in readme
+    assert readme == families.with_table(readme), "run `make format`"
+
+
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda each: each.names.split()[0])
 def test_what_is_not_served_is_refused_in_one_line(refused: families.Refused) -> None:
     for name in refused.names.split():

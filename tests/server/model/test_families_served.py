@@ -1,0 +1,89 @@
+"""Tiny models of the served families, in float32: with speculation and without, the server's answers are
+Transformers' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_families
+import torch
+from gguf_models import PROMPT
+from metrics_page import metric
+from running import HTTP, ONE_THREAD, ForkedServer, Server
+
+from outrider.server.model.families import SERVED
+
+ALWAYS = ("MistralForCausalLM", "Qwen2MoeForCausalLM", "Gemma2ForCausalLM", "Cohere2ForCausalLM", "SeedOssForCausalLM")
+"""One of each of our changes to SGLang's models: a window that it leaves out, experts that it shares by Triton, capped
+logits, a window of another length, a model of Transformers'."""
+IN_ONE_CALL = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
+ELSEWHERE = {"LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM"}
+ELSEWHERE |= {"TransformersForCausalLM", "TransformersMoEForCausalLM"}
+"""Block diffusion has tests of its own (`tests/lossless/test_diffusion.py`), and no config.json names the others."""
+TOKENS, FEW = 40, [33, 200, 54, 77, 93]
+"""Length of an answer, and tokens that one is made of alone: it repeats itself, so that much is drafted."""
+
+
+def test_every_served_family_is_compared_here() -> None:
+    assert tiny_families.FAMILIES.keys() | ELSEWHERE == SERVED
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("architecture", tiny_families.FAMILIES)
+def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if architecture not in ALWAYS and not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive starts a server for it")
+    model = tiny_families.write(architecture, tmp_path / "tiny")
+    flags = ("--max-total-tokens", "512", "--dtype", "float32", "--log-level", "info", *ONE_THREAD)
+    server = ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags)
+    try:
+        server.wait_until_ready()
+        bias = dict.fromkeys(FEW, 100.0)
+        free, biased = greedy(model, {}), greedy(model, bias)
+        for speculates in (True, False):
+            found = ask(server, speculates, {"logprobs": 3})
+            assert found["token_ids"] == free[0]
+            assert_close(found["logprobs"]["token_logprobs"], free[1])
+            assert ask(server, speculates, {"logit_bias": bias})["token_ids"] == biased[0]
+        assert drafted(server) > 0
+        one_call = f"{model.config.num_hidden_layers} layers run in one call" in server.output()
+        assert one_call == (architecture in IN_ONE_CALL)
+    finally:
+        server.stop()
+
+
+def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any]:
+    """The answer's choice."""
+    body = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, "speculation": {"enabled": speculates}, **more,
+    }  # fmt: skip
+    answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def drafted(server: Server) -> float:
+    """Draft tokens that were accepted."""
+    return metric(server.url, "outrider_accepted_tokens_total")
+
+
+@torch.inference_mode()
+def greedy(model: torch.nn.Module, bias: dict[int, float]) -> tuple[list[int], list[float]]:
+    """Transformers' greedy answer, and the log-probabilities of its tokens without the bias."""
+    ids, found = list(PROMPT), []
+    for _ in range(TOKENS):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+        biased = logits.clone()
+        for token, value in bias.items():
+            biased[token] += value
+        ids.append(int(biased.argmax()))
+        found.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
+    return ids[len(PROMPT) :], found
+
+
+def assert_close(found: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-4, rtol=1e-4)

@@ -1,0 +1,57 @@
+"""What config.json states reaches SGLang's models: windows of layers, and OLMo 3's rotary base."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.layers.radix_attention import RadixAttention
+
+from outrider.server.plugin.loading import stated
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def windows(**config: Any) -> list[int]:
+    """Windows of two layers that SGLang gave one of 99, and of one that is in no module."""
+    layers = [RadixAttention(1, 16, 1.0, 1, layer_id=i, sliding_window_size=99) for i in range(3)]
+    model = torch.nn.ModuleList(layers[:2])
+    model.attention_instances = {2: layers[2]}  # type: ignore[assignment]
+    stated.set_windows(model, SimpleNamespace(**config))
+    return [layer.sliding_window_size for layer in layers]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "mistral", "sliding_window": 8}, [7, 7, 7]),
+        ({"model_type": "mistral", "sliding_window": None}, [99, 99, 99]),
+        ({"model_type": "other", "sliding_window": 8}, [99, 99, 99]),
+        ({"model_type": "other", "sliding_window": 8, "layer_types": [FULL, SLIDING, FULL]}, [-1, 7, -1]),
+    ],
+)
+def test_layers_have_the_window_of_the_configuration(config: dict[str, Any], expected: list[int]) -> None:
+    assert windows(**config) == expected
+
+
+def test_a_model_that_states_its_window_itself_is_left_alone() -> None:
+    layer = RadixAttention(1, 16, 1.0, 1, layer_id=0, sliding_window_size=99)
+    model, config = torch.nn.ModuleList([layer]), SimpleNamespace(model_type="mistral", sliding_window=8)
+    model.get_attention_sliding_window_size = lambda: 99  # type: ignore[assignment]
+    assert stated.initialize(lambda _: model, SimpleNamespace(hf_text_config=config)) is model
+    assert layer.sliding_window_size == 99
+
+
+def test_rotary_positions_as_transformers_5_writes_them() -> None:
+    found: dict[str, Any] = {}
+    read = stated.with_rope(lambda self, **fields: found.update(fields))
+    read(None, rope_parameters={FULL: {"rope_type": "default", "rope_theta": 5.0}}, vocab_size=3)
+    assert found == {"rope_theta": 5.0, "vocab_size": 3}
+    found.clear()
+    read(None, rope_parameters={FULL: {"rope_type": "yarn", "rope_theta": 5.0, "factor": 8.0}})
+    assert found == {"rope_theta": 5.0, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}
+    found.clear()
+    read(None, rope_theta=7.0, rope_scaling=None)
+    assert found == {"rope_theta": 7.0, "rope_scaling": None}

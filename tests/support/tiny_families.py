@@ -1,0 +1,92 @@
+"""Tiny random models of the families that `server/model/families.py` calls served, in folders as Transformers writes
+them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gguf_models import EXPERTS, GEMMA_3, HEADS, WIDTH, WINDOW, Model
+from small_target import VOCAB, write_tokenizer
+from transformers import PreTrainedModel
+
+EVEN = WIDTH // HEADS
+"""The head size of models that have no field for it."""
+ALL_HEADS = {"num_key_value_heads": HEADS, "head_dim": EVEN}
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+TIED = {"tie_word_embeddings": True}
+SLIDING = {"sliding_window": WINDOW}
+EVERY_OTHER = SLIDING | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}
+SCALED = {
+    "rope_type": "yarn", "rope_theta": 5000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+OLD = {
+    "n_embd": WIDTH, "n_head": HEADS, "n_layer": 4, "n_positions": 512, "n_inner": 96, "head_dim": EVEN,
+    "num_key_value_heads": HEADS, "tie_word_embeddings": True, "hidden_size": WIDTH, "num_attention_heads": HEADS,
+}  # fmt: skip
+GRANITE = {
+    "attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+    "head_dim": EVEN, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "shared_intermediate_size": 32,
+}  # fmt: skip
+MOE = {
+    "num_experts": EXPERTS, "num_local_experts": EXPERTS, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1,
+    "topk_group": 1, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+
+FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "LlamaForCausalLM": ("LlamaConfig", {}),
+    "MistralForCausalLM": ("MistralConfig", SLIDING),
+    "Ministral3ForCausalLM": ("Ministral3Config", {"sliding_window": None, "rope_parameters": SCALED}),
+    "MixtralForCausalLM": ("MixtralConfig", SLIDING | MOE | {"head_dim": EVEN}),
+    "Qwen2ForCausalLM": ("Qwen2Config", TWO_HEADS),
+    "Qwen2MoeForCausalLM": ("Qwen2MoeConfig", {"head_dim": EVEN} | MOE),
+    "Qwen3ForCausalLM": ("Qwen3Config", {}),
+    "Qwen3MoeForCausalLM": ("Qwen3MoeConfig", MOE),
+    "Gemma2ForCausalLM": ("Gemma2Config", EVERY_OTHER | TIED | {"hidden_act": "gelu_pytorch_tanh"}),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA_3),
+    "Phi3ForCausalLM": ("Phi3Config", SLIDING | TWO_HEADS),
+    "OlmoForCausalLM": ("OlmoConfig", ALL_HEADS),
+    "OlmoeForCausalLM": ("OlmoeConfig", ALL_HEADS | MOE),
+    "Olmo2ForCausalLM": ("Olmo2Config", {"head_dim": EVEN}),
+    "Olmo3ForCausalLM": (
+        "Olmo3Config",
+        EVERY_OTHER | {"head_dim": EVEN, "rope_parameters": dict.fromkeys(BY_KIND, BY_KIND["full_attention"])},
+    ),
+    "GraniteForCausalLM": ("GraniteConfig", GRANITE),
+    "GraniteMoeForCausalLM": ("GraniteMoeConfig", GRANITE),
+    "GraniteMoeSharedForCausalLM": ("GraniteMoeSharedConfig", GRANITE),
+    "SmolLM3ForCausalLM": ("SmolLM3Config", TIED | {"head_dim": EVEN}),
+    "Glm4ForCausalLM": ("Glm4Config", {}),
+    "Glm4MoeForCausalLM": ("Glm4MoeConfig", MOE),
+    "CohereForCausalLM": ("CohereConfig", TIED | {"head_dim": EVEN}),
+    "Cohere2ForCausalLM": ("Cohere2Config", EVERY_OTHER | TIED | {"head_dim": EVEN}),
+    "Starcoder2ForCausalLM": ("Starcoder2Config", SLIDING | {"head_dim": EVEN}),
+    "StableLmForCausalLM": ("StableLmConfig", {"head_dim": EVEN}),
+    "ArceeForCausalLM": ("ArceeConfig", {"head_dim": EVEN}),
+    "SeedOssForCausalLM": ("SeedOssConfig", {}),
+    "LagunaForCausalLM": ("LagunaConfig", EVERY_OTHER | MOE | {"rope_parameters": BY_KIND}),
+    "MellumForCausalLM": ("MellumConfig", EVERY_OTHER | MOE | {"rope_parameters": BY_KIND}),
+    "PersimmonForCausalLM": ("PersimmonConfig", ALL_HEADS),
+    "OPTForCausalLM": ("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": WIDTH} | ALL_HEADS),
+    "GPT2LMHeadModel": ("GPT2Config", OLD),
+    "GPTBigCodeForCausalLM": ("GPTBigCodeConfig", OLD),
+}
+"""Architecture -> its class of configurations, and fields beside those of `gguf_models.Model`."""
+
+
+def write(architecture: str, folder: Path) -> PreTrainedModel:
+    """Write the model and a tokenizer into the folder; the same weights every time, in float32."""
+    config_class, fields = FAMILIES[architecture]
+    model = Model(config_class, "", {"vocab_size": VOCAB, **fields}).build()
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
+    return model
