@@ -36,6 +36,7 @@ def flat_attention(
     causal: bool = True,
     window: int = -1,
     logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend every query of a ragged batch to its request's cached keys and values.
 
@@ -52,6 +53,7 @@ def flat_attention(
     `sliding_window_size`);
         -1: no lower limit.
     logit_cap : scores become cap * tanh(score / cap); 0: off.
+    sinks : [Hq], the score of a further position whose value is 0, for each head (gpt-oss); None: there is none.
 
     Returns
     -------
@@ -59,14 +61,22 @@ def flat_attention(
     """
     if q.shape[2] % 16 == 0 and v_pool.shape[2] % 16 == 0 and native.fits(q, k_pool, v_pool):
         arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
-        return torch.ops.outrider.flat_attention(q, k_pool, v_pool, *arrays, scale, causal, window, logit_cap)
-    if q.shape[2] == v_pool.shape[2] in CUDA_HEADS and q.dtype == k_pool.dtype and cuda.fits(q, k_pool, v_pool):
+        sinks = None if sinks is None else sinks.float()
+        return torch.ops.outrider.flat_attention(q, k_pool, v_pool, *arrays, scale, causal, window, logit_cap, sinks)
+    if (
+        sinks is None
+        and q.shape[2] == v_pool.shape[2] in CUDA_HEADS
+        and q.dtype == k_pool.dtype
+        and cuda.fits(q, k_pool, v_pool)
+    ):
         arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
         most = batch.max_q_len if batch.most_queries is None else batch.most_queries
         return torch.ops.outrider_cuda.attention(q, k_pool, v_pool, *arrays, most, scale, causal, window, logit_cap)
     bounded = not q.is_cpu and batch.most_queries is not None and batch.longest is not None
     attention = bounded_attention if bounded else torch_attention
-    return attention(q, k_pool, v_pool, batch, scale=scale, causal=causal, window=window, logit_cap=logit_cap)
+    return attention(
+        q, k_pool, v_pool, batch, scale=scale, causal=causal, window=window, logit_cap=logit_cap, sinks=sinks
+    )
 
 
 def bounded_attention(
@@ -79,6 +89,7 @@ def bounded_attention(
     causal: bool = True,
     window: int = -1,
     logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`flat_attention` on any device and without waiting for it, for a batch whose bounds are known.
 
@@ -108,6 +119,7 @@ def bounded_attention(
             seen = seen & (span >= position[:, :, None] - window)
         scores = scores.masked_fill(~seen[:, None].repeat_interleave(group, 2), MASKED)
         peak, mass, out = _add_chunk(scores, v_pool[slots].float(), peak, mass, out, torch.matmul)
+    mass = mass + _mass_of(sinks, kv_heads, most, peak)
     out = (out / mass).view(requests, kv_heads, most, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
     place = torch.arange(len(q), device=q.device)
     request = torch.searchsorted(batch.qo_indptr[1:].long(), place, right=True).clamp(max=requests - 1)
@@ -124,6 +136,7 @@ def torch_attention(
     causal: bool = True,
     window: int = -1,
     logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     product: BatchedProduct = torch.bmm,
 ) -> torch.Tensor:
     """`flat_attention` without compiled kernels, on any device: no loop over tokens.
@@ -135,12 +148,13 @@ def torch_attention(
     per_tile, multiply = QUERY_TILE, torch.matmul
     if q.dtype == torch.float32 and q.device.type == "cpu":
         per_tile, multiply = _usable_queries(q, k_pool, v_pool, product), partial(_multiply_one_by_one, product)
-    tiles = batch.tiles(per_tile, causal=causal, long_too=logit_cap > 0)
+    special = logit_cap > 0 or sinks is not None  # torch's fused attention has neither
+    tiles = batch.tiles(per_tile, causal=causal, long_too=special)
     if tiles.counts:
         out[tiles.tokens] = _tiled_attention(
-            q, k_pool, v_pool, batch.page_table, tiles, scale, causal, window, logit_cap, multiply
+            q, k_pool, v_pool, batch.page_table, tiles, scale, causal, window, logit_cap, sinks, multiply
         )
-    for r in batch.long_requests if logit_cap <= 0 else ():
+    for r in () if special else batch.long_requests:
         start, stop = batch.host_indptr[r : r + 2]
         out[start:stop] = _request_attention(q[start:stop], k_pool, v_pool, batch, r, scale, causal, window)
     return out
@@ -193,6 +207,7 @@ def _tiled_attention(
     causal: bool,
     window: int,
     logit_cap: float,
+    sinks: torch.Tensor | None,
     multiply: BatchedProduct,
 ) -> torch.Tensor:
     """Online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
@@ -218,12 +233,22 @@ def _tiled_attention(
         scores = scores.masked_fill(~seen, MASKED)
         before = peak[:active], mass[:active], out[:active]
         peak[:active], mass[:active], out[:active] = _add_chunk(scores, values, *before, multiply)
+    mass = mass + _mass_of(sinks, kv_heads, QUERY_TILE, peak)
     out = (out / mass).view(count, kv_heads, QUERY_TILE, group, value_dim).transpose(1, 2)
     return out.reshape(count * QUERY_TILE, q.shape[1], value_dim)[tiles.places].to(q.dtype)
 
 
 def _capped(scores: torch.Tensor, logit_cap: float) -> torch.Tensor:
     return logit_cap * torch.tanh(scores / logit_cap) if logit_cap > 0 else scores
+
+
+def _mass_of(sinks: torch.Tensor | None, kv_heads: int, queries: int, peak: torch.Tensor) -> torch.Tensor | float:
+    """What the sinks [Hq] add to the sums of weights of rows (queries x group) whose largest scores are
+    peak [T, Hkv, M, 1]."""
+    if sinks is None:
+        return 0.0
+    rows = sinks.float().view(kv_heads, 1, -1).expand(-1, queries, -1).reshape(kv_heads, -1, 1)
+    return torch.exp(rows - peak)
 
 
 def _add_chunk(
@@ -284,6 +309,7 @@ def reference_attention(
     causal: bool = True,
     window: int = -1,
     logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Reference of `flat_attention`, one request at a time."""
     out = q.new_zeros(q.shape[0], q.shape[1], v_pool.shape[2])
@@ -297,6 +323,9 @@ def reference_attention(
         i = torch.arange(length - (stop - start), length, device=q.device)[:, None]
         j = torch.arange(length, device=q.device)
         unseen = ((j > i) & causal) | ((j < i - window) & (window >= 0))
-        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(unseen, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, stop - start, 1)], -1)
+        weights = scores.softmax(-1)[..., :length]
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out

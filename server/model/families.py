@@ -29,6 +29,7 @@ class Refused:
 
 
 NAMES = """
+GptOssForCausalLM
 ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM Gemma2ForCausalLM
 Gemma3ForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
 GraniteMoeSharedForCausalLM LLaDA2MoeModelLM LagunaForCausalLM LlamaForCausalLM MellumForCausalLM
@@ -154,7 +155,7 @@ REFUSED = (
         on_gpu=False,
         names="""
         AfmoeForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM
-        Gemma4ForCausalLM GptOssForCausalLM HrmTextForCausalLM Llama4ForCausalLM
+        Gemma4ForCausalLM HrmTextForCausalLM Llama4ForCausalLM
         """,
     ),
     Refused(

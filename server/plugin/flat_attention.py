@@ -117,6 +117,7 @@ class FlatAttentionBackend(AttentionBackend):
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool = True,
+        sinks: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
         if save_kv_cache and k is not None:
@@ -130,6 +131,7 @@ class FlatAttentionBackend(AttentionBackend):
             causal=self.causal,
             window=layer.sliding_window_size if layer.sliding_window_size is not None else -1,
             logit_cap=layer.logit_cap,
+            sinks=sinks,
         )
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 

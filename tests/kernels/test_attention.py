@@ -16,7 +16,14 @@ OPTIONS = [
     {"window": 37},
     {"causal": False, "window": 3},
     {"logit_cap": 3.0},
+    {"sinks": 1.0},
+    {"sinks": 60.0, "window": 37},
 ]
+
+
+def with_sinks(options, q):
+    """The options, with a sink for each head of q [N, Hq, D] in place of the largest one."""
+    return options | {"sinks": options["sinks"] * torch.linspace(-1, 1, q.shape[1])} if "sinks" in options else options
 
 
 PATHS = pytest.mark.parametrize("attention", [flat_attention, torch_attention])
@@ -28,6 +35,7 @@ PATHS = pytest.mark.parametrize("attention", [flat_attention, torch_attention])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
 def test_equals_reference(options, heads, dtype, tolerance, attention):
     q, k, v, batch = ragged_attention(*RAGGED, heads=heads, dims=(32, 48), dtype=dtype)
+    options = with_sinks(options, q)
     got = attention(q, k, v, batch, scale=0.2, **options)
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
     assert got.dtype == dtype
@@ -40,12 +48,23 @@ def test_equals_reference(options, heads, dtype, tolerance, attention):
 def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):
     """Bounds that are not reached, and rows of padding behind the last request."""
     q, k, v, batch = ragged_attention(*RAGGED, dims=(32, 48), dtype=dtype)
+    options = with_sinks(options, q)
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
     padded = torch.cat([q, torch.full_like(q[:5], torch.nan)])
     batch = dataclasses.replace(batch, most_queries=301, longest=512)
     got = bounded_attention(padded, k, v, batch, scale=0.2, **options)
     assert got.shape[0] == len(padded)
     torch.testing.assert_close(got[: len(q)], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_sink_takes_its_share_of_the_weights():
+    """As in gpt-oss: softmax over the scores and the sink, whose column is then left out."""
+    q, k, v, batch = ragged_attention([1], [3], heads=(1, 1))
+    slots = batch.page_table[batch.rows[0], :3].long()
+    scores = torch.cat([(k[slots, 0] @ q[0, 0]) * 0.2, torch.tensor([0.7])])
+    expected = scores.softmax(0)[:3] @ v[slots, 0]
+    found = reference_attention(q, k, v, batch, scale=0.2, sinks=torch.tensor([0.7]))
+    torch.testing.assert_close(found[0, 0], expected)
 
 
 def test_reference_is_plain_attention():

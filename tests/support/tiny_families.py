@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "GraniteForCausalLM": ("GraniteConfig", GRANITE),
     "GraniteMoeForCausalLM": ("GraniteMoeConfig", GRANITE),
     "GraniteMoeSharedForCausalLM": ("GraniteMoeSharedConfig", GRANITE),
+    "GptOssForCausalLM": ("GptOssConfig", EVERY_OTHER | MOE | {"intermediate_size": 64}),
     "SmolLM3ForCausalLM": ("SmolLM3Config", TIED | {"head_dim": EVEN}),
     "Glm4ForCausalLM": ("Glm4Config", {}),
     "Glm4MoeForCausalLM": ("Glm4MoeConfig", MOE),

@@ -147,7 +147,9 @@ class TileWorker {
     for (int64_t r = 0; r < heads * rows; ++r, state += state_stride) {
       const int64_t token = t->first_query + r % rows / group, head = (kv_head + r / rows) * group + r % group;
       T* to = static_cast<T*>(a.out) + (token * a.q_heads + head) * a.value_dim;
-      const float share = 1.f / state[a.value_dim + 1];
+      float mass = state[a.value_dim + 1];
+      if (a.sinks) mass += exp2(splat(a.sinks[head] * 1.44269504f - state[a.value_dim]))[0];
+      const float share = 1.f / mass;
       for (int64_t d = 0; d < a.value_dim; d += W) store(to + d, load(state + d) * share);
     }
   }

@@ -23,6 +23,7 @@ struct AttentionArgs {
   float scale, logit_cap;
   bool causal;
   std::span<const Tile> tiles;
+  const float* sinks = nullptr;  // of each query head: the score of a further position, whose value is 0
   // Floats from one row's state to the next: values, largest score, sum of the weights; whole cache lines.
   int64_t state_stride() const { return (value_dim + 2 + 15) / 16 * 16; }
 };

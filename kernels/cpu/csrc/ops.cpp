@@ -112,7 +112,7 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
 
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
-                      int64_t window, double logit_cap) {
+                      int64_t window, double logit_cap, const std::optional<Tensor>& sinks) {
   const ScopedTimer timer(ATTENTION);
   const int type = type_of(q, "q");
   TORCH_CHECK(k_pool.scalar_type() == q.scalar_type() && v_pool.scalar_type() == q.scalar_type(),
@@ -135,6 +135,11 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
   a.scale = float(scale);
   a.window = window;
   a.logit_cap = float(logit_cap);
+  if (sinks) {
+    TORCH_CHECK(sinks->scalar_type() == at::kFloat && sinks->is_contiguous() && sinks->numel() == q.size(1),
+                "sinks must be float32, dense and as many as query heads");
+    a.sinks = sinks->data_ptr<float>();
+  }
   const int64_t* offsets = plan.offsets.data();
   std::atomic<int64_t> next{0};
   if (plan.split(at::get_num_threads())) {
@@ -300,7 +305,7 @@ std::vector<double> time_spent(bool count) {
 TORCH_LIBRARY(outrider, m) {
   m.def("time_spent(bool count) -> float[]", time_spent);
   m.def("flat_attention(Tensor q, Tensor k_pool, Tensor v_pool, Tensor qo_indptr, Tensor kv_lens, Tensor rows, "
-        "Tensor page_table, float scale, bool causal, int window, float logit_cap) -> Tensor");
+        "Tensor page_table, float scale, bool causal, int window, float logit_cap, Tensor? sinks=None) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps) -> Tensor");
   m.def("silu_mul(Tensor x) -> Tensor");
   m.def("rope(Tensor(a!) q, Tensor(b!) k, Tensor? v, Tensor positions, Tensor cos_sin, Tensor(c!)? k_pool, "

@@ -151,7 +151,11 @@ def _register_gguf_loader() -> None:
 def _register_cpu_attention() -> None:
     # Code elsewhere in SGLang asks support_triton(name), which is true for every name but this one and
     # intel_amx, and then launches Triton kernels: so our backend takes the name.
+    from sglang.srt.arg_groups import model_hook
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    # SGLang refuses gpt-oss on torch's attention, which has neither sinks nor windows; ours has both.
+    must_take.replace(model_hook, "attention_backends_of", lambda view: ("intel_amx", "intel_amx"))
 
     @register_attention_backend("torch_native")
     def backend(runner: Any) -> Any:
