@@ -21,6 +21,8 @@ from torch.nn.functional import pad
 from outrider.kernels.blocks import BlockRows
 from outrider.kernels.sampling import Rules
 
+from .corpora import Corpora
+
 Rows = torch.Tensor | BlockRows
 """A matrix [V, d] of which rows are read."""
 
@@ -98,6 +100,7 @@ class DraftBatch:
         waits for a device. Shapes depend on it, so it is the same for many steps.
     sets: [R] int64, number of the set of weights that each request is drafted with, see `Drafter.reload`; None: 0,
         that of the start, for all.
+    corpora: [R] int64, number of the corpus of other texts that each may be looked up in, see `corpora.py`; None: none.
     """
 
     anchors: torch.Tensor
@@ -116,6 +119,7 @@ class DraftBatch:
     answer_lens: torch.Tensor | None = None
     longest: int | None = None
     sets: torch.Tensor | None = None
+    corpora: torch.Tensor | None = None
 
     @property
     def rules(self) -> Rules:
@@ -131,6 +135,7 @@ class DraftBatch:
             keys=self.keys[requests],
             answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
             sets=None if self.sets is None else self.sets[requests],
+            corpora=None if self.corpora is None else self.corpora[requests],
             draft_mask=None,
             **self.rules.of(requests)._asdict(),
         )
@@ -154,6 +159,7 @@ class Draft:
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.
+    across: [R] bool, those of them that were found in other requests' texts; None: none.
     drafting: requests for which a model drafted, whether its draft was taken or not; costs of drafts are learnt by it.
     """
 
@@ -164,6 +170,7 @@ class Draft:
     vocab: torch.Tensor | None = None
     looked_up: torch.Tensor | None = None
     drafting: int = 0
+    across: torch.Tensor | None = None
 
     def widened(self, gamma: int) -> Draft:
         """The same, with columns for `gamma` tokens; probs stay as they are."""
@@ -200,6 +207,8 @@ class Drafter(ABC):
     """True if it drafts without a model, by `look_up`; which drafts those are, `Draft.looked_up` says."""
     shortens: bool = False
     """True if its model drafts fewer tokens, in less time, where `DraftBatch.depth` says so."""
+    corpora: Corpora | None = None
+    """Texts of other requests that it looks up."""
     target_layers: tuple[int, ...] = ()
     """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
 

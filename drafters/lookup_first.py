@@ -33,6 +33,7 @@ class LookupFirst(Drafter):
             raise ValueError(f"a lookup is at least as long as the model's drafts, {model.gamma}, not {lookup.gamma}")
         self.lookup, self.model, self.expected_run_length = lookup, model, expected_run_length
         self.gamma = lookup.gamma
+        self.corpora = lookup.corpora
         self.target_layers = model.target_layers
         self.shortens = model.shortens
 
@@ -110,7 +111,8 @@ def merge(
     if drafted.probs is not None:
         probs, lens = point_masses(drafted, tokens, lens, lookups & (temperatures > 0))
         probs[taken] = drafted.probs[better]
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting)
+    across = None if found.across is None else found.across & lookups
+    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across)
 
 
 def point_masses(

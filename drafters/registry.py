@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from .base import Drafter, Target
+    from .corpora import Corpora
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Entry:
 
     make: "module:callable", what makes it.
     takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (its),
-        checkpoint (a folder), denoising_steps and denoising_order.
+        corpora, checkpoint (a folder), denoising_steps and denoising_order.
     help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
@@ -81,7 +82,9 @@ DRAFTERS = {
         expected_run_length=1.6,
         denoising_steps=2,
     ),
-    "ngram": Entry("outrider.drafters.ngram:NgramDrafter", ("gamma", "device"), "prompt lookup, without a model"),
+    "ngram": Entry(
+        "outrider.drafters.ngram:NgramDrafter", ("gamma", "device", "corpora"), "prompt lookup, without a model"
+    ),
     MEASURING: Entry("outrider.drafters.dummy:FixedDrafter.load", ("target", "gamma"), "tokens of no meaning"),
 }
 
@@ -131,6 +134,7 @@ def make(
     denoising_order: str = "left",
     initial_tokens: int = 0,
     several_sets: bool = False,
+    corpora: Corpora | None = None,
 ) -> Drafter:
     """The drafter of that name, joined to the target.
 
@@ -139,11 +143,13 @@ def make(
     denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
     initial_tokens: of each answer, for which no model drafts.
     several_sets: requests may be drafted with weights of their own (`weight_sets.py`); on a CPU.
+    corpora: other texts for prompt lookup; on a CPU with compiled kernels.
     Raises ValueError for a name that is not known and for a checkpoint that does not fit.
     """
     entry = find(name)
     known = {
         "gamma": gamma, "target": target, "device": target.device, "checkpoint": checkpoint,
+        "corpora": corpora,
         "denoising_steps": denoising_steps or entry.denoising_steps, "denoising_order": denoising_order,
     }  # fmt: skip
     drafter: Drafter = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
@@ -169,6 +175,5 @@ def make(
         drafter = Initialised(drafter, initial_tokens)
     if not lookup_gamma:
         return drafter
-    return LookupFirst(
-        NgramDrafter(lookup_gamma, device=target.device), drafter, expected_run_length=entry.expected_run_length
-    )
+    lookup = NgramDrafter(lookup_gamma, device=target.device, corpora=corpora)
+    return LookupFirst(lookup, drafter, expected_run_length=entry.expected_run_length)

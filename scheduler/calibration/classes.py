@@ -11,13 +11,16 @@ from __future__ import annotations
 import torch
 
 SAMPLING = ("greedy", "sampled", "seeded")
-SOURCES = ("model", "lookup")
+SOURCES = ("model", "lookup", "across")
+"""A drafter model; prompt lookup in the request's own text; the same in others' (`drafters/corpora.py`)."""
+ADDED = "across"
+"""A source that calibrations from before it lack; its confidences are then taken as they are."""
 CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
 LIKE_SGLANG = (CLASSES.index("greedy, model"), CLASSES.index("sampled, model"))
 """Cases that SGLang's own DSpark has as well."""
 
 
 def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor:
-    """[R] int64 place in CLASSES of a model's draft for each request, one before a lookup's: temperatures [R],
-    seeded [R] bool."""
+    """[R] int64 place in CLASSES of a model's draft for each request, before that of the other sources: temperatures
+    [R], seeded [R] bool."""
     return (temperatures > 0) * (seeded + 1) * len(SOURCES)

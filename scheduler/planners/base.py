@@ -5,14 +5,15 @@ before it was drawn: c_{r,1..k}, other requests, and a budget from two or more s
 sees nothing of the current draft, and `Planner.admit` must leave min(verify_lens[r], k) unchanged whatever
 confidence[r, k:] turns out to be.
 
-Who drafts is also decided from the past. Let F be all that is known when `budget` is called: the texts so far, and the
-confidences of earlier steps. The requests that draft, the source of each draft (the model or prompt lookup) and the
-least survival that is admitted are functions of F. The random numbers of a step are new, so given F every x_{r,k} is
-still drawn from its q_{r,k}, and its admission depends on F, c_{r,1..k} and other requests' draws, which given F are
-independent of it. Rejection sampling gives the target's distribution whether r has no draft, a lookup (q is a point
-mass, a function of the text so far) or a model's draft, so choosing between them by F is choosing between exact
-procedures. A choice that looked at this step's draws would not be exact: drafting again, preferring the source that is
-confident of what it drew, or leaving out a request for what another drew with the same random numbers.
+Who drafts is also decided from the past. Let F be all that is known when `budget` is called: the texts so far, those of
+other requests that lookups read, and the confidences of earlier steps. The requests that draft, the source of each
+draft (the model or prompt lookup) and the least survival that is admitted are functions of F. The random numbers of a
+step are new, so given F every x_{r,k} is still drawn from its q_{r,k}, and its admission depends on F, c_{r,1..k} and
+other requests' draws, which given F are independent of it. Rejection sampling gives the target's distribution whether r
+has no draft, a lookup (q is a point mass, a function of these texts) or a model's draft, so choosing between them by F
+is choosing between exact procedures. A choice that looked at this step's draws would not be exact: drafting again,
+preferring the source that is confident of what it drew, or leaving out a request for what another drew with the same
+random numbers.
 
 The depth is such a choice too. A shorter block may have another q at each position, but its tokens are drawn from that
 q and tested by it. Given F, which fixes the depth d, x_{r,1..d} are drafts like any others. Drawing both blocks and

@@ -65,6 +65,7 @@ def build(
         diffusion=settings.diffusion is not None,
         prompt_length=PromptLength(manager.tokenizer, engine.context_length),
         learns=settings.learn,
+        looks_across=settings.looks_across,
         drafter_of=learning.drafter_of if isinstance(learning, KeyLearning) else None,
     )
     sampling = SamplingDefaults.of(manager)

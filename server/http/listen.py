@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from ..errors import UserError
+from ..plugin import worker_rpc
 from ..processes import client
 from ..processes.engine import Engine
 from ..processes.process import quick_imports
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from .metrics import ConnectionMetrics
+
+SAVE_SECONDS = 5.0
+"""For the engine to write the texts of `--lookup-store` before it ends."""
 
 
 def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") -> socket.socket:
@@ -170,6 +174,10 @@ def serve(
             failure = engine.report.read() or str(error) or repr(error)
             server.should_exit = True
         yield
+        if settings.lookup_store is not None and lifecycle.healthy:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_SECONDS):
+                    await worker_rpc.command(engine.tokenizer_manager, worker_rpc.SAVE_TEXTS)
         lifecycle.end()
         metrics.should_exit = True
 

@@ -32,6 +32,8 @@ class PluginConfig:
     learning: folder of what is learnt from answers (`drafters/learning`); "" where nothing is. learned: the drafter in
         it that serves in place of drafter_path's weights; "": none. learn_tokens: of answers, kept at most.
         learn_keys: keys whose own drafters are in memory at most; 0: all keys share one drafter.
+    lookup_tokens: of other requests' texts that are looked up, for each key at most; 0: none are. lookup_store: their
+        file; "": none. lookup_tokenizer: digest of the tokenizer they are of.
     """
 
     drafter: str = "off"
@@ -54,6 +56,9 @@ class PluginConfig:
     learned: str = ""
     learn_tokens: int = 0
     learn_keys: int = 0
+    lookup_tokens: int = 0
+    lookup_store: str = ""
+    lookup_tokenizer: str = ""
 
     @property
     def step_tokens(self) -> int | None:

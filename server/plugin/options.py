@@ -21,6 +21,8 @@ class RequestOptions:
     learn: its answer is kept for the drafter to learn from.
     learner, learned: with a drafter for each key, the key's learner (`drafters/learning/keys.py`), and which of its
         drafters drafts; "": the one of the start.
+    corpus: owner of the texts that are looked up for it, and to which its own is added; None: none.
+    stored: its text may be written to the file of such texts.
     """
 
     enabled: bool = True
@@ -32,6 +34,8 @@ class RequestOptions:
     learn: bool = False
     learner: str = ""
     learned: str = ""
+    corpus: str | None = None
+    stored: bool = True
 
     def to_custom_params(self) -> dict[str, Any] | None:
         """The options for SGLang's `custom_params`; None where nothing differs from the defaults."""

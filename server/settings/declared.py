@@ -110,6 +110,19 @@ class Declared:
     lookup_gamma: int = _speculation(
         15, "the same for prompt lookup beside a drafter model, where larger than `--gamma`", bounds=(1, MAX_GAMMA)
     )
+    lookup_across: bool = _speculation(
+        True,
+        "prompt lookup in [other requests](../docs/learn.md#other-requests-texts) of the API key and `cache_salt` too; "
+        "on a CPU",
+    )
+    lookup_tokens: int = _speculation(
+        1 << 18,
+        "their tokens kept for each key (20 bytes each), and as many again under `cache_salt`s; the oldest go first",
+        bounds=(1 << 15, 1 << 28),
+    )
+    lookup_store: Path | None = _speculation(
+        None, "file that keeps them over a restart", metavar="FILE", unset="memory alone"
+    )
     denoising_steps: int | None = _speculation(
         None,
         f"forward passes per draft of {' or '.join(DENOISING_DRAFTERS)}, at most `--gamma`: more are slower and "

@@ -11,7 +11,7 @@ from .settings import Settings
 
 REQUESTS = 32
 """Decoded at the same time, where nobody says how many."""
-OF_DRAFTS = ("drafter_path", "gamma", "lookup_gamma", "lookup", "denoising_steps", "denoising_order")
+OF_DRAFTS = ("drafter_path", "gamma", "lookup_gamma", "lookup", "lookup_store", "denoising_steps", "denoising_order")
 OF_DIFFUSION = ("unmasking", "unmasking_tokens", "unmasking_threshold", "block_size")
 
 

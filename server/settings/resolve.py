@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..model import families, target
 from ..model.target import Model
-from . import checkpoints, diffusion, learning, memory, profile_lookup, quantized
+from . import checkpoints, diffusion, learning, lookup_store, memory, profile_lookup, quantized
 from .activations import with_activations
 from .memory import MemoryPlan
 from .settings import Settings
@@ -68,5 +68,5 @@ def _without_profile(
     settings = with_activations(settings, model, say)
     target.check_heads(model, settings.parallel.tp_size)
     settings = learning.with_start(diffusion.with_diffusion(settings, model), model)
-    settings = checkpoints.with_drafter_path(settings, model)
+    settings = lookup_store.with_lookup_store(checkpoints.with_drafter_path(settings, model), model)
     return settings, model, memory.plan(settings, model)

@@ -137,7 +137,7 @@ def table(settings: type) -> str:
     """Markdown table of all flags, for server/README."""
     lines = ["| flag | default | what it does |", "|---|---|---|"]
     for each, flag in declared(settings):
-        negated = f", `--no-{each.name}`" if each.default is True else ""
+        negated = f", `{name_of(each.name).replace('--', '--no-')}`" if each.default is True else ""
         default = _default_in_words(each, flag) or ("no" if each.default is False else "none")
         default = default if flag.unset or each.default is None or isinstance(each.default, bool) else f"`{default}`"
         unnamed = [f"`{choice}`" for choice in flag.choices if f"`{choice}`" not in flag.help + default]

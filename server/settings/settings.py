@@ -22,12 +22,13 @@ class Settings(Declared):
     """Everything `outrider serve` can be told.
 
     diffusion: what the model is, where it is a block-diffusion model. learned: folder of the learned drafter that
-    serves in place of the one of drafter_path; "": none. `resolve` finds both. sglang_flags: further flags, as SGLang's
-    own command line takes them.
+    serves in place of the one of drafter_path; "": none. lookup_tokenizer: digest for `lookup_store`. `resolve` finds
+    these. sglang_flags: further flags, as SGLang's own command line takes them.
     """
 
     diffusion: DiffusionTarget | None = None
     learned: str = ""
+    lookup_tokenizer: str = ""
     sglang_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -143,6 +144,12 @@ class Settings(Declared):
         return self.lookup and self.drafter in CHECKPOINT_DRAFTERS
 
     @property
+    def looks_across(self) -> bool:
+        """True where prompt lookup reads other requests' texts."""
+        looks_up = self.lookup_across and (self.looks_up or self.drafter == "ngram")
+        return looks_up and self.resolved_device == "cpu" and self.diffusion is None
+
+    @property
     def learns_per_key(self) -> bool:
         """True where each API key has a learned drafter of its own."""
         return self.learn and self.learn_per == "key"
@@ -188,4 +195,7 @@ class Settings(Declared):
             learned=self.learned,
             learn_tokens=self.learn_tokens,
             learn_keys=self.learn_keys if self.learns_per_key else 0,
+            lookup_tokens=self.lookup_tokens if self.looks_across else 0,
+            lookup_store=str(self.lookup_store or ""),
+            lookup_tokenizer=self.lookup_tokenizer,
         )

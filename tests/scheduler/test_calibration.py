@@ -169,7 +169,7 @@ def of_all_classes(count: int, seed: int, shifts: Sequence[float]) -> Records:
 
 def test_cases_that_are_wrong_in_opposite_ways_are_put_right_apart():
     """One calibration for all of them leaves them as they are: its errors cancel out."""
-    shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9)
+    shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9, 0.9, -0.9, -0.9)
     fitted, held_out = of_all_classes(20_000, 0, shifts), of_all_classes(20_000, 1, shifts)
     for found in fit_table(fitted, held_out, dataset="synthetic").by_class:
         assert max(found.ece_before) > 0.05
@@ -291,3 +291,16 @@ def test_impossible_records_are_refused():
         Records(np.zeros((1, 3)), np.array([2]), np.array([3]), np.zeros(1))
     with pytest.raises(ValueError, match=r"verify_lens is \[2\]"):
         Records(np.zeros((2, 3)), np.array([2]), np.array([1, 1]), np.zeros(2))
+
+
+def test_a_calibration_from_before_lookups_across_requests_is_read():
+    """Their confidences are then taken as they are; another case may not be missing."""
+    table = CalibrationTable.of({case: Calibration((0.5, 2.0), (0.1, 0.2)) for case in CLASSES}, 2)
+    data = table.to_json()
+    data["cases"] = {case: found for case, found in data["cases"].items() if "across" not in case}
+    read = dict(zip(CLASSES, CalibrationTable.from_json(data).by_class, strict=True))
+    assert read["seeded, lookup"].temperatures == (0.5, 2.0)
+    assert read["seeded, across"].is_identity
+    del data["cases"]["seeded, lookup"]
+    with pytest.raises(ValueError, match="lacks 'seeded, lookup'"):
+        CalibrationTable.from_json(data)

@@ -24,8 +24,9 @@ from server_forks import ForkedProcess, Forks
 from outrider.server.machine import hardware
 
 OUTRIDER = Path(sys.executable).with_name("outrider")
-PLAIN = ("--no-tune", "--sampling-defaults", "openai", "--activations", "float")
-"""Flags of every server here: nothing is measured, and a request that names no sampling has temperature 1."""
+PLAIN = ("--no-tune", "--sampling-defaults", "openai", "--activations", "float", "--no-lookup-across")
+"""Flags of every server here: nothing is measured, a request that names no sampling has temperature 1, and no test's
+drafts depend on what others asked."""
 ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
 """Flags of servers of small models, which a second thread does not speed up."""
 # Far more than a start takes: machines that run tests are busy.

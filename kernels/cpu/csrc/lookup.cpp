@@ -1,12 +1,15 @@
-// Prompt lookup: earlier occurrences of the last tokens of each request's text.
+// Prompt lookup: earlier occurrences of the last tokens of each request's text, in itself and in other texts.
 #include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cmath>
+#include <map>
 #include <tuple>
 #include <utility>
 
+#include "corpus.h"
 #include "ops.h"
 
 namespace outrider {
@@ -66,14 +69,17 @@ Match find_match(const std::vector<int64_t>& text, int64_t longest, int64_t min_
   return best;
 }
 
+using Drafted = std::tuple<Tensor, Tensor, Tensor>;
+
 // For each of R texts, seq_lens [R] tokens by slot and an anchor [R] behind them: the gamma tokens that followed the
 // latest of the longest matches of its end [R, gamma], without a match the anchor, repeated; how many of these are a
 // draft [R], none or all; and the chance of each [R, gamma] float32, by `Regression` at the temperatures [R].
-std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows,
-                                          const Tensor& seq_lens, const Tensor& anchors, const Tensor& temperatures,
-                                          const Tensor& by_length, const Tensor& by_odds, const Tensor& by_temperature,
-                                          int64_t min_match) {
-  const Regression regression{by_length, by_odds, by_temperature};
+// instead(r, text, length, tokens, chances) may draft from elsewhere what matches more than `length` tokens: it writes
+// both and returns the draft's length, or 0.
+template <typename Instead>
+Drafted lookup_with(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows, const Tensor& seq_lens,
+                    const Tensor& anchors, const Tensor& temperatures, const Regression& regression,
+                    int64_t min_match, const Instead& instead) {
   regression.check();
   const int64_t requests = rows.numel(), slots = slot_tokens.numel(), gamma = regression.gamma();
   check_index(slot_tokens, at::kInt, 1, "slot_tokens");
@@ -90,7 +96,7 @@ std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tenso
   }
   const Tensor tokens = at::empty({requests, gamma}, anchors.options());
   const Tensor lens = at::empty({requests}, anchors.options());
-  const Tensor confidence = at::empty({requests, gamma}, by_length.options());
+  const Tensor confidence = at::empty({requests, gamma}, regression.by_length.options());
   const auto draft = [&](int64_t r) {
     static thread_local std::vector<int64_t> text;
     const int64_t length = seq_lens.data_ptr<int64_t>()[r] + 1;
@@ -98,17 +104,105 @@ std::tuple<Tensor, Tensor, Tensor> lookup(const Tensor& slot_tokens, const Tenso
     for (int64_t i = 0; i + 1 < length; ++i) text[i] = slot_tokens.data_ptr<int32_t>()[slots_by_request[r][i]];
     text[length - 1] = anchors.data_ptr<int64_t>()[r];
     const Match match = find_match(text, regression.longest(), min_match);
-    lens.data_ptr<int64_t>()[r] = match.length >= min_match ? gamma : 0;
-    const float temperature = temperatures.data_ptr<float>()[r];
-    for (int64_t k = 0; k < gamma; ++k) {
-      tokens.data_ptr<int64_t>()[r * gamma + k] = text[match.start + k % (length - match.start)];
-      confidence.data_ptr<float>()[r * gamma + k] = regression.chance(match.length, match.odds, temperature, k);
+    int64_t* drafted = tokens.data_ptr<int64_t>() + r * gamma;
+    float* chances = confidence.data_ptr<float>() + r * gamma;
+    for (int64_t k = 0; k < gamma; ++k) drafted[k] = text[match.start + k % (length - match.start)];
+    int64_t& found = lens.data_ptr<int64_t>()[r] = match.length >= min_match ? gamma : 0;
+    if (const int64_t count = instead(r, text, found ? match.length : 0, drafted, chances)) {
+      found = count;
+      return;
     }
+    const float temperature = temperatures.data_ptr<float>()[r];
+    for (int64_t k = 0; k < gamma; ++k) chances[k] = regression.chance(match.length, match.odds, temperature, k);
   };
   std::atomic<int64_t> next{0};
   on_every_thread(requests, [&] { for (int64_t r; (r = next++) < requests;) draft(r); }, work);
   return {tokens, lens, confidence};
 }
+
+Drafted lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows, const Tensor& seq_lens,
+               const Tensor& anchors, const Tensor& temperatures, const Tensor& by_length, const Tensor& by_odds,
+               const Tensor& by_temperature, int64_t min_match) {
+  const auto nothing = [](auto&&...) { return int64_t(0); };
+  return lookup_with(slot_tokens, page_table, rows, seq_lens, anchors, temperatures,
+                     {by_length, by_odds, by_temperature}, min_match, nothing);
+}
+
+// Corpora by number.
+class Corpora : public torch::CustomClassHolder {
+ public:
+  // An empty corpus of at most `capacity` tokens, a power of two; returns its number, which is never used again.
+  int64_t add(int64_t capacity) {
+    TORCH_CHECK(capacity >= 2 && capacity <= 1 << 30 && !(capacity & (capacity - 1)),
+                "a corpus has a power of two tokens, not ", capacity);
+    corpora_.emplace(++last_, Corpus(capacity));
+    return last_;
+  }
+  void remove(int64_t number) { corpora_.erase(number); }
+  int64_t bytes(int64_t number) const { return corpora_.at(number).bytes(); }
+  int64_t bytes_of(int64_t capacity) const { return Corpus::bytes_of(capacity); }
+
+  // See `Corpus::insert`; text: [N] int64. secret: `contents` leaves it out.
+  void insert(int64_t number, Tensor text, bool secret) {
+    check_dense(text, at::kLong, {text.numel()}, "text");
+    check_range(text, 0, INT32_MAX, "text");
+    corpora_.at(number).insert(text.data_ptr<int64_t>(), text.numel(), secret);
+  }
+
+  // The tokens of a corpus, oldest first, -1 before each text [N] int32; and back again.
+  Tensor contents(int64_t number) const {
+    const std::vector<int32_t> found = corpora_.at(number).contents(true);
+    const Tensor tokens = at::empty({int64_t(found.size())}, at::kInt);
+    std::copy(found.begin(), found.end(), tokens.data_ptr<int32_t>());
+    return tokens;
+  }
+  void fill(int64_t number, Tensor tokens) {
+    check_dense(tokens, at::kInt, {tokens.numel()}, "tokens");
+    const int32_t* each = tokens.data_ptr<int32_t>();
+    TORCH_CHECK(std::all_of(each, each + tokens.numel(), [](int32_t token) { return token >= TEXT_END; }),
+                "tokens are at least 0, and ", TEXT_END, " before a text");
+    corpora_.at(number).fill(each, tokens.numel());
+  }
+
+  // As `lookup`; for requests with a longer match in the corpus of their number [R], 0 for none, drafts from there,
+  // with chances by others_… in place of by_…; and which requests these are [R] bool.
+  std::tuple<Tensor, Tensor, Tensor, Tensor> lookup(
+      Tensor slot_tokens, Tensor page_table, Tensor rows, Tensor seq_lens, Tensor anchors, Tensor temperatures,
+      Tensor by_length, Tensor by_odds, Tensor by_temperature, int64_t min_match, Tensor numbers,
+      Tensor others_by_length, Tensor others_by_odds, Tensor others_by_temperature) const {
+    const int64_t requests = rows.numel();
+    const Regression others{others_by_length, others_by_odds, others_by_temperature};
+    others.check();
+    check_dense(numbers, at::kLong, {requests}, "numbers");
+    const Tensor across = at::empty({requests}, at::kBool);
+    const auto instead = [&](int64_t r, const std::vector<int64_t>& text, int64_t least, int64_t* tokens,
+                             float* chances) {
+      bool& taken = across.data_ptr<bool>()[r] = false;
+      const auto corpus = corpora_.find(numbers.data_ptr<int64_t>()[r]);
+      if (corpus == corpora_.end()) return int64_t(0);
+      const FoundText found = corpus->second.find(text.data(), text.size());
+      if (found.length <= least) return int64_t(0);
+      const int64_t gamma = others.gamma();
+      const int64_t count = corpus->second.read(found.next, tokens, gamma);
+      std::fill(tokens + count, tokens + gamma, text.back());
+      const float odds[2] = {std::log((found.agreeing + .5f) / (found.counted - found.agreeing + .5f)),
+                             std::log(float(found.counted))};
+      const int64_t length = std::min(found.length, others.longest());
+      for (int64_t k = 0; k < gamma; ++k)
+        chances[k] = k < count ? others.chance(length, odds, temperatures.data_ptr<float>()[r], k) : 0;
+      taken = true;
+      return count;
+    };
+    const auto [tokens, lens, confidence] =
+        lookup_with(slot_tokens, page_table, rows, seq_lens, anchors, temperatures,
+                    {by_length, by_odds, by_temperature}, min_match, instead);
+    return {tokens, lens, confidence, across};
+  }
+
+ private:
+  std::map<int64_t, Corpus> corpora_;
+  int64_t last_ = 0;
+};
 
 }  // namespace
 
@@ -116,6 +210,16 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("lookup(Tensor slot_tokens, Tensor page_table, Tensor rows, Tensor seq_lens, Tensor anchors, "
         "Tensor temperatures, Tensor by_length, Tensor by_odds, Tensor by_temperature, int min_match) "
         "-> (Tensor, Tensor, Tensor)");
+  m.class_<Corpora>("Corpora")
+      .def(torch::init<>())
+      .def("add", &Corpora::add)
+      .def("remove", &Corpora::remove)
+      .def("bytes", &Corpora::bytes)
+      .def("bytes_of", &Corpora::bytes_of)
+      .def("insert", &Corpora::insert)
+      .def("contents", &Corpora::contents)
+      .def("fill", &Corpora::fill)
+      .def("lookup", &Corpora::lookup);
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) { m.impl("lookup", lookup); }

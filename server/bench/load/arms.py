@@ -36,6 +36,8 @@ ARMS = {
     "verify all": RequestOptions(planned=False),
     "planned": RequestOptions(),
 }
+ACROSS = {"across": RequestOptions(corpus="")}
+"""An arm for those who ask: planned, with lookup in the texts of its own round."""
 DIFFUSION_ARMS = {
     "off": RequestOptions(enabled=False),
     **{f"D={states}": RequestOptions(gamma=states, planned=False) for states in range(4)},
@@ -80,10 +82,11 @@ def run(args: argparse.Namespace) -> Results:
 
 
 def _arms(args: argparse.Namespace, resolved: Resolved) -> dict[str, RequestOptions]:
-    known = ARMS if resolved.settings.diffusion is None else DIFFUSION_ARMS
+    usual = ARMS if resolved.settings.diffusion is None else DIFFUSION_ARMS
+    known = usual if resolved.settings.diffusion is not None else ARMS | ACROSS
     if unknown := [arm for arm in args.arms or () if arm not in known]:
         raise UserError(f"--arms of this model are {', '.join(known)}, not {', '.join(unknown)}")
-    arms = {name: known[name] for name in args.arms or known}
+    arms = {name: known[name] for name in args.arms or usual}
     if args.level and report.OURS in arms:
         arms[report.ALSO_OURS] = arms[report.OURS]
     return arms
@@ -103,7 +106,10 @@ async def _measure(
     for number, concurrency, arm in harness.alternate_arms(args.rounds or ROUNDS, concurrencies, list(arms)):
         count = max(args.count, 2 * concurrency)
         chosen = [questions[(number * count + i) % len(questions)] for i in range(count)]
-        summary, answers = await load.run(chosen, concurrency, arms[arm], ask_level=arm == report.OURS)
+        options = arms[arm]
+        if options.corpus is not None:  # the texts of other rounds and loads are the same
+            options = replace(options, corpus=f"round {number} of {concurrency}")
+        summary, answers = await load.run(chosen, concurrency, options, ask_level=arm == report.OURS)
         if not load.temperature:  # a sampled answer may differ
             first = texts.setdefault((number, concurrency), answers)
             summary = replace(summary, differ=sum(a != b for a, b in zip(first, answers, strict=True)))

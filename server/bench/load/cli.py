@@ -16,8 +16,9 @@ Several servers (--url ours=http://… vllm=http://…) take turns, round by rou
 ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
 
 Without --url and --scenario, an engine is started here and arms take turns on it, round by round: "off" (no drafts),
-"verify all", "planned"; of a block-diffusion model D=0 to D=3 draft so many states. Prompts of several files are mixed.
-tau is tokens per request and step; acceptance by position is in a table, and in --json FILE for `outrider simulate`.
+"verify all", "planned", and if named "across", planned with lookup in the round's other texts; of a block-diffusion
+model D=0 to D=3 draft so many states. Prompts of several files are mixed. tau is tokens per request and step;
+acceptance by position is in a table, and in --json FILE for `outrider simulate`.
 With --level a third of the requests asks for a service level, "level kept" is the share that got it, and an arm "no
 levels" plans without being asked. Times are medians over the rounds. Where no profile fits, a quick one is measured
 first, as a server does.
@@ -26,6 +27,7 @@ examples:
   outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50
   outrider bench load --url ours=http://127.0.0.1:30000 vllm=http://127.0.0.1:8000 --concurrency 1,8 --seconds 20
   outrider bench load --scenario deploy/loadtest/chat.toml --json chat.json --csv chat.csv --plot chat.png
+  outrider bench load --prompts sessions.jsonl --concurrency 1 --count 10 --arms planned across
   outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
 """
 
@@ -59,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = of_arms.add_argument
     count = "requests per round, at least; never fewer than twice those in flight (default: %(default)s)"
     add("--count", type=int, default=8, metavar="N", help=count)
-    add("--arms", nargs="+", choices=[*arms.ARMS | arms.DIFFUSION_ARMS], help="arms to compare (default: all)")
+    add(
+        "--arms",
+        nargs="+",
+        choices=[*arms.ARMS | arms.ACROSS | arms.DIFFUSION_ARMS],
+        help="arms to compare (default: all but across)",
+    )
     add("--level", type=float, metavar="X", help="service level that every third request asks for, in tokens/s")
     add_engine_flags(of_arms, drafter=True)
     add_unmasking_flags(of_arms)

@@ -109,6 +109,8 @@ class _Handler:
             learn=request._learn,
             learner=request._own[0],
             learned=request._own[1],
+            corpus=request._corpus,
+            stored=request._stored,
         )
         request.custom_params = options.to_custom_params()
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]

@@ -46,7 +46,7 @@ class TracedToken(BaseModel):
     """token: its text. confidence: how likely it was to be accepted if those before it were; null for the target's."""
 
     token: str
-    source: Literal["target", "model", "lookup"]
+    source: Literal["target", "model", "lookup", "across"]
     confidence: float | None
 
 

@@ -41,8 +41,9 @@ export function between(a, b) {
   const steps = more("steps");
   const step = ratio(more("step_seconds"), more("timed_steps"));
   const length = ratio(more("tokens"), more("request_steps"));
-  const source = (name) => {
-    const brought = ratio(b.sources[name].accepted - a.sources[name].accepted, b.sources[name].drafts - a.sources[name].drafts);
+  const source = (...names) => {
+    const of = (count) => names.reduce((sum, name) => sum + b.sources[name][count] - a.sources[name][count], 0);
+    const brought = ratio(of("accepted"), of("drafts"));
     return brought === null ? null : 1 + brought;
   };
   const met = b.levels.met - a.levels.met;
@@ -53,7 +54,7 @@ export function between(a, b) {
     user: step && length ? length / step : null,
     length,
     model: source("model"),
-    lookup: source("lookup"),
+    lookup: source("lookup", "across"),
     budget: steps ? more("budget") / steps : null,
     verified: steps ? more("verified") / steps : null,
     wasted: steps ? more("wasted") / steps : null,

@@ -3,6 +3,7 @@
 import { element } from "./dom.js";
 
 const WORDS = { lookup: "looked up", model: "drafted", target: "the target’s own" };
+const MORE_WORDS = { ...WORDS, across: "looked up in another request" };
 
 /** A place for an answer in `parent`. explain: called with a description of the token that is looked at, or null. */
 export class Reply {
@@ -38,11 +39,12 @@ export class Reply {
     const now = performance.now();
     if (!this.tokens.length && entries.length) [this.first, this.alone] = [now, entries.length];
     for (const { token, source, confidence } of entries) {
-      const span = element("span", { className: `token ${source}`, textContent: token });
+      const maker = source === "across" ? "lookup" : source;
+      const span = element("span", { className: `token ${maker}`, textContent: token });
       if (confidence !== null) span.style.setProperty("--sure", confidence);
       span.dataset.source = source;
       span.dataset.confidence = confidence ?? "";
-      this.count[source] += 1;
+      this.count[maker] += 1;
       this.tokens.push(span);
       this.text.append(span);
     }
@@ -97,7 +99,7 @@ export class Reply {
     token.classList.add("at");
     const { source, confidence } = token.dataset;
     const sure = confidence ? `, ${Math.round(100 * confidence)} % sure to be accepted` : "";
-    token.title = WORDS[source] + sure;
+    token.title = MORE_WORDS[source] + sure;
     this.explain({ text: token.textContent, about: token.title });
   }
 }

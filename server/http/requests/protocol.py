@@ -27,24 +27,29 @@ class SpeculationOptions(BaseModel):
 
 class ChatRequest(ChatCompletionRequest):
     """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: its key's
-    learner, and which of its drafters is in use. _original: the request of another API that it was made of."""
+    learner, and which of its drafters is in use. _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: the
+    request of another API that it was made of."""
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
     _own: tuple[str, str] = PrivateAttr(default=("", ""))
     _original: Any = PrivateAttr(default=None)
+    _corpus: str | None = PrivateAttr(default=None)
+    _stored: bool = PrivateAttr(default=True)
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
 
 
 class TextRequest(CompletionRequest):
-    """_body_bytes, _learn, _own, _original: as of `ChatRequest`. add_special_tokens: for /v1/tokenize."""
+    """Private attributes as of `ChatRequest`. add_special_tokens: for /v1/tokenize."""
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
     _own: tuple[str, str] = PrivateAttr(default=("", ""))
     _original: Any = PrivateAttr(default=None)
+    _corpus: str | None = PrivateAttr(default=None)
+    _stored: bool = PrivateAttr(default=True)
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None

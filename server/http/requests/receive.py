@@ -75,9 +75,11 @@ def _key() -> Key | None:
 
 
 def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    """Name the drafter of the request's key, where keys have their own, and have the request share prefixes with
-    nothing but what was drafted by the same drafter for the same key."""
+    """Name the owner of the texts that are looked up for the request. Name the drafter of its key, where keys have
+    their own, and have it share prefixes with nothing but what was drafted by the same drafter for the same key."""
     key = _key()
+    if limits.looks_across:
+        request._corpus = "" if key is None else key.digest.hex()
     if limits.drafter_of is not None and key is not None:
         request._own = limits.drafter_of(key)
         request.extra_key = ":".join((key.digest.hex(), *request._own))
@@ -108,7 +110,8 @@ def _checked(
         raise
     request._original = translated.original
     request._body_bytes = len(data)
-    request._learn = learn and whole.get("store") is not False
+    request._stored = whole.get("store") is not False
+    request._learn = learn and request._stored
     return request
 
 

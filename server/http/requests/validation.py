@@ -49,6 +49,7 @@ class Limits:
     diffusion: the model fills blocks of tokens, see `NEUTRAL`.
     prompt_length: refuses texts that are longer than the context; None leaves that to the tokenizer.
     learns: answers are kept for the drafter to learn from, where nobody refuses.
+    looks_across: other requests' texts of the same key are looked up.
     drafter_of: with a drafter for each key, its learner and which of its drafters is in use; None: keys share one.
     """
 
@@ -61,6 +62,7 @@ class Limits:
     diffusion: bool = False
     prompt_length: PromptLength | None = None
     learns: bool = False
+    looks_across: bool = False
     drafter_of: Callable[[Key], tuple[str, str]] | None = None
 
 

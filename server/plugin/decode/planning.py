@@ -134,6 +134,8 @@ class Planning:
         if drafted := step.drafts or draft.looked_up is not None:
             if draft.looked_up is not None:
                 classes = classes + draft.looked_up
+                if draft.across is not None:
+                    classes = classes + draft.across
             rows = upload(step.view.rows, draft.lens.device)
             calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries.sets)
             confidence, ends = weigh_drafts(

@@ -31,6 +31,7 @@ class Entries:
     progress: np.ndarray
     ruled: np.ndarray | None
     sets: np.ndarray
+    corpora: torch.Tensor | None
     all_planned: bool
     any_level: bool
 
@@ -50,6 +51,7 @@ class RequestTable:
     ruled: [rows] bool, has rules for its logits (`logit_rules.changes_logits`).
     traced: [rows] bool, wants to know who made each of its tokens.
     sets: [rows] int64, the set of weights that drafts for it (`key_drafters.py`).
+    corpora: [rows] int64, the corpus of other texts that is looked up for it (`texts.py`).
     greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
@@ -69,6 +71,7 @@ class RequestTable:
         self.ruled = np.zeros(rows, dtype=bool)
         self.traced = np.zeros(rows, dtype=bool)
         self.sets = np.zeros(rows, dtype=np.int64)
+        self.corpora = np.zeros(rows, dtype=np.int64)
         self.generations = np.zeros(rows, dtype=np.int64)
         self.greedy = np.zeros(rows, dtype=bool)
         self.given = np.zeros(rows, dtype=bool)
@@ -122,7 +125,7 @@ class RequestTable:
         if found is not None and np.array_equal(found.rows, rows):
             return found
         planned, levels = self.planned[rows], self.levels[rows]
-        ruled = self.ruled[rows]
+        ruled, corpora = self.ruled[rows], self.corpora[rows]
         self._running = Entries(
             rows=rows,
             limits=self.limits[rows],
@@ -133,6 +136,7 @@ class RequestTable:
             progress=np.full(len(rows), np.inf),
             ruled=ruled if ruled.any() else None,
             sets=self.sets[rows],
+            corpora=torch.from_numpy(corpora) if corpora.any() else None,
             all_planned=bool(planned.all()),
             any_level=bool(levels.any()),
         )

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.scheduler.calibration.classes import SOURCES
+
 from .step import Admission
 
 KEY = "outrider_trace"
 """Key in `meta_info`: each token's index in MAKERS, and its confidence (NaN for the target's own)."""
-MAKERS = ("target", "model", "lookup")
-TARGET, MODEL, LOOKUP = range(len(MAKERS))
+MAKERS = ("target", *SOURCES)
+TARGET, MODEL, LOOKUP, ACROSS = range(len(MAKERS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +52,7 @@ class StepTrace:
         confidence = torch.nn.functional.pad(admission.confidence.float(), (0, 1), value=torch.nan)
         columns = torch.arange(confidence.shape[1], device=confidence.device)
         drafted = columns < accept_lens[:, None] - 1
-        drafter = torch.full_like(accept_lens, MODEL)
-        if admission.looked_up is not None:
-            drafter = drafter.masked_fill(admission.looked_up, LOOKUP)
+        drafter = MODEL + admission.classes % len(SOURCES)
         return cls(
             traced,
             torch.where(drafted, drafter[:, None], TARGET),

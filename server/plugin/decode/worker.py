@@ -42,6 +42,7 @@ from .requests import RequestTable
 from .results import decoded, prefilled
 from .sampling import Sampling
 from .step import Step
+from .texts import TextKeeper
 from .trace import StepTrace
 from .verify_tail import VerifyTail
 
@@ -81,7 +82,8 @@ class SpeculativeWorker(BaseSpecWorker):
         self.history = SlotTokens(slots, self.device)
         self.rules = LogitRules(self.history, self.req_to_token_pool.req_to_token)
         self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
-        self.drafter: Drafter | None = load_drafter(self.config, runner)
+        self.texts = TextKeeper.of(self.config, runner)
+        self.drafter: Drafter | None = load_drafter(self.config, runner, self.texts.corpora if self.texts else None)
         self.exchange = Exchange(self.config, self.drafter)
         self.by_key = KeyDrafters.of(self.config, self.drafter)
         if self.drafter is not None:
@@ -136,10 +138,9 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.planning.flush()
-        if self.keeper is not None:
-            self.keeper.finished(rid)
-        if self.by_key is not None:
-            self.by_key.finished(rid)
+        for each in (self.keeper, self.by_key, self.texts):
+            if each is not None:
+                each.finished(rid)
 
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk."""
@@ -166,15 +167,16 @@ class SpeculativeWorker(BaseSpecWorker):
         at = batch.req_pool_indices_cpu.numpy()
         if self.by_key is not None:
             self.requests.sets[at] = self.by_key.admit(batch.reqs)
+        if self.texts is not None:
+            self.requests.corpora[at] = self.texts.admit(batch.reqs)
         self.requests.admit(batch.reqs, batch.req_pool_indices, at)
         if self.keeper is not None:
             self.keeper.admit(batch.reqs)
         input_ids, slots = batch.input_ids, batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
         result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
-        seq_lens = batch.seq_lens
+        seq_lens, logits_output = batch.seq_lens, result.logits_output
         positions = extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
-        logits_output = result.logits_output
         sets = None if self.by_key is None else torch.from_numpy(np.repeat(self.requests.sets[at], batch.extend_lens))
         self._observe(logits_output.hidden_states, input_ids, positions, slots, sets)
         self._show_prefilled(batch)
@@ -297,6 +299,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 answer_lens=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
                 longest=None if on_host else 1 << int(step.view.contexts.max()).bit_length(),
                 sets=None if self.by_key is None else torch.from_numpy(step.entries.sets),
+                corpora=step.entries.corpora,
                 **sampling.rules._asdict(),
             )
         )

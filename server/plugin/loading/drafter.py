@@ -8,6 +8,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from outrider.drafters import registry
 from outrider.drafters.base import Drafter, Rows, Target
+from outrider.drafters.corpora import Corpora
 
 from ..config import PluginConfig
 
@@ -15,10 +16,10 @@ CAPTURE = "set_dflash_layers_to_capture"
 """Method of SGLang's models that show hidden states."""
 
 
-def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
+def load_drafter(config: PluginConfig, runner: Any, corpora: Corpora | None = None) -> Drafter | None:
     """The drafter for this server, or None where speculation is off.
 
-    runner: SGLang's model runner of the target, its weights loaded.
+    runner: SGLang's model runner of the target, its weights loaded. corpora: other texts for prompt lookup.
     """
     if config.drafter == "off":
         return None
@@ -37,6 +38,7 @@ def load_drafter(config: PluginConfig, runner: Any) -> Drafter | None:
         denoising_order=config.denoising_order,
         initial_tokens=config.initial_tokens,
         several_sets=config.learn_keys > 0,
+        corpora=corpora,
     )
 
 

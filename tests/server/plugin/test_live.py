@@ -7,7 +7,7 @@ import json
 import numpy as np
 from planning import step_of
 
-from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.classes import CLASSES, SOURCES
 from outrider.scheduler.planners.base import Budget, PlannedCurve
 from outrider.server.http.routes.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
@@ -29,7 +29,12 @@ def test_totals_by_source(registry) -> None:
     assert json.loads(json.dumps(found)) == found
     assert (found["steps"], found["request_steps"], found["tokens"]) == (2, 6, 18)
     assert (found["budget"], found["verified"], found["accepted"], found["wasted"]) == (18, 16, 12, 4)
-    assert found["sources"] == {"model": {"drafts": 4, "accepted": 8}, "lookup": {"drafts": 2, "accepted": 4}}
+    none = {"drafts": 0, "accepted": 0}
+    assert found["sources"] == {
+        "model": {"drafts": 4, "accepted": 8},
+        "lookup": {"drafts": 2, "accepted": 4},
+        "across": none,
+    }
     assert sum(found["calibration"]["model"]["observed"]) == 10  # the third of the second request was not seen
     assert sum(found["calibration"]["lookup"]["expected"]) == 2
     assert (found["timed_steps"], found["step_seconds"]) == (2, 1.0)
@@ -38,7 +43,7 @@ def test_totals_by_source(registry) -> None:
 
 def test_without_a_drafter_there_are_no_positions(registry) -> None:
     found = snapshot(SpeculationMetrics(0, "off", registry), None)
-    assert found["sources"] == {source: {"drafts": 0, "accepted": 0} for source in ("model", "lookup")}
+    assert found["sources"] == {source: {"drafts": 0, "accepted": 0} for source in SOURCES}
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends(registry) -> None:

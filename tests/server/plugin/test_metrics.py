@@ -61,14 +61,7 @@ def test_each_case_is_counted_apart(metrics, value):
         ]
         middle = value("outrider_calibration_observed_total", confidence="0.55", **labels)
         assert middle == counted[case][0]
-    assert counted == {
-        "greedy, model": [0, 0],
-        "greedy, lookup": [1, 1],
-        "sampled, model": [3, 2],
-        "sampled, lookup": [0, 0],
-        "seeded, model": [0, 0],
-        "seeded, lookup": [0, 0],
-    }
+    assert counted == {case: [0, 0] for case in CLASSES} | {"greedy, lookup": [1, 1], "sampled, model": [3, 2]}
 
 
 def test_tokens_behind_an_answers_end_are_not_counted(metrics, value):

@@ -13,6 +13,8 @@ TOLD = RequestOptions(
     trace=True,
     learn=True,
     learner="a",
+    corpus="me",
+    stored=False,
     learned="0001",
 )
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.server.plugin.decode.trace import KEY, LOOKUP, MODEL, TARGET, StepTrace
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.server.plugin.decode.trace import ACROSS, KEY, LOOKUP, MODEL, TARGET, StepTrace
 
 CONFIDENCE = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.5, 0.1], [0.6, 0.2, 0.1]])
 ACCEPT_LENS = torch.tensor([3, 1, 4])
@@ -23,16 +24,19 @@ def commit(count: int) -> SimpleNamespace:
     return SimpleNamespace(token_ids=(5,) * count)
 
 
-def step(traced: list[bool], looked_up: torch.Tensor | None = None) -> StepTrace:
-    admission = SimpleNamespace(confidence=CONFIDENCE, looked_up=looked_up)
+def step(traced: list[bool], third: str = "sampled, model") -> StepTrace:
+    """Of three requests' drafts, the first ones a model's."""
+    classes = torch.tensor([CLASSES.index(case) for case in ("greedy, model", "seeded, model", third)])
+    admission = SimpleNamespace(confidence=CONFIDENCE, classes=classes)
     return StepTrace.of_step(np.array(traced), admission, ACCEPT_LENS)
 
 
-@pytest.mark.parametrize("looked_up", [None, torch.tensor([False, True, True])])
-def test_accepted_drafts_are_the_drafters_and_the_last_token_the_targets(looked_up: torch.Tensor | None) -> None:
+@pytest.mark.parametrize(
+    ("third", "last"), [("sampled, model", MODEL), ("greedy, lookup", LOOKUP), ("seeded, across", ACROSS)]
+)
+def test_accepted_drafts_are_the_drafters_and_the_last_token_the_targets(third: str, last: int) -> None:
     requests = [request() for _ in range(3)]
-    step([True, True, True], looked_up).consume(SimpleNamespace(reqs=requests), [commit(n) for n in (3, 1, 4)])
-    last = MODEL if looked_up is None else LOOKUP
+    step([True, True, True], third).consume(SimpleNamespace(reqs=requests), [commit(n) for n in (3, 1, 4)])
     made = [[maker for maker, _ in each.customized_info[KEY]] for each in requests]
     assert made == [[MODEL, MODEL, TARGET], [TARGET], [last, last, last, TARGET]]
     sure = [confidence for _, confidence in requests[0].customized_info[KEY]]

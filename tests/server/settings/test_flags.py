@@ -16,7 +16,7 @@ from outrider.server.settings.setting import FLAG, declared, name_of, with_table
 from outrider.server.settings.settings import Settings
 
 README = Path(__file__).parents[3] / "server" / "README.md"
-WITHOUT_FLAG = {"diffusion", "learned", "sglang_flags"}
+WITHOUT_FLAG = {"diffusion", "learned", "lookup_tokenizer", "sglang_flags"}
 BOUNDED = [(each.name, flag) for each, flag in declared(Settings) if flag.bounds is not None]
 CHOSEN = [each.name for each, flag in declared(Settings) if flag.choices]
 

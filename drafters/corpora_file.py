@@ -1,0 +1,65 @@
+"""File of the texts in `corpora.py`, which outlives restarts: a line of JSON, then all corpora's tokens.
+
+The line has the tokenizer's digest, each corpus's hashed name and number of tokens, and the digest of all tokens, which
+are int32, little-endian, a -1 before each text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outrider.storage.replacing import replacing
+
+from .corpora import Name
+
+KIND = "outrider lookup texts 1"
+MODE = 0o600
+Texts = list[tuple[Name, torch.Tensor]]
+
+
+def write(path: Path, corpora: Iterable[tuple[Name, torch.Tensor]], tokenizer: str) -> None:
+    """Replace the file. Raises OSError."""
+    found = list(corpora)
+    tokens = b"".join(contents.numpy().astype("<i4").tobytes() for _, contents in found)
+    head = {
+        "kind": KIND,
+        "tokenizer": tokenizer,
+        "corpora": [[*name, len(contents)] for name, contents in found],
+        "sha256": hashlib.sha256(tokens).hexdigest(),
+    }
+    with replacing(path, MODE, alone=True) as temporary, temporary.open("wb") as file:
+        file.write(json.dumps(head).encode() + b"\n" + tokens)
+
+
+def read(path: Path, tokenizer: str, vocab_size: int) -> Texts:
+    """The corpora in the order in which they were written; none where there is no file.
+
+    Raises OSError, and ValueError where the file is none of these, damaged, or of another tokenizer.
+    """
+    try:
+        line, _, tokens = path.read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        return []
+    try:
+        head = json.loads(line)
+        kind, theirs, digest = head["kind"], head["tokenizer"], head["sha256"]
+        names = [(Name(str(owner), str(whole)), int(count)) for owner, whole, count in head["corpora"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError("it is no file of texts to look up") from None
+    if kind != KIND:
+        raise ValueError(f"it is {kind!r}, expected {KIND!r}")
+    if theirs != tokenizer:
+        raise ValueError("its texts are of another model's tokenizer")
+    counts = [count for _, count in names]
+    if hashlib.sha256(tokens).hexdigest() != digest or min(counts, default=0) < 0 or 4 * sum(counts) != len(tokens):
+        raise ValueError("it is damaged")
+    each = torch.from_numpy(np.frombuffer(bytearray(tokens), "<i4").astype(np.int32)).split(counts) if counts else ()
+    if any(int(part.max()) >= vocab_size or int(part.min()) < -1 for part in each if len(part)):
+        raise ValueError(f"it has tokens beyond the vocabulary of {vocab_size}")
+    return [(name, part) for (name, _), part in zip(names, each, strict=True)]

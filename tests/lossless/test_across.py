@@ -1,0 +1,120 @@
+"""Lookup across requests: no text changes, no key's drafts tell of another's texts, and a restart keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import MODEL
+from running import HTTP, ONE_THREAD, ForkedServer, Server, run_forked, wait_until
+from small_target import SmallTarget
+
+from outrider.server.http.keys import key_file
+
+from .conftest import EXACT, _small
+
+pytestmark = pytest.mark.server
+BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
+NAMES = ("ann", "bob")
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> dict[str, str]:
+    made = {name: key_file.new() for name in NAMES}
+    for name, secret in made.items():
+        key_file.add(tmp_path / "keys.toml", key_file.Key(name=name, digest=key_file.digest(secret.encode())))
+    return made
+
+
+@pytest.fixture
+def flags(tmp_path: Path, small_target: SmallTarget) -> tuple[str, ...]:
+    own = (*EXACT, *ONE_THREAD, *_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
+    return (
+        *own,
+        "--lookup-across",
+        "--lookup-store",
+        str(tmp_path / "texts"),
+        "--api-keys",
+        str(tmp_path / "keys.toml"),
+    )
+
+
+@pytest.fixture
+def start(tmp_path: Path, flags: tuple[str, ...]) -> Iterator[Callable[[], Server]]:
+    started: list[Server] = []
+
+    def begin() -> Server:
+        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *flags))
+        return started[-1].wait_until_ready()
+
+    yield begin
+    for server in started:
+        server.kill()
+
+
+def ask(server: Server, secret: str, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
+    request = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
+    request |= {"speculation": {"enabled": speculate, "trace": speculate}}
+    headers = {"Authorization": f"Bearer {secret}"}
+    answer = HTTP.post(f"{server.url}/v1/completions", json=request | body, headers=headers, timeout=600)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def drafts(answer: dict[str, Any]) -> Any:
+    """Who made each token, how sure, and how many drafted tokens were taken and not."""
+    return answer["choices"][0]["speculation"]["trace"], answer["usage"]["completion_tokens_details"]
+
+
+def across(answer: dict[str, Any]) -> int:
+    return sum(entry["source"] == "across" for entry in drafts(answer)[0])
+
+
+def test_texts_stay_and_keys_are_apart(
+    start: Callable[[], Server], secrets: dict[str, str], flags: tuple[str, ...], prompts: list[str], tmp_path: Path
+) -> None:
+    def all_of(server: Server, name: str, **more: Any) -> list[dict[str, Any]]:
+        return [ask(server, secrets[name], prompt, **body, **more) for prompt in prompts[:4] for body in BODIES]
+
+    def ids(answers: list[dict[str, Any]]) -> list[list[int]]:
+        return [answer["choices"][0]["token_ids"] for answer in answers]
+
+    store, server = tmp_path / "texts", start()
+    alone = all_of(server, "bob")  # first, so that nobody's texts are there
+    plain = ids(all_of(server, "ann", speculate=False, store=False))
+    assert ids(alone) == plain
+    server.kill()
+    store.unlink(missing_ok=True)
+
+    server = start()
+    theirs = all_of(server, "ann")
+    again = all_of(server, "ann")
+    salted = all_of(server, "ann", cache_salt="a user of ann's")
+    mine = all_of(server, "bob")
+    for answers in (theirs, again, salted, mine):
+        assert ids(answers) == plain
+    assert sum(map(across, again)) > sum(map(across, theirs)) + 100  # else nothing was shown
+    assert [drafts(answer) for answer in mine] == [drafts(answer) for answer in alone]
+    assert [drafts(answer) for answer in salted] == [drafts(answer) for answer in alone]
+    secret = ask(server, secrets["bob"], "a b c d e f g h i j", temperature=0, store=False)
+    assert server.stop() == 0
+    assert store.stat().st_mode & 0o777 == 0o600
+
+    server = start()
+    kept = all_of(server, "ann")
+    assert ids(kept) == plain
+    assert sum(map(across, kept)) >= 0.9 * sum(map(across, again))
+    assert across(ask(server, secrets["bob"], prompts[0], temperature=0)) > 0
+    unstored = ask(server, secrets["bob"], "a b c d e f g h i j", temperature=0)
+    assert ids([unstored]) == ids([secret])
+    assert across(unstored) == 0
+    before = store.read_bytes()
+    wait_until(lambda: store.read_bytes() != before, 30)  # written again while it serves
+    server.kill()
+
+    store.write_bytes(store.read_bytes()[:-2])
+    refused = run_forked("serve", *flags)
+    assert refused.returncode != 0
+    assert f"--lookup-store {store}: it is damaged; remove it, or name another file" in refused.stderr
