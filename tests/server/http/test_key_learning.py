@@ -183,10 +183,10 @@ def test_requests_share_prefixes_within_key_and_drafter(monkeypatch: pytest.Monk
         current = SimpleNamespace(key_usage=SimpleNamespace(key=Key(name="k", digest=secret.encode())))
         monkeypatch.setattr(admission, "current", lambda current=current: current)
         request: Any = SimpleNamespace()
-        receive._set_apart(request, SimpleNamespace(drafter_of=lambda _, own=own: own))  # type: ignore[arg-type]
+        receive._set_apart(request, SimpleNamespace(drafter_of=lambda _, own=own: own, looks_across=False))  # type: ignore[arg-type]
         assert request._own == own
         seen.add(request.extra_key)
     assert len(seen) == 4
     shared: Any = SimpleNamespace(extra_key=None)
-    receive._set_apart(shared, SimpleNamespace(drafter_of=None))  # type: ignore[arg-type]
+    receive._set_apart(shared, SimpleNamespace(drafter_of=None, looks_across=False))  # type: ignore[arg-type]
     assert shared.extra_key is None
