@@ -66,7 +66,7 @@ def served(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     try:
-        wait_until(lambda: server.started, 10)
+        wait_until(lambda: server.started and server.servers, 10)  # `started` is set before it listens
         yield f"https://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
