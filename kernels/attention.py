@@ -243,7 +243,7 @@ def _capped(scores: torch.Tensor, logit_cap: float) -> torch.Tensor:
 
 
 def _mass_of(sinks: torch.Tensor | None, kv_heads: int, queries: int, peak: torch.Tensor) -> torch.Tensor | float:
-    """What the sinks [Hq] add to the sums of weights of rows (queries x group) whose largest scores are
+    """The weights that sinks [Hq] add to the sums of rows (queries x group) whose largest scores are
     peak [T, Hkv, M, 1]."""
     if sinks is None:
         return 0.0

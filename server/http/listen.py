@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .metrics import ConnectionMetrics
 
 SAVE_SECONDS = 5.0
-"""For the engine to write the texts of `--lookup-store` before it ends."""
+"""Time that the engine has to write the texts of `--lookup-store` before it ends."""
 
 
 def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") -> socket.socket:

@@ -178,7 +178,7 @@ def test_what_is_asked_again_stays():
 
 
 def test_a_collision_of_hashes_shows_nothing_that_does_not_match():
-    """In a full ring most lists of a hash hold other n-grams too: every draft follows its text's last three tokens."""
+    """Every draft follows its text's last three tokens, though a full ring has lists with other n-grams too."""
     corpora, draw = Corpora(4096), random.Random(5)
     text = [draw.randrange(40) for _ in range(6000)]
     corpora.insert(ME, text)

@@ -58,7 +58,7 @@ def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolera
 
 
 def test_a_sink_takes_its_share_of_the_weights():
-    """As in gpt-oss: softmax over the scores and the sink, whose column is then left out."""
+    """Softmax over the scores and the sink, whose column is then left out, as in gpt-oss."""
     q, k, v, batch = ragged_attention([1], [3], heads=(1, 1))
     slots = batch.page_table[batch.rows[0], :3].long()
     scores = torch.cat([(k[slots, 0] @ q[0, 0]) * 0.2, torch.tensor([0.7])])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import MODEL
-from running import HTTP, ONE_THREAD, ForkedServer, Server, run_forked, wait_until
+from asking import ask_as, drafts
+from running import ONE_THREAD, ForkedServer, Server, run_forked, wait_until
 from small_target import SmallTarget
 
 from outrider.server.http.keys import key_file
@@ -54,20 +54,6 @@ def start(tmp_path: Path, flags: tuple[str, ...]) -> Iterator[Callable[[], Serve
         server.kill()
 
 
-def ask(server: Server, secret: str, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
-    request = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
-    request |= {"speculation": {"enabled": speculate, "trace": speculate}}
-    headers = {"Authorization": f"Bearer {secret}"}
-    answer = HTTP.post(f"{server.url}/v1/completions", json=request | body, headers=headers, timeout=600)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def drafts(answer: dict[str, Any]) -> Any:
-    """Who made each token, how sure, and how many drafted tokens were taken and not."""
-    return answer["choices"][0]["speculation"]["trace"], answer["usage"]["completion_tokens_details"]
-
-
 def across(answer: dict[str, Any]) -> int:
     return sum(entry["source"] == "across" for entry in drafts(answer)[0])
 
@@ -76,7 +62,7 @@ def test_texts_stay_and_keys_are_apart(
     start: Callable[[], Server], secrets: dict[str, str], flags: tuple[str, ...], prompts: list[str], tmp_path: Path
 ) -> None:
     def all_of(server: Server, name: str, **more: Any) -> list[dict[str, Any]]:
-        return [ask(server, secrets[name], prompt, **body, **more) for prompt in prompts[:4] for body in BODIES]
+        return [ask_as(server, secrets[name], prompt, **body, **more) for prompt in prompts[:4] for body in BODIES]
 
     def ids(answers: list[dict[str, Any]]) -> list[list[int]]:
         return [answer["choices"][0]["token_ids"] for answer in answers]
@@ -98,7 +84,7 @@ def test_texts_stay_and_keys_are_apart(
     assert sum(map(across, again)) > sum(map(across, theirs)) + 100  # else nothing was shown
     assert [drafts(answer) for answer in mine] == [drafts(answer) for answer in alone]
     assert [drafts(answer) for answer in salted] == [drafts(answer) for answer in alone]
-    secret = ask(server, secrets["bob"], "a b c d e f g h i j", temperature=0, store=False)
+    secret = ask_as(server, secrets["bob"], "a b c d e f g h i j", temperature=0, store=False)
     assert server.stop() == 0
     assert store.stat().st_mode & 0o777 == 0o600
 
@@ -106,8 +92,8 @@ def test_texts_stay_and_keys_are_apart(
     kept = all_of(server, "ann")
     assert ids(kept) == plain
     assert sum(map(across, kept)) >= 0.9 * sum(map(across, again))
-    assert across(ask(server, secrets["bob"], prompts[0], temperature=0)) > 0
-    unstored = ask(server, secrets["bob"], "a b c d e f g h i j", temperature=0)
+    assert across(ask_as(server, secrets["bob"], prompts[0], temperature=0)) > 0
+    unstored = ask_as(server, secrets["bob"], "a b c d e f g h i j", temperature=0)
     assert ids([unstored]) == ids([secret])
     assert across(unstored) == 0
     before = store.read_bytes()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import MODEL
+from asking import ask_as, drafts
 from learned_drafters import offer, wait_for_state
 from metrics_page import MetricsPage
-from running import HTTP, Server, free_port, wait_until
+from running import Server, free_port, wait_until
 from small_target import SmallTarget
 
 from outrider.drafters.learning.answers import ServerState
@@ -21,7 +21,6 @@ from outrider.server.cli.main import main
 from outrider.server.http.keys import key_file
 
 pytestmark = pytest.mark.server
-TOKENS = 40
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.7}]
 SURE = BODIES[:2]
 """The bodies whose text is decided."""
@@ -53,26 +52,12 @@ def start(
     return started
 
 
-def ask(server: Server, secret: str, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
-    request = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
-    request |= {"speculation": {"enabled": speculate, "trace": speculate}}
-    headers = {"Authorization": f"Bearer {secret}"}
-    answer = HTTP.post(f"{server.url}/v1/completions", json=request | body, headers=headers, timeout=600)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def drafts(answer: dict[str, Any]) -> Any:
-    """Who made each token and how sure the drafter was, and how many drafted tokens were taken and not."""
-    return answer["choices"][0]["speculation"]["trace"], answer["usage"]["completion_tokens_details"]
-
-
 def texts(
     server: Server, secrets: dict[str, str], asked: list[Asked], *, speculate: bool, at_once: int = 6
 ) -> list[list[int]]:
     """Token ids of what each (key, prompt, body) gets, of those whose text is decided."""
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda a: ask(server, secrets[a[0]], a[1], speculate=speculate, **a[2]), asked))
+        answers = list(pool.map(lambda a: ask_as(server, secrets[a[0]], a[1], speculate=speculate, **a[2]), asked))
     decided = zip(asked, answers, strict=True)
     return [answer["choices"][0]["token_ids"] for (_, _, body), answer in decided if body in SURE]
 
@@ -87,18 +72,18 @@ def test_no_key_sees_what_another_asked(
     """The same drafts, as sure, with nothing cached, whatever another key asked and learned before."""
     some = prompts[:3]
     server, _ = start()
-    alone = [ask(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
+    alone = [ask_as(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
     server.kill()
     folder = tmp_path / "learned" / "keys"
     assert main(["learn", "forget", "--key", "bob", "--learn-folder", str(tmp_path / "learned")]) == 0
     assert not (folder / learner_of("bob") / "answers").exists()
 
     server, metrics = start()
-    theirs = [ask(server, secrets["ann"], prompt, **body) for prompt in some for body in SURE]
+    theirs = [ask_as(server, secrets["ann"], prompt, **body) for prompt in some for body in SURE]
     offer(folder / learner_of("ann"), "0001", small_target, broken=True)
     wait_for_state(folder / learner_of("ann"), in_use="0001")
-    changed = [ask(server, secrets["ann"], prompt, **body) for prompt in some for body in SURE]
-    mine = [ask(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
+    changed = [ask_as(server, secrets["ann"], prompt, **body) for prompt in some for body in SURE]
+    mine = [ask_as(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
     assert [drafts(answer) for answer in mine] == [drafts(answer) for answer in alone]
     assert [drafts(answer) for answer in changed] != [drafts(answer) for answer in alone]  # else nothing was shown
     for answers in (theirs, changed, mine):
@@ -106,7 +91,7 @@ def test_no_key_sees_what_another_asked(
         assert ids == [answer["choices"][0]["token_ids"] for answer in alone]
     page = MetricsPage(metrics)
     cached = {name: page.value("outrider_key_tokens_total", key=name, kind="cached") for name in NAMES}
-    again = [ask(server, secrets["bob"], prompt, **SURE[0]) for prompt in some]
+    again = [ask_as(server, secrets["bob"], prompt, **SURE[0]) for prompt in some]
     more = MetricsPage(metrics).value("outrider_key_tokens_total", key="bob", kind="cached")
     assert again
     assert cached["ann"] > 0  # its own prompts, under the same drafter

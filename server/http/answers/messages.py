@@ -132,7 +132,7 @@ def _content(block: Block, *, empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """What a call asks for; as it was written, where it was cut off."""
+    """A call's arguments; as they were written, where they were cut off."""
     try:
         value = from_json(arguments or "{}", allow_inf_nan=False)
     except ValueError:

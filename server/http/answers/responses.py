@@ -165,7 +165,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(request: ResponsesRequest, chat: ChatRequest) -> dict[str, Any]:
-    """What an answer says of its request."""
+    """The request's own settings, as an answer repeats them, and all else that no answer has yet."""
     text, choice, reasoning = request.text, request.tool_choice, request.reasoning
     form = None if text is None or text.format is None else text.format.model_dump(by_alias=True)
     return {

@@ -22,7 +22,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class End:
-    """How an answer ended. matched: the stop string or token. extra: our own fields of a chat's answer."""
+    """The end of an answer. matched: the stop string or token. extra: our own fields of a chat's answer."""
 
     reason: str | None = None
     matched: str | int | None = None
@@ -93,7 +93,7 @@ def _sse(event: Event) -> bytes:
 
 
 class _Translation:
-    """What was read of a chat's answer until now."""
+    """Reads a chat's answer piece by piece, and has the writer write it."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from ..errors import unsupported
+from .parsing import parse
 from .protocol import Kind, unknown_field
+
+T = TypeVar("T", bound=BaseModel)
 
 PASSED = frozenset(
     [
@@ -53,6 +56,23 @@ class Translated:
     body: dict[str, Any]
     places: Sequence[str] = ()
     original: BaseModel | None = None
+
+
+def parse_own(model: type[T], body: dict[str, Any]) -> T:
+    """The body's own fields of an API as its model; raises ApiError."""
+    return parse(model.model_validate_json, {name: body[name] for name in body if name in model.model_fields})
+
+
+def begin_chat(
+    body: dict[str, Any], passed: frozenset[str], messages: Iterable[tuple[str, dict[str, Any]]]
+) -> tuple[dict[str, Any], list[str]]:
+    """A chat with the fields that are passed on and the messages, of which each comes with its place; and these."""
+    placed = list(messages)
+    chat = {name: value for name, value in body.items() if name in passed}
+    chat["messages"] = [message for _, message in placed]
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    return chat, [place for place, _ in placed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from pydantic_core import to_json
 
 from ..errors import invalid_value, unsupported
 from .bounds import MAX_MESSAGES, MAX_TOOLS
-from .dialect import PASSED, Dialect, Strict, Translated, one_of
-from .parsing import parse
+from .dialect import PASSED, Dialect, Strict, Translated, begin_chat, one_of, parse_own
 from .protocol import CHAT
 
 
@@ -163,15 +162,10 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def _to_chat(model: type[CountTokensRequest], body: dict[str, Any]) -> Translated:
-    own = {name: value for name, value in body.items() if name in model.model_fields}
-    _refuse_budget(own.get("thinking"))
-    request = parse(model.model_validate_json, own)
-    chat = {name: value for name, value in body.items() if name in PASSED}
-    messages, places = [], []
-    for place, message in _messages(request):
-        messages.append(message)
-        places.append(place)
-    chat["messages"] = messages
+    _refuse_budget(body.get("thinking"))
+    request = parse_own(model, body)
+    chat, places = begin_chat(body, PASSED, _messages(request))
+    messages = chat["messages"]
     if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
         chat["continue_final_message"] = True
     if request.tools:
@@ -198,8 +192,6 @@ def _to_chat(model: type[CountTokensRequest], body: dict[str, Any]) -> Translate
             chat["stop"] = request.stop_sequences
         if request.metadata is not None and request.metadata.user_id is not None:
             chat["user"] = request.metadata.user_id
-    if body.get("stream"):
-        chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return Translated(CHAT, chat, places, request)
 
 

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from ..errors import unsupported
 from .bounds import MAX_MESSAGES, MAX_TOOLS
-from .dialect import PASSED, Dialect, Strict, Translated, one_of
-from .parsing import parse
+from .dialect import PASSED, Dialect, Strict, Translated, begin_chat, one_of, parse_own
 from .protocol import CHAT
 
 LOGPROBS = "message.output_text.logprobs"
@@ -184,16 +183,10 @@ NAMES = {
 
 
 def _to_chat(body: dict[str, Any]) -> Translated:
-    own = {name: value for name, value in body.items() if name in ResponsesRequest.model_fields}
-    if own.get("store") is True:
+    if body.get("store") is True:
         raise unsupported("store", "this server does not support 'store': no answer is stored; send false, or nothing")
-    request = parse(ResponsesRequest.model_validate_json, own)
-    chat = {name: value for name, value in body.items() if name in RESPONSES.passed}
-    messages, places = [], []
-    for place, message in _messages(request):
-        messages.append(message)
-        places.append(place)
-    chat["messages"] = messages
+    request = parse_own(ResponsesRequest, body)
+    chat, places = begin_chat(body, RESPONSES.passed, _messages(request))
     if request.max_output_tokens is not None:
         chat["max_completion_tokens"] = request.max_output_tokens
     if request.tools:
@@ -214,8 +207,6 @@ def _to_chat(body: dict[str, Any]) -> Translated:
         chat["reasoning_effort"] = request.reasoning.effort
     if LOGPROBS in (request.include or ()) or request.top_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    if body.get("stream"):
-        chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return Translated(CHAT, chat, places, request)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,11 +64,12 @@ class TextKeeper:
         """[R] numbers of corpora for SGLang's requests that are prefilled. A prompt is added with its first chunk."""
         numbers = np.full(len(reqs), NO_CORPUS, dtype=np.int64)
         for place, req in enumerate(reqs):
-            if (name := _name_of(req)) is None:
+            name, stored = _place_of(req)
+            if name is None:
                 continue
             if req.rid not in self._running:
                 self._running[req.rid] = req
-                self.corpora.insert(name, req.origin_input_ids, secret=not _options(req).stored)
+                self.corpora.insert(name, req.origin_input_ids, secret=not stored)
             numbers[place] = self.corpora.number(name)
         return numbers
 
@@ -76,9 +78,10 @@ class TextKeeper:
         req = self._running.pop(rid, None)
         if req is None or isinstance(req.finished_reason, FINISH_ABORT):
             return
-        if (name := _name_of(req)) is not None:
+        name, stored = _place_of(req)
+        if name is not None:
             text = [*req.origin_input_ids[-JOINED:], *req.output_ids_through_stop]
-            self.corpora.insert(name, text, secret=not _options(req).stored)
+            self.corpora.insert(name, text, secret=not stored)
 
     def save(self) -> None:
         """Write what has changed. A file that cannot be written is an error in the log, once."""
@@ -99,14 +102,11 @@ class TextKeeper:
 
     def _save_again(self) -> None:
         while True:
-            threading.Event().wait(SAVE_SECONDS)
+            time.sleep(SAVE_SECONDS)
             self.save()
 
 
-def _options(req: Any) -> RequestOptions:
-    return RequestOptions.from_custom_params(req.sampling_params.custom_params)
-
-
-def _name_of(req: Any) -> Name | None:
-    owner = _options(req).corpus
-    return None if owner is None else Name.of(owner, req.cache_salt or "")
+def _place_of(req: Any) -> tuple[Name | None, bool]:
+    """The corpus of a request's texts, None for none, and whether the file may keep them."""
+    options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+    return None if options.corpus is None else Name.of(options.corpus, req.cache_salt or ""), options.stored

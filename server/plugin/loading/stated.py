@@ -1,4 +1,4 @@
-"""What config.json states and SGLang leaves out: sliding windows of attention layers, and OLMo 3's rotary base.
+"""Statements of config.json that SGLang leaves out: sliding windows of attention layers, and OLMo 3's rotary base.
 
 Some of SGLang's models have no window (Llama's layers: Mistral, Phi-3; Mixtral, StarCoder2) or one that is a token
 longer (Cohere 2, Transformers' own models): answers to texts longer than it are then others than Transformers'.

@@ -66,7 +66,7 @@ def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def alike(message: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on the request or on what is cached."""
+    """An answer without what depends on the request or on what is cached."""
     content = [{k: v for k, v in block.items() if k != "id"} for block in message["content"]]
     usage = message["usage"]
     return {

@@ -24,7 +24,7 @@ def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, list[An
 
 
 def alike(response: Any) -> dict[str, Any]:
-    """What does not depend on the request or on what is cached."""
+    """An answer without what depends on the request or on what is cached."""
     output = [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
     for item in output:
         for part in item.get("content") or ():

@@ -1,4 +1,4 @@
-"""What config.json states reaches SGLang's models: windows of layers, and OLMo 3's rotary base."""
+"""SGLang's models have what config.json states: windows of layers, and OLMo 3's rotary base."""
 
 from __future__ import annotations
 

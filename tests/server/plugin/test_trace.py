@@ -25,7 +25,7 @@ def commit(count: int) -> SimpleNamespace:
 
 
 def step(traced: list[bool], third: str = "sampled, model") -> StepTrace:
-    """Of three requests' drafts, the first ones a model's."""
+    """Drafts of three requests, the first ones a model's."""
     classes = torch.tensor([CLASSES.index(case) for case in ("greedy, model", "seeded, model", third)])
     admission = SimpleNamespace(confidence=CONFIDENCE, classes=classes)
     return StepTrace.of_step(np.array(traced), admission, ACCEPT_LENS)
