@@ -1,15 +1,20 @@
-"""The network of each kind of drafter checkpoint."""
+"""What a drafter checkpoint folder of any kind holds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from .block import checkpoint as block
 from .block.checkpoint import load_as
-from .block.config import BlockConfig
+from .block.config import BlockConfig, read_json
 from .block.model import BlockModel, DraftModel
 from .diffusion.model import DiffusionModel
+from .eagle import checkpoint as eagle
+from .eagle.config import EagleConfig, is_eagle
 
 
 def network_of(config: BlockConfig) -> type[DraftModel]:
@@ -20,3 +25,28 @@ def network_of(config: BlockConfig) -> type[DraftModel]:
 def load_any(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> DraftModel:
     """Read a drafter folder of any kind; raises CheckpointError."""
     return load_as(network_of(BlockConfig.read(folder)), folder, dtype=dtype)
+
+
+def kind_of(folder: str | Path) -> str:
+    """Kind of a folder's drafter, as `registry.serving` takes it; raises CheckpointError where none can be read."""
+    config = read_json(folder)
+    return (EagleConfig if is_eagle(config) else BlockConfig).from_json(config).kind
+
+
+def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes that a drafter of a folder takes in `dtype`: of its weights, and of what it keeps for a token of a text."""
+    found = eagle if is_eagle(read_json(folder)) else block
+    return found.memory(folder, dtype)
+
+
+def check(folder: str | Path, target: Mapping[str, Any]) -> None:
+    """Read a folder's weights; raises CheckpointError where they are damaged or do not fit a target.
+
+    target: the target's config; what it does not say is not compared.
+    """
+    if is_eagle(read_json(folder)):
+        weights = eagle.load(folder, int(target.get("num_hidden_layers") or 0))
+        eagle.check_target(weights, target.get("vocab_size"), target.get("hidden_size"))
+    else:
+        block.check_target(BlockConfig.read(folder), dict(target))
+        load_any(folder)

@@ -26,7 +26,8 @@ class Entry:
         corpora, checkpoint (a folder), denoising_steps and denoising_order.
     help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
-    kind: of its checkpoints, as `BlockConfig` has it; "" for the drafter's own name.
+    kind: of its checkpoints, as `networks.kind_of` says it; "" for the drafter's own name.
+    trains: `outrider train` makes such checkpoints.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
     denoising_steps: the default; 0: it does not denoise.
     """
@@ -36,6 +37,7 @@ class Entry:
     help: str
     needs_hidden_states: bool = False
     kind: str = ""
+    trains: bool = True
     expected_run_length: float = 1.7
     denoising_steps: int = 0
 
@@ -68,6 +70,13 @@ DENOISING_ORDERS = ("left", "even", "certain")
 DRAFTERS = {
     "dspark": Entry(*BLOCK, "a block in one pass, token by token; trained for the target", needs_hidden_states=True),
     "dflash": Entry(*BLOCK, "the same, each token by itself", needs_hidden_states=True),
+    "eagle3": Entry(
+        "outrider.drafters.eagle:EagleDrafter.load",
+        ("target", "checkpoint", "gamma"),
+        "an EAGLE-3 head, a pass for each token; published ones of many models",
+        needs_hidden_states=True,
+        trains=False,
+    ),
     "deer": Entry(
         *DIFFUSION,
         "a block in one denoising step; reads tokens alone, where SGLang shows no hidden states",
@@ -112,7 +121,7 @@ def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype)
     if not entry.needs_checkpoint:
         return Memory(0, tokens)
 
-    from .block.checkpoint import memory as memory_of_checkpoint
+    from .networks import memory as memory_of_checkpoint
 
     fixed, per_slot = memory_of_checkpoint(checkpoint, dtype)
     return Memory(fixed, per_slot + tokens)

@@ -197,17 +197,7 @@ def load_as(
     if config.kind not in make.kinds:
         raise CheckpointError(f"{folder} holds a {config.kind} drafter, not {' or '.join(make.kinds)}")
     compact = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("outrider_storage") == "int8"
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{folder} has no {WEIGHTS}")
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            tensors |= load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
-    if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
-        raise CheckpointError(f"{folder} is damaged: {unreal[0]} holds what is no number; copy it here again")
+    tensors = read_tensors(folder)
     vocab = tensors.pop("vocab", None)
     if config.draft_vocab_size and (vocab is None or len(vocab) != config.draft_vocab_size):
         raise CheckpointError(f"{folder}: draft_vocab_size is {config.draft_vocab_size} but the tokens are not stored")
@@ -221,6 +211,24 @@ def load_as(
     else:
         load_plain(model, tensors)
     return model.to(device=device, dtype=dtype).eval()
+
+
+def read_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint folder; raises CheckpointError where there are none, or some are damaged."""
+    folder = Path(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickled = "; weights in *.bin are not read, since they may run code" if any(folder.glob("*.bin")) else ""
+        raise CheckpointError(f"{folder} has no {WEIGHTS}{pickled}")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
+    if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
+        raise CheckpointError(f"{folder} is damaged: {unreal[0]} holds what is no number; copy it here again")
+    return tensors
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:

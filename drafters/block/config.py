@@ -218,14 +218,21 @@ class BlockConfig:
     @classmethod
     def read(cls, folder: str | Path) -> BlockConfig:
         """Read `config.json` of a checkpoint folder."""
-        path = Path(folder) / "config.json"
-        if not path.exists():
-            raise CheckpointError(f"{folder} is not a drafter checkpoint: it has no config.json")
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: {error}; copy it here again") from None
-        return cls.from_json(content)
+        return cls.from_json(read_json(folder))
+
+
+def read_json(folder: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint folder's `config.json`; raises CheckpointError."""
+    path = Path(folder) / "config.json"
+    if not path.exists():
+        raise CheckpointError(f"{folder} is not a drafter checkpoint: it has no config.json")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; copy it here again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no object; copy it here again")
+    return content
 
 
 class _Fields:

@@ -5,7 +5,7 @@ They are Qwen3-shaped, and without the norms of queries and keys Llama-shaped.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,24 @@ class Rotary(nn.Module):
         return cos, sin
 
 
-def frequencies(config: BlockConfig) -> tuple[torch.Tensor, float]:
+class Rotated(Protocol):
+    """The fields of a drafter's config that its rotary embedding depends on, as of `BlockConfig`."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def rope(self) -> dict[str, Any]: ...
+
+
+def frequencies(config: Rotated) -> tuple[torch.Tensor, float]:
     """Angles [D / 2] between two positions, and what sines and cosines are multiplied with."""
     dim = config.head_dim
     if not config.rope:

@@ -13,8 +13,8 @@ import torch
 from outrider.kernels.cpu import native
 
 from ..block.compiled import Prepared, packed_arguments, prepare
+from ..spans import Spans
 from .model import DiffusionModel
-from .spans import Spans
 
 Pools = list[tuple[torch.Tensor, torch.Tensor]]
 

@@ -84,17 +84,17 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         return
     from safetensors import SafetensorError
 
-    from outrider.drafters import networks
-    from outrider.drafters.block import checkpoint
-    from outrider.drafters.block.config import BlockConfig, CheckpointError
+    from outrider.drafters import networks, registry
+    from outrider.drafters.block.config import CheckpointError
 
     folder = str(settings.drafter_path)
     try:
-        checkpoint.check_target(BlockConfig.read(folder), model.config)
-        networks.load_any(folder)
+        networks.check(folder, model.config)
     except (CheckpointError, SafetensorError, OSError, ValueError) as error:
-        remedy = f"another --drafter-path (`outrider train {settings.drafter} --target {model.path}` makes one), or "
-        remedy += "--drafter ngram"
+        trained = f" (`outrider train {settings.drafter} --target {model.path}` makes one)"
+        remedy = (
+            f"another --drafter-path{trained if registry.find(settings.drafter).trains else ''}, or --drafter ngram"
+        )
         yield problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
     else:
         yield ok("drafter", f"{settings.drafter}, {folder}")

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import outrider.drafters
-from outrider.drafters import registry
-from outrider.drafters.block.config import BlockConfig, CheckpointError
+from outrider.drafters import networks, registry
+from outrider.drafters.block.config import CheckpointError
 
 from ..errors import UserError
 from ..model import hub
@@ -34,20 +34,25 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
     if not (folder / "config.json").is_file():
         if settings.drafter_path:
             raise UserError(f"--drafter-path {settings.drafter_path} is no drafter folder: it has no config.json")
+        find_one = (
+            f"train one (outrider train {settings.drafter} --target {model.path} …) and name its folder with "
+            if registry.find(settings.drafter).trains
+            else "name a published one with "
+        )
         raise UserError(
-            f"no {settings.drafter} drafter for {model.name} comes with Outrider; train one "
-            f"(outrider train {settings.drafter} --target {model.path} …) and name its folder with --drafter-path, "
+            f"no {settings.drafter} drafter for {model.name} comes with Outrider; {find_one}--drafter-path, "
             "or use --drafter ngram"
         )
     try:
-        kind = BlockConfig.read(folder).kind
+        kind = networks.kind_of(folder)
     except CheckpointError as error:
         raise UserError(f"the drafter {folder} cannot be used: {error}") from None
     fitting = registry.serving(kind)
     if settings.drafter == "auto":
         settings = replace(settings, drafter=fitting[0])
     if settings.drafter not in fitting:
-        raise UserError(f"{folder} holds a {kind} drafter; serve it with --drafter {' or '.join(fitting)}")
+        article = "an" if kind.startswith("e") else "a"
+        raise UserError(f"{folder} holds {article} {kind} drafter; serve it with --drafter {' or '.join(fitting)}")
     return replace(settings, drafter_path=str(folder))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tiny_drafters import CONFIGS, save_target
 
 from outrider.drafters.block import BlockConfig
 from outrider.drafters.diffusion import DiffusionDrafter, drafter
+from outrider.drafters.eagle import EagleDrafter, network
 from outrider.kernels.attention import bounded_attention, torch_attention
 from outrider.kernels.flat_batch import FlatBatch
 
@@ -31,14 +33,20 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters work as on a GPU: what is encoded, the host does not know."""
-    made = DiffusionDrafter.__init__
+    for kind in (DiffusionDrafter, EagleDrafter):
+        monkeypatch.setattr(kind, "__init__", _made_elsewhere(kind.__init__))
+    for module in (drafter, network):
+        monkeypatch.setattr(module, "flat_attention", _attend)
 
-    def make_one(self: DiffusionDrafter, *args: Any, **how: Any) -> None:
+
+def _made_elsewhere(made: Callable[..., None]) -> Callable[..., None]:
+    """A drafter's constructor, as on a GPU."""
+
+    def make_one(self: Any, *args: Any, **how: Any) -> None:
         made(self, *args, **how)
-        self.on_host, self.compiled = False, None
+        self.on_host, self.compiled, self.shortens = False, None, False
 
-    monkeypatch.setattr(DiffusionDrafter, "__init__", make_one)
-    monkeypatch.setattr(drafter, "flat_attention", _attend)
+    return make_one
 
 
 @pytest.fixture(params=["host", "device"])

@@ -10,8 +10,9 @@ import torch
 from diffusion_drafting import GAMMA, LENGTHS, make, observe, observed, page_table, same, text
 from tiny_drafters import DIFFUSION, batch
 
+from outrider.drafters import encoding
 from outrider.drafters.base import Features, Prefilled
-from outrider.drafters.diffusion import DiffusionDrafter, drafter
+from outrider.drafters.diffusion import DiffusionDrafter
 
 
 def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Tensor, length: int) -> None:
@@ -43,7 +44,7 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     texts = torch.stack([text(1100, row) for row in range(requests)])
     observe_one_each(made, table, texts, 1000)
     rows = rows_of_passes(monkeypatch)
-    bound = max(drafter.BACKLOG, drafter.BACKLOG_EACH * requests)
+    bound = max(encoding.BACKLOG, encoding.BACKLOG_EACH * requests)
     asking = batch(table, list(range(requests)), [1000] * requests)
     drafts = [made.propose(asking) for _ in range(-(-requests * 1000 // bound))]
     assert max(rows) <= bound + GAMMA * requests
@@ -54,13 +55,13 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     whole = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     for row in range(requests):
         observe(whole, table, row, texts[row], 0, 1000)
-    monkeypatch.setattr(drafter, "BACKLOG", 1000 * requests)
+    monkeypatch.setattr(encoding, "BACKLOG", 1000 * requests)
     same(whole.propose(asking), drafts[-1])
 
 
 def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter, "BACKLOG", 32)
-    monkeypatch.setattr(drafter, "BACKLOG_EACH", 1)
+    monkeypatch.setattr(encoding, "BACKLOG", 32)
+    monkeypatch.setattr(encoding, "BACKLOG_EACH", 1)
     made, table = observed(DIFFUSION)
     observe(made, table, 3, text(40, 3), 0, 40)
     asking = batch(table, [0, 1, 2, 3], [*LENGTHS, 40])
@@ -86,7 +87,7 @@ def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
     rows = rows_of_passes(monkeypatch)
     asking = batch(table, list(range(requests)), [150] * requests)
     room = rows_of_a_step(requests)
-    at_most = -(-150 * requests // room) + -(-150 // drafter.MOST)  # the last one's share is not the whole room
+    at_most = -(-150 * requests // room) + -(-150 // encoding.MOST)  # the last one's share is not the whole room
     drafts = [made.propose(asking) for _ in range(at_most + 1)]
     assert rows == [room + GAMMA * requests] * len(drafts)
     assert not drafts[0].lens.any()
@@ -95,19 +96,19 @@ def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
     assert ready[-1].tolist() == [GAMMA] * requests
     assert (ready.diff(dim=0) >= 0).all()
     assert all(not draft.confidence[draft.lens == 0].any() for draft in drafts)
-    monkeypatch.setattr(drafter, "BACKLOG", 150 * requests)
+    monkeypatch.setattr(encoding, "BACKLOG", 150 * requests)
     same(whole.propose(asking), drafts[-1])
 
 
 def rows_of_a_step(requests: int) -> int:
-    return max(min(drafter.ROOM, drafter.MOST * requests), (GAMMA + 1) * requests)
+    return max(min(encoding.ROOM, encoding.MOST * requests), (GAMMA + 1) * requests)
 
 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_those_that_keep_up_draft_whatever_others_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that commit as much as they can, beside one request that has a long way to go."""
-    monkeypatch.setattr(drafter, "ROOM", 8)  # for no more than is committed
-    monkeypatch.setattr(drafter, "MOST", 8)
+    monkeypatch.setattr(encoding, "ROOM", 8)  # for no more than is committed
+    monkeypatch.setattr(encoding, "MOST", 8)
     made, others = make(dataclasses.replace(DIFFUSION, max_positions=512)), 7
     table = page_table(rows=8, context=200)
     texts = torch.stack([text(200, row) for row in range(8)])
@@ -126,7 +127,7 @@ def test_on_a_device_those_that_keep_up_draft_whatever_others_lack(monkeypatch: 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whole, and one behind a prefix that nobody has encoded: its new tokens' share goes to the prefix first."""
-    monkeypatch.setattr(drafter, "BACKLOG", 1000)
+    monkeypatch.setattr(encoding, "BACKLOG", 1000)
     made, whole, table = make(DIFFUSION), make(DIFFUSION), page_table(context=160)
     whole.on_host = True
     texts = [text(150, 0), text(120, 1)]

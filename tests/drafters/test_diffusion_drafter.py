@@ -23,10 +23,10 @@ from tiny_drafters import (
     make_target,
 )
 
-from outrider.drafters import networks
+from outrider.drafters import encoding, networks
 from outrider.drafters.base import DraftBatch, Prefilled
 from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
-from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel, drafter
+from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.kernels.acceptance import Verification, accept
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
@@ -169,7 +169,7 @@ def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConf
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter, "MOST", 1)  # all the draws are of one request, which a device encodes once for each
+    monkeypatch.setattr(encoding, "MOST", 1)  # all the draws are of one request, which a device encodes once for each
     made, table = observed(WIDE_DIFFUSION, steps)
     made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
     check_tokens_follow_q(made, table, positions=(0, 1, 3), draws=2000 if place == "host" else 1000)
@@ -184,7 +184,7 @@ def test_texts_drafted_and_verified_are_the_targets(steps: int, order: str, monk
     made = make(config, steps, order, slots=10 + n * GAMMA)
     table = torch.cat([1 + torch.arange(9).repeat(n, 1), 10 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()
     observe(made, table, 0, text(9, 0), 0, 9)
-    monkeypatch.setattr(drafter, "MOST", 1)
+    monkeypatch.setattr(encoding, "MOST", 1)
     made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
     each = torch.arange(n)
     draft = made.propose(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from chi_square import p_value
+from tiny_eagle import save_eagle
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -118,7 +119,9 @@ def make_registered(
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
     target = dataclasses.replace(make_target(config, torch.randn(96, 32)), capture_layers=captured.extend)
     checkpoint = ""
-    if registry.find(name).needs_checkpoint:
+    if name == "eagle3":
+        checkpoint = str(save_eagle(folder))
+    elif registry.find(name).needs_checkpoint:
         save_compact(make_model(CONFIGS[name]) if name in CONFIGS else make_diffusion(DIFFUSION), folder)
         checkpoint = str(folder)
     made = registry.make(

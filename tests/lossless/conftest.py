@@ -46,18 +46,25 @@ def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTa
 @pytest.fixture(scope="package")
 def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """The same, planned, by costs at which every decision of the planner occurs; requests share prefixes."""
-    folder = tmp_path_factory.mktemp("planned")
-    flags = _small(small_target, "dspark", small_target.dspark)
+    yield from _planned(tmp_path_factory.mktemp("planned"), small_target, "dspark", small_target.dspark)
+
+
+@pytest.fixture(scope="package")
+def eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
+    """The same with an EAGLE-3 head, whose depth the planner decides too."""
+    yield from _planned(tmp_path_factory.mktemp("eagle"), small_target, "eagle3", small_target.eagle3)
+
+
+def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) -> Iterator[Server]:
     profile = jagged_profile(
         folder,
         model=str(small_target.folder),
-        drafter="dspark",
-        drafter_path=str(small_target.dspark),
+        drafter=drafter,
+        drafter_path=str(path),
         threads=1 if ONE_THREAD else None,
     )
-    yield from _serve(
-        folder / "log", *SHARING, *ONE_THREAD, *flags, "--profile", str(profile), **changed("profile-costs")
-    )
+    flags = (*SHARING, *ONE_THREAD, *_small(small_target, drafter, path), "--profile", str(profile))
+    yield from _serve(folder / "log", *flags, **changed("profile-costs"))
 
 
 @pytest.fixture(scope="package")

@@ -40,6 +40,19 @@ def test_planned(planned_server, prompts, plain):
     assert drafted == plain
 
 
+def test_an_eagle_head_planned(eagle_server, prompts, plain):
+    """Asked twice: prompts then come from the cache, with the drafter's state."""
+    name, cached = "outrider_accepted_position_total", "sglang:cached_tokens_total"
+    before = MetricsPage(eagle_server.url)
+    drafted = [tokens(a) for a in complete_all(eagle_server, prompts, 8, speculate=True, **PLAIN)]
+    again = [tokens(a) for a in complete_all(eagle_server, prompts[:24], 24, speculate=True, **PLAIN)]
+    after = MetricsPage(eagle_server.url)
+    assert after.value(name, source="model") - before.value(name, source="model") > 200
+    assert after.value(cached) > before.value(cached)
+    assert drafted == plain
+    assert again == plain[:24]
+
+
 def test_the_default_drafter_planned(shipped_server, prompts):
     """The embedded model, whose steps are long enough for drafts to pay on every machine."""
     names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]

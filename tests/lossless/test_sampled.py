@@ -104,7 +104,7 @@ BODY = {"max_tokens": LENGTH, "temperature": RULES.temperature, "top_k": RULES.t
 
 @pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])
 @pytest.mark.parametrize("source", ["model", "lookup"])
-@pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
+@pytest.mark.parametrize("served", ["exact_server", "planned_server", "eagle_server"], indirect=True)
 def test_whole_answers_have_the_exact_distribution(
     served: Server, source: str, seeds: bool, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]
 ) -> None:
@@ -213,6 +213,7 @@ def seeded(exact_server, prompts):
         ("planned_server", 16),
         ("planned_server", 32),
         ("denoising_server", 16),
+        ("eagle_server", 16),
     ],
     indirect=["served"],
 )
@@ -236,20 +237,21 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
     assert answers[first : first + 2] == seeded
 
 
-def test_an_answer_is_the_same_after_a_retraction(exact_server, prompts):
+@pytest.mark.parametrize("served", ["exact_server", "eagle_server"], indirect=True)
+def test_an_answer_is_the_same_after_a_retraction(served, prompts):
     """More choices get in than the cache holds; some lose their place, and are prefilled again with what they had."""
     body = {"max_tokens": 2 * TOKENS, "min_tokens": 2 * TOKENS, "n": 12}
     kinds = [SEEDED[0], SEEDED[1], {"temperature": 0}] * 2
 
     def ask(i, speculate):
-        answer = complete(exact_server, prompts[i % 3], speculate=speculate, **(body | kinds[i]))
+        answer = complete(served, prompts[i % 3], speculate=speculate, **(body | kinds[i]))
         return [choice["token_ids"] for choice in answer["choices"]]
 
     alone = [ask(i, False) for i in range(3)]
-    before = metric(exact_server.url, "sglang:num_retracted_requests_total")
+    before = metric(served.url, "sglang:num_retracted_requests_total")
     with ThreadPoolExecutor(len(kinds)) as pool:
         answers = list(pool.map(lambda i: ask(i, True), range(len(kinds))))
-    assert metric(exact_server.url, "sglang:num_retracted_requests_total") > before
+    assert metric(served.url, "sglang:num_retracted_requests_total") > before
     assert answers == alone * 2
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
@@ -33,21 +35,23 @@ DRAFTED = 512
 
 @dataclass(frozen=True)
 class SmallTarget:
-    """folder: of the model, as Hugging Face writes it. dspark, diffusion: folders of its drafters."""
+    """folder: of the model, as Hugging Face writes it. dspark, diffusion, eagle3: folders of its drafters."""
 
     folder: Path
     dspark: Path
     diffusion: Path
+    eagle3: Path
 
     @classmethod
     def write(cls, folder: Path) -> SmallTarget:
         """Everything, below `folder`. The same numbers every time."""
-        made = cls(folder / "target", folder / "dspark", folder / "diffusion")
+        made = cls(*(folder / name for name in ("target", "dspark", "diffusion", "eagle3")))
         model = _target()
         model.save_pretrained(made.folder)
         write_tokenizer(made.folder)
         for make, path in ((_dspark, made.dspark), (_diffusion, made.diffusion)):
             save_compact(make(model), path)
+        _eagle3(model, made.eagle3)
         return made
 
     @cached_property
@@ -147,6 +151,43 @@ def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
         drafter.mask.zero_()
         drafter.mask[:2] = torch.tensor([1.0, WIDTH**0.5])
     return drafter
+
+
+def _eagle3(model: LlamaForCausalLM, folder: Path) -> None:
+    """A head of twice the target's width, whose own numbers are in the second half.
+
+    The first half holds the embedding of the last token alone: a row looks at itself, since queries and keys are of one
+    direction that turns fast with the distance, adds its embedding and takes away that of the row before.
+    """
+    draw, width = torch.Generator().manual_seed(6), 2 * WIDTH
+    embedding, head, known = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach(), _known(model)
+    turning, looking = torch.zeros(width, 2 * width), torch.zeros(4, 2, 16)
+    looking[:, :, :4] = 2.1
+    turning[:, 0] = looking.flatten()  # the first number of an embedding is the same for all tokens
+    values, out, fused = torch.zeros(width, 2 * width), torch.zeros(width, width), torch.zeros(width, WIDTH)
+    values[:WIDTH, :WIDTH] = values[WIDTH:, width : width + WIDTH] = torch.eye(WIDTH)
+    out[:WIDTH] = torch.cat([torch.eye(WIDTH), -1.2 * torch.eye(WIDTH)], 1)
+    fused[WIDTH:] = torch.randn(WIDTH, WIDTH, generator=draw) * WIDTH**-0.5
+    noise = torch.randn(4, width, width, generator=draw) * width**-0.5
+    tensors = {
+        "fc.weight": fused, "d2t": known - torch.arange(DRAFTED), "embed_tokens.weight": F.pad(embedding, (0, WIDTH)),
+        "lm_head.weight": torch.cat([head[known], 0.1 * noise[3][:1, :WIDTH].expand(DRAFTED, -1)], 1),
+        "midlayer.self_attn.q_proj.weight": turning, "midlayer.self_attn.k_proj.weight": turning.clone(),
+        "midlayer.self_attn.v_proj.weight": values, "midlayer.self_attn.o_proj.weight": out,
+        "midlayer.mlp.gate_proj.weight": noise[0].clone(), "midlayer.mlp.up_proj.weight": noise[1].clone(),
+        "midlayer.mlp.down_proj.weight": 0.2 * noise[2],
+    }  # fmt: skip
+    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
+    tensors |= {f"{name}.weight": torch.ones(width) for name in norms}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": width, "head_dim": HEAD,
+        "target_hidden_size": WIDTH, "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": VOCAB, "draft_vocab_size": DRAFTED, "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e4, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0]},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def _known(model: LlamaForCausalLM) -> torch.Tensor:

@@ -27,7 +27,7 @@ from outrider.drafters.block import BlockConfig, BlockDrafter, load
 from outrider.drafters.block.checkpoint import load_as
 from outrider.drafters.block.config import BLOCK_KINDS
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
-from outrider.drafters.diffusion.drafter import BACKLOG_EACH
+from outrider.drafters.encoding import BACKLOG_EACH
 from outrider.drafters.registry import DENOISING_ORDERS, find
 from outrider.kernels.blocks import KINDS
 from outrider.kernels.cpu import native

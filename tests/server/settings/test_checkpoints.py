@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tiny_drafters import DFLASH, DIFFUSION
+from tiny_eagle import save_eagle
 
-from outrider.drafters import registry
-from outrider.drafters.block import BlockConfig
+from outrider.drafters import networks, registry
 from outrider.profiles import store
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.calibration.table import CalibrationTable
@@ -61,8 +61,19 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
 
 def test_every_drafter_model_comes_with_the_embedded_model() -> None:
     for drafter in CHECKPOINT_DRAFTERS:
-        found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
-        assert drafter in registry.serving(BlockConfig.read(str(found)).kind)
+        if registry.find(drafter).trains:
+            found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
+            assert drafter in registry.serving(networks.kind_of(str(found)))
+
+
+def test_a_drafter_that_is_not_trained_here_has_to_be_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no eagle3 drafter for .*; name a published one with --drafter-path"):
+        checkpoints.with_drafter_path(Settings(drafter="eagle3"), target.find(None))
+    folder = str(save_eagle(tmp_path))
+    found = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
+    assert (found.drafter, found.drafter_path) == ("eagle3", folder)
+    with pytest.raises(UserError, match="holds an eagle3 drafter; serve it with --drafter eagle3"):
+        checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=folder), target.find(None))
 
 
 @pytest.mark.parametrize("drafter", ["deer", "specdiff"])

@@ -1,0 +1,179 @@
+"""Checkpoint folders of EAGLE-3 heads: their tensors under one set of names, checked against `config.json`.
+
+Names are those of SpecForge and the EAGLE authors, without `model.` and with `layers.0.`, as speculators writes it, for
+`midlayer.`. `d2t` has what is to be added to each draft token for the target's; `t2d` says the same again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from ..block.checkpoint import read_tensors
+from ..block.config import CheckpointError
+from .config import EagleConfig
+
+LAYER = "layers.0."
+ATTENTION = f"{LAYER}self_attn."
+ALIASES = {
+    "midlayer.": LAYER,
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
+REPEATED = ("t2d", "rotary_emb.", f"{ATTENTION}rotary_emb.")
+"""Prefixes of tensors that are computed from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleWeights:
+    """A head's tensors by name, in one dtype, on one device.
+
+    layers: of the target that it reads, m of them. vocab: [V'] int64, the target's token of each column of its logits,
+    strictly increasing; None: all tokens.
+    """
+
+    config: EagleConfig
+    tensors: dict[str, torch.Tensor]
+    layers: tuple[int, ...]
+    vocab: torch.Tensor | None
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self.tensors.get(name)
+
+
+def load(
+    folder: str | Path, target_layers: int, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
+) -> EagleWeights:
+    """Read a folder for a target of so many layers; raises CheckpointError with what is wrong with it."""
+    config = EagleConfig.read(folder)
+    tensors = {canonical(name): value for name, value in read_tensors(folder).items()}
+    tensors = {name: value for name, value in tensors.items() if not name.startswith(REPEATED)}
+    layers, offsets = config.layers_of(target_layers), tensors.pop("d2t", None)
+    check_tensors(tensors, shapes(config, len(layers)), optional_shapes(config, len(layers)))
+    vocab = None if config.draft_vocab_size is None else drafted_tokens(config, offsets)
+    if vocab is not None and bool((vocab.diff() < 0).any()):
+        vocab, order = vocab.sort()
+        if "lm_head.weight" in tensors:
+            tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    made = {name: value.to(device=device, dtype=dtype) for name, value in tensors.items()}
+    return EagleWeights(config, made, layers, None if vocab is None else vocab.to(device))
+
+
+def canonical(name: str) -> str:
+    """The one name of a tensor that has several."""
+    name = name.removeprefix("model.")
+    for alias, known in ALIASES.items():
+        if name.startswith(alias):
+            return known + name.removeprefix(alias)
+    return name
+
+
+def shapes(config: EagleConfig, layers: int) -> dict[str, tuple[int, ...]]:
+    """Tensors that every head has."""
+    size, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_heads * width, config.num_kv_heads * width
+    return {
+        "fc.weight": (size, layers * config.target_hidden_size),
+        f"{LAYER}hidden_norm.weight": (size,),
+        f"{LAYER}input_layernorm.weight": (size,),
+        f"{LAYER}post_attention_layernorm.weight": (size,),
+        f"{ATTENTION}q_proj.weight": (q, 2 * size),
+        f"{ATTENTION}k_proj.weight": (kv, 2 * size),
+        f"{ATTENTION}v_proj.weight": (kv, 2 * size),
+        f"{ATTENTION}o_proj.weight": (size, q),
+        f"{LAYER}mlp.gate_proj.weight": (inner, size),
+        f"{LAYER}mlp.up_proj.weight": (inner, size),
+        f"{LAYER}mlp.down_proj.weight": (size, inner),
+        "norm.weight": (size,),
+    }
+
+
+def optional_shapes(config: EagleConfig, layers: int) -> dict[str, tuple[int, ...]]:
+    """Tensors that some heads have: biases, Qwen3's norms of queries and keys, norms of the features, and their own
+    embedding and head, in place of the target's."""
+    size, width = config.hidden_size, config.head_dim
+    q, kv = config.num_heads * width, config.num_kv_heads * width
+    return {
+        "embed_tokens.weight": (config.vocab_size, size),
+        "lm_head.weight": (config.logit_size, size),
+        "fc.bias": (size,),
+        "input_norm.weight": (layers * config.target_hidden_size,),
+        **{f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(layers)},
+        f"{ATTENTION}q_proj.bias": (q,),
+        f"{ATTENTION}k_proj.bias": (kv,),
+        f"{ATTENTION}v_proj.bias": (kv,),
+        f"{ATTENTION}o_proj.bias": (size,),
+        f"{ATTENTION}q_norm.weight": (width,),
+        f"{ATTENTION}k_norm.weight": (width,),
+    }
+
+
+def check_tensors(
+    tensors: dict[str, torch.Tensor], needed: dict[str, tuple[int, ...]], optional: dict[str, tuple[int, ...]]
+) -> None:
+    """Raise CheckpointError naming tensors that lack, are not known or have another shape than the config says."""
+    if missing := sorted(needed.keys() - tensors.keys()):
+        raise CheckpointError(f"drafter checkpoint lacks {', '.join(missing)}")
+    known = needed | optional
+    if unknown := sorted(tensors.keys() - known.keys()):
+        raise CheckpointError(f"drafter checkpoint has tensors this loader does not know: {', '.join(unknown)}")
+    for group in (f"{ATTENTION}q_norm", "fc_norm."):
+        of_group = {name for name in optional if name.startswith((group, group.replace("q_norm", "k_norm")))}
+        if 0 < len(of_group & tensors.keys()) < len(of_group):
+            raise CheckpointError(f"drafter checkpoint lacks {', '.join(sorted(of_group - tensors.keys()))}")
+    for name, value in tensors.items():
+        if tuple(value.shape) != known[name]:
+            raise CheckpointError(
+                f"{name}: {list(value.shape)} in the checkpoint, {list(known[name])} by its config.json and the target"
+            )
+
+
+def drafted_tokens(config: EagleConfig, offsets: torch.Tensor | None) -> torch.Tensor:
+    """[V'] int64, the target's token of each draft token, of the offsets [V'] `d2t`."""
+    size = config.draft_vocab_size
+    if offsets is None or offsets.shape != (size,):
+        has = "lacks it" if offsets is None else f"has {list(offsets.shape)}"
+        raise CheckpointError(f"draft_vocab_size is {size}, so d2t must be [{size}]; the drafter checkpoint {has}")
+    vocab = offsets.long() + torch.arange(len(offsets))
+    if int(vocab.min()) < 0 or int(vocab.max()) >= config.vocab_size or len(vocab.unique()) < len(vocab):
+        raise CheckpointError(f"d2t must name {size} different tokens of the target's {config.vocab_size}")
+    return vocab
+
+
+def check_target(weights: EagleWeights, vocab_size: int | None, hidden_size: int | None) -> None:
+    """Raise CheckpointError naming the ways in which a target with these sizes is not the head's; None: not known."""
+    config = weights.config
+    borrows = [name for name in ("embed_tokens.weight", "lm_head.weight") if weights.get(name) is None]
+    differ = []
+    if vocab_size not in (None, config.vocab_size):
+        differ.append(f"vocab_size is {vocab_size}, the drafter was trained for {config.vocab_size}")
+    if hidden_size not in (None, config.target_hidden_size):
+        differ.append(f"hidden_size is {hidden_size}, the drafter was trained for {config.target_hidden_size}")
+    elif config.hidden_size != config.target_hidden_size and borrows:
+        differ.append(
+            f"hidden_size is {hidden_size}, the drafter's own {config.hidden_size}, and it has no {borrows[0]}"
+        )
+    if differ:
+        raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))
+
+
+def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes that a head takes in `dtype`: of its weights, and of what it keeps for a token of a text."""
+    config = EagleConfig.read(folder)
+    numbers, own_head = config.max_positions * config.head_dim, False
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                own_head |= canonical(name) == "lm_head.weight"
+                if not canonical(name).startswith(("d2t", *REPEATED)):
+                    numbers += math.prod(tensors.get_slice(name).get_shape())
+    if not own_head:
+        numbers += config.logit_size * config.hidden_size
+    numbers += 2 * config.num_kv_heads * config.head_dim * 2 * config.hidden_size  # keys and values are kept apart too
+    state = config.hidden_size + 2 * config.num_kv_heads * config.head_dim
+    return numbers * dtype.itemsize, state * dtype.itemsize

@@ -1,0 +1,163 @@
+"""Shape of an EAGLE-3 head (arXiv 2503.01840), as its checkpoint folder's `config.json` states it.
+
+Three families of folders are read: those of the EAGLE authors and SpecForge, which SGLang loads, ModelOpt's, and
+`speculators` folders, which vLLM loads. They share the names of a Llama's config; `eagle_config` and
+`transformer_layer_config` are sections of the second and the third. What the weights show by themselves, such as biases
+or a head of its own, is taken from them (`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..block.config import CheckpointError, check_layers, read_json, rotary
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+SECTION = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "parallel_draft_heads_num_layers": 1,
+}
+"""Fields of `eagle_config` and what each has to say, where it is there."""
+UNSUPPORTED = {
+    "kv_lora_rank": "latent attention (MLA)",
+    "num_experts": "experts",
+    "num_local_experts": "experts",
+    "n_routed_experts": "experts",
+    "use_sliding_window": "a sliding window",
+    "parallel_drafting": "parallel drafting",
+    "swap_h_and_emb": "swapped inputs",
+}
+"""Fields of heads that compute something else, and what that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """Shape of an EAGLE-3 head.
+
+    vocab_size, target_hidden_size: of the target. draft_vocab_size: V', tokens that it can draft; None: all.
+    target_layers: target layers whose outputs it reads, rising, 0 being the first decoder layer; empty: `layers_of`.
+    rope, rope_theta: as in `BlockConfig`. max_positions: it was trained for; longer texts are drafted for as well.
+    norm_before_residual: the residual is the normed state. norm_output: so is what the next step reads.
+    tied: the head is the embedding.
+    """
+
+    kind: ClassVar[str] = "eagle3"
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    target_hidden_size: int
+    draft_vocab_size: int | None = None
+    target_layers: tuple[int, ...] = ()
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e4
+    rope: dict[str, Any] = field(default_factory=dict)
+    max_positions: int = 2048
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
+        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
+            raise CheckpointError(f"draft_vocab_size {self.draft_vocab_size} is not in 1..{self.vocab_size}")
+        if self.target_layers:
+            check_layers(self.target_layers, 0)
+
+    @property
+    def logit_size(self) -> int:
+        """V', columns of the draft distribution."""
+        return self.draft_vocab_size or self.vocab_size
+
+    def layers_of(self, count: int) -> tuple[int, ...]:
+        """The target layers that it reads of a target with `count` layers; raises CheckpointError."""
+        layers = self.target_layers or (1, count // 2 - 1, count - 4)
+        check_layers(layers, count)
+        return layers
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> EagleConfig:
+        """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
+        flat = {**(config.get("transformer_layer_config") or {}), **config}
+        check_supported(flat)
+
+        def integer(key: str, default: int | None = None) -> int:
+            value = flat.get(key) if flat.get(key) is not None else default
+            if value is None:
+                raise CheckpointError(f"drafter config.json has no {key!r}")
+            return int(value)
+
+        heads, hidden, drafted = integer("num_attention_heads"), integer("hidden_size"), flat.get("draft_vocab_size")
+        theta, rope = rotary({**flat, "rope_theta": flat.get("rope_theta") or 1e4})
+        section = flat.get("eagle_config") or {}
+        return cls(
+            vocab_size=integer("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=integer("intermediate_size"),
+            num_heads=heads,
+            num_kv_heads=integer("num_key_value_heads", heads),
+            head_dim=integer("head_dim", hidden // heads),
+            target_hidden_size=integer("target_hidden_size", hidden),
+            draft_vocab_size=None if drafted is None or drafted == flat["vocab_size"] else int(drafted),
+            target_layers=target_layers(flat),
+            rms_norm_eps=float(flat.get("rms_norm_eps") or 1e-6),
+            rope_theta=theta,
+            rope=rope,
+            max_positions=integer("max_position_embeddings", 2048),
+            norm_before_residual=bool(flat.get("norm_before_residual")),
+            norm_output=bool(flat.get("norm_output", section.get("norm_output"))),
+            tied=bool(flat.get("tie_word_embeddings")),
+        )
+
+    @classmethod
+    def read(cls, folder: str | Path) -> EagleConfig:
+        """Read `config.json` of a checkpoint folder."""
+        return cls.from_json(read_json(folder))
+
+
+def is_eagle(config: dict[str, Any]) -> bool:
+    """Whether a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
+    names = config.get("architectures") or []
+    named = any("eagle3" in name.lower() for name in names)
+    return named or config.get("speculators_model_type") == "eagle3" or (
+        "draft_vocab_size" in config and "LlamaForCausalLM" in names
+    )  # fmt: skip
+
+
+def target_layers(config: dict[str, Any]) -> tuple[int, ...]:
+    """The target layers whose outputs are read; empty where the config leaves it to the target's number of layers.
+
+    In `eagle_config` the ids are those of the layers (SGLang, SpecForge, ModelOpt); beside it they count what enters a
+    layer (vLLM, speculators).
+    """
+    if ids := (config.get("eagle_config") or {}).get(LAYER_IDS):
+        return tuple(int(i) for i in ids)
+    return tuple(int(i) - 1 for i in config.get(LAYER_IDS) or ())
+
+
+def check_supported(config: dict[str, Any]) -> None:
+    """Raise CheckpointError naming what the head computes that is not built here."""
+    used = [f"{key} ({what})" for key, what in UNSUPPORTED.items() if config.get(key)]
+    if (activation := config.get("hidden_act") or "silu") != "silu":
+        used.append(f"hidden_act {activation!r}")
+    if (scale := config.get("logit_scale") or 1) != 1:
+        used.append(f"logit_scale {scale}")
+    if "sliding_attention" in (config.get("layer_types") or []):
+        used.append("layer_types (a sliding window)")
+    known = {LAYER_IDS, "norm_output", "norm_before_fc"}
+    for key, value in (config.get("eagle_config") or {}).items():
+        if key not in known and value is not None and (key not in SECTION or value != SECTION[key]):
+            used.append(f"eagle_config.{key} {value!r}")
+    if used:
+        raise CheckpointError(f"the EAGLE-3 drafter uses {', '.join(used)}, which is not built here")

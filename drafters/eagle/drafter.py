@@ -1,0 +1,114 @@
+"""EAGLE-3 behind the drafter contract: a chain of tokens, each drafted by a pass of one layer.
+
+The row of token t_j lies at its KV slot, and so do the fused features of its position. Row and features depend on the
+tokens up to t_j alone, which is why the row, not the features that it is paired with, gives the place: a prefix that
+another request goes on from has the rows of its own tokens and of no other (`encoding.py`). Rows of drafted tokens lie
+behind the text, where their own features are not known, and are written anew once the tokens are committed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..base import Draft, DraftBatch, Features, Rows, Target
+from ..block.sampling import all_requests_greedy, draw_columns
+from ..confidence import own_confidence
+from ..encoding import EncodingDrafter
+from ..spans import Spans
+from .checkpoint import EagleWeights, check_target, load
+from .network import EagleNetwork
+
+
+class EagleDrafter(EncodingDrafter):
+    """Drafts token by token; on a CPU no more than are asked for.
+
+    embedding, head: [V, d] of the target, used where the checkpoint has none of its own.
+    positions: the longest text that is told apart by position, at least.
+    """
+
+    block = 1
+
+    def __init__(self, weights: EagleWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
+        config = weights.config
+        self.gamma, self.target_layers, self.vocab = gamma, weights.layers, weights.vocab
+        own = weights.get("embed_tokens.weight")
+        self.embedding: Rows = embedding if own is None else own
+        found = weights.get("lm_head.weight")
+        rows = self.embedding if config.tied else head
+        if found is None:
+            found = rows[torch.arange(config.vocab_size, device=rows.device) if self.vocab is None else self.vocab]
+        self.network = EagleNetwork(weights, found, max(positions, config.max_positions))
+        self.dtype, self.device = self.network.dtype, self.network.device
+        self.on_host = self.shortens = self.device.type == "cpu"
+
+    @classmethod
+    def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> EagleDrafter:
+        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit."""
+        embedding, head = target.weights()
+        config = target.config
+        weights = load(checkpoint, config.num_hidden_layers, dtype=target.dtype, device=embedding.device)
+        check_target(weights, *embedding.shape)
+        positions = int(getattr(config, "max_position_embeddings", 0) or 0)
+        return cls(weights, embedding=embedding, head=head, gamma=gamma, positions=positions)
+
+    def allocate(self, slots: int) -> None:
+        super().allocate(slots)
+        self.network.allocate(slots)
+        self.features = torch.zeros(slots, self.network.config.hidden_size, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def observe(self, features: Features) -> None:
+        if features.hidden is None:
+            raise ValueError(f"an EAGLE-3 drafter needs the outputs of target layers {list(self.target_layers)}")
+        super().observe(features)
+        self.features[features.slots] = self.network.fuse(features.hidden)
+        self.encoded[features.slots] = features.positions == 0  # which has no row
+
+    def _encode(self, new: Spans) -> None:
+        place = torch.arange(len(new.slots), device=self.device)
+        request = torch.searchsorted(new.batch.qo_indptr[1:].long(), place, right=True)
+        rows = new.batch.rows[request.clamp(max=len(new.batch.rows) - 1)]  # behind the last request: padding
+        before = new.batch.page_table[rows, (new.positions - 1).clamp(min=0)].long()
+        self.network.write(self._embed(self.tokens.tokens[new.slots].long()), self.features[before], new)
+        self.encoded.index_fill_(0, new.slots, True)
+
+    def _draft(self, batch: DraftBatch, block: Spans, new: Spans | None) -> Draft:
+        if new is not None:
+            self._encode(new)
+        gamma = self.gamma if batch.depth is None or not self.shortens else min(batch.depth, self.gamma)
+        all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
+        wants_probs = batch.wants_probs and not all_greedy
+        before = batch.page_table[batch.rows, batch.seq_lens - 1].long()
+        token, features = batch.anchors, self.features[before]
+        tokens, probs, sure = [], [], []
+        for k in range(gamma):
+            if k:
+                block = self._behind(batch, k)
+            logits, features = self.network.step(self._embed(token), features, block)
+            column, q = draw_columns(logits.float(), batch.rules, batch.keys[:, k].contiguous(), self.vocab, all_greedy)
+            token = column if self.vocab is None else self.vocab[column]
+            tokens.append(token)
+            sure.append(own_confidence(q, batch.temperatures))
+            if wants_probs:
+                probs.append(q)
+        return Draft(
+            tokens=torch.stack(tokens, 1),
+            lens=torch.full_like(batch.anchors, gamma),
+            confidence=torch.stack(sure, 1),
+            probs=torch.stack(probs, 1) if wants_probs else None,
+            vocab=self.vocab if wants_probs else None,
+            drafting=len(batch.anchors),
+        ).widened(self.gamma)
+
+    def _behind(self, batch: DraftBatch, k: int) -> Spans:
+        """The position of each request's k-th drafted token."""
+        starts = batch.seq_lens + k
+        if self.on_host:
+            return Spans.of(batch.page_table, batch.rows, starts, torch.ones_like(starts))
+        longest = int(starts.max()) if batch.longest is None else batch.longest + k
+        return Spans.blocks(batch.page_table, batch.rows, starts, 1, longest)
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding[ids].to(self.dtype)

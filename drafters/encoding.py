@@ -1,0 +1,138 @@
+"""The common part of drafters that encode the text themselves: which tokens a step encodes, and who drafts.
+
+`observe` only notes tokens; `propose`, which has the page table, encodes what is new of the requests it drafts for.
+What a slot holds depends on the tokens up to it alone, so a prefix of another request, a prompt read in pieces, a
+request that comes back and steps that did not draft leave nothing to be done but to encode from the first position
+that is not encoded yet.
+
+On a CPU the host looks how much that is. On a device it does not know: prompts are encoded when they are prefilled, as
+many tokens as the target has just read, and every step that drafts encodes as many for each number of requests, part of
+them padding. All requests take part, asked for or not. What a step can commit always fits, so that those whose text is
+encoded stay so; the others get drafts of length 0 until it is encoded.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+
+import torch
+
+from .base import Draft, DraftBatch, Drafter, Features, Prefilled
+from .slot_tokens import SlotTokens
+from .spans import Spans, first_missing, shares, torch_first_missing
+
+BACKLOG, BACKLOG_EACH = 256, 16
+"""Tokens encoded in a step at most: of all requests together, or for each request where that is more."""
+ROOM, MOST = 256, 64
+"""Tokens that a step on a device encodes at most: of all requests together, unless the step can commit more, and of one
+request. All of it is computed, padding included; up to a few hundred rows cost no more than reading the weights."""
+
+
+class EncodingDrafter(Drafter):
+    """A drafter that keeps a state of its own for every token of a text.
+
+    device, on_host: where it works, and whether that is a CPU. block: positions of each request, from the anchor's on,
+    that the first pass of a draft computes.
+    """
+
+    device: torch.device
+    on_host: bool
+    block: int
+
+    def allocate(self, slots: int) -> None:
+        self.tokens = SlotTokens(slots, self.device)
+        self.encoded = torch.zeros(slots, dtype=torch.bool, device=self.device)
+
+    def observe(self, features: Features) -> None:
+        self.tokens.write(features.slots, features.tokens)
+        self.encoded.index_fill_(0, features.slots, False)
+
+    @torch.inference_mode()
+    def prefilled(self, chunks: Prefilled) -> None:
+        """Encode chunks of prompts at once on a device; an older backlog goes first, in their place."""
+        if self.on_host:
+            return
+        room, most = sum(chunks.counts), max(chunks.counts)
+        first, count = self._share(chunks.page_table, chunks.rows, chunks.seq_lens, chunks.longest, room, most)
+        where = chunks.page_table, chunks.rows, first, count
+        # Without a bound of the contexts: torch's attention, where it has to do, would look at each for each.
+        self._encode(Spans.padded(*where, size=room, most=most, longest=None))
+
+    @torch.inference_mode()
+    def propose(self, batch: DraftBatch) -> Draft:
+        if not self.on_host:
+            return self._propose_each(batch)
+        mask = torch.ones_like(batch.rows) if batch.draft_mask is None else batch.draft_mask
+        selected = mask.nonzero()[:, 0]
+        if len(selected) == 0:
+            return self._nothing(0).spread(selected, batch.anchors)
+        some = batch if len(selected) == len(batch.rows) else batch.select(selected)
+        first, count = self._next(some)
+        ready = (first + count == some.seq_lens).nonzero()[:, 0]
+        new = self._new(some, first, count)
+        if len(ready) == len(selected) == len(batch.rows):
+            return self._draft(some, self._block(some), new)
+        if len(ready):
+            those = some.select(ready)
+            drafted = self._draft(those, self._block(those), new)
+        else:
+            if new is not None:
+                self._encode(new)
+            drafted = self._nothing(0)
+        return drafted.spread(selected[ready], batch.anchors, drafting=len(selected))
+
+    def _propose_each(self, batch: DraftBatch) -> Draft:
+        """Drafts for all, of length 0 where none was asked for or the text is not encoded: which these are, the host
+        need not know."""
+        requests, where = len(batch.rows), (batch.page_table, batch.rows)
+        longest = int(batch.seq_lens.max()) + 1 if batch.longest is None else batch.longest
+        committed = self.gamma + 1  # tokens of a request that a step can commit
+        most = max(MOST, committed)
+        room = max(min(ROOM, most * requests), committed * requests)
+        first, count = self._share(*where, batch.seq_lens, longest, room, most)
+        new = Spans.padded(*where, first, count, size=room, most=most, longest=longest)
+        made = self._draft(batch, Spans.blocks(*where, batch.seq_lens, self.block, longest), new)
+        ready = first + count == batch.seq_lens
+        if batch.draft_mask is not None:
+            ready &= batch.draft_mask
+        return replace(made, lens=made.lens * ready, confidence=made.confidence.masked_fill(~ready[:, None], 0.0))
+
+    def _share(
+        self, page_table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, longest: int, room: int, most: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_next` of texts of these lengths [R] where there is so much room for all, and for one at most; on any device
+        and without waiting for it."""
+        first = torch_first_missing(self.encoded, page_table, rows, lengths, longest)
+        return first, shares(lengths - first, room, most)
+
+    def _next(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R] where each request is to be encoded from, and how many tokens in this step: short backlogs first."""
+        ends = batch.seq_lens
+        first = first_missing(self.encoded, batch.page_table, batch.rows, ends)
+        backlog, bound = ends - first, max(BACKLOG, BACKLOG_EACH * len(ends))
+        return first, backlog if int(backlog.sum()) <= bound else shares(backlog, bound, bound)
+
+    def _new(self, batch: DraftBatch, first: torch.Tensor, count: torch.Tensor) -> Spans | None:
+        """The tokens that are encoded in this step."""
+        some = count.nonzero()[:, 0]
+        return Spans.of(batch.page_table, batch.rows[some], first[some], count[some]) if len(some) else None
+
+    def _block(self, batch: DraftBatch) -> Spans:
+        return Spans.of(batch.page_table, batch.rows, batch.seq_lens, torch.full_like(batch.seq_lens, self.block))
+
+    def _nothing(self, requests: int) -> Draft:
+        shape = requests, self.gamma
+        none = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return Draft(none, none[:, 0], torch.zeros(shape, device=self.device))
+
+    @abstractmethod
+    def _encode(self, new: Spans) -> None:
+        """Encode without drafting."""
+
+    @abstractmethod
+    def _draft(self, batch: DraftBatch, block: Spans, new: Spans | None) -> Draft:
+        """Drafts for all requests of the batch, whose context is encoded but for what is `new`.
+
+        block: the first positions behind the contexts, see `block`. new: of these requests, and perhaps of others.
+        """

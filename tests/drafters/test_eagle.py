@@ -1,0 +1,312 @@
+"""EagleDrafter: the chain of the paper, whatever came before, for folders of every layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from eagle_reference import Reference
+from tiny_drafters import batch, check_tokens_follow_q, make_target
+from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
+
+from outrider.drafters import encoding, networks, registry
+from outrider.drafters.base import Draft, Features, Prefilled
+from outrider.drafters.block import CheckpointError
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.eagle.checkpoint import memory
+
+GAMMA, SLOTS, CONTEXT = 4, 4096, 48
+LENGTHS = (9, 30, 1)
+
+
+def target_of(layout: str, **others: Any) -> Any:
+    size = flat(layout)["hidden_size"]
+    draw = torch.Generator().manual_seed(7)
+    embedding, head = torch.randn(2, VOCAB, size, generator=draw)
+    config = {"model_type": "llama", "hidden_size": size, "num_hidden_layers": 6, "vocab_size": VOCAB} | others
+    return make_target(SimpleNamespace(**config), embedding, head)
+
+
+@pytest.fixture(params=sorted(LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def make(layout: str, folder: Path, gamma: int = GAMMA) -> EagleDrafter:
+    made = EagleDrafter.load(target_of(layout), save_eagle(folder, layout), gamma=gamma)
+    made.allocate(SLOTS)
+    return made
+
+
+def text(row: int) -> torch.Tensor:
+    return torch.randint(VOCAB, (CONTEXT,), generator=torch.Generator().manual_seed(row))
+
+
+def hidden(layout: str, row: int) -> torch.Tensor:
+    width = len(LAYER_IDS) * flat(layout)["hidden_size"]
+    return torch.randn(CONTEXT, width, generator=torch.Generator().manual_seed(100 + row))
+
+
+def pages(rows: int = 4, seed: int = 5) -> torch.Tensor:
+    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(seed))
+    return order[: rows * CONTEXT].view(rows, CONTEXT).int()
+
+
+def observe(to: EagleDrafter, layout: str, table: torch.Tensor, row: int, start: int, stop: int, of: int = -1) -> None:
+    """Show tokens start .. stop of text `of`, by default the row's own."""
+    of = row if of < 0 else of
+    slots, positions = table[row, start:stop].long(), torch.arange(start, stop)
+    to.observe(Features(hidden(layout, of)[start:stop], text(of)[start:stop], positions, slots))
+
+
+def observed(layout: str, folder: Path) -> tuple[EagleDrafter, torch.Tensor]:
+    made, table = make(layout, folder), pages()
+    for row, length in enumerate(LENGTHS):
+        observe(made, layout, table, row, 0, length)
+    return made, table
+
+
+def same(one: Draft, other: Draft) -> None:
+    assert torch.equal(one.lens, other.lens)
+    drafted = one.lens > 0
+    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
+    torch.testing.assert_close(one.confidence, other.confidence)
+    if one.probs is not None:
+        torch.testing.assert_close(one.probs, other.probs)
+
+
+@pytest.mark.usefixtures("compiled", "place")
+def test_drafts_are_the_papers(layout: str, tmp_path: Path) -> None:
+    made, table = observed(layout, tmp_path)
+    asking = batch(table, [0, 1, 2], list(LENGTHS))
+    draft = made.propose(asking)
+    sampled = made.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
+    embedding, head = target_of(layout).weights()
+    reference = Reference(flat(layout), tensors_of(layout), embedding, head)
+    for row, length in enumerate(LENGTHS):
+        ids = [*text(row)[:length].tolist(), int(asking.anchors[row])]
+        tokens, logits = reference.draft(ids, hidden(layout, row)[:length], GAMMA)
+        assert draft.tokens[row].tolist() == tokens
+        assert sampled.probs is not None
+        torch.testing.assert_close(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1).float(), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("place")
+def test_whatever_came_before_drafts_are_those_of_a_fresh_start(layout: str, tmp_path: Path) -> None:
+    """Prompts in chunks, steps with and without drafts, drafts that were not taken, a prefix of another request, slots
+    that others had before, and a request that lost its place and comes back in other slots."""
+    used, slots = make(layout, tmp_path), pages().flatten()
+    generator = torch.Generator().manual_seed(0)
+
+    def dice(sides: int) -> int:
+        return int(torch.randint(sides, (), generator=generator))
+
+    for _ in range(3):
+        table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, of other requests
+        lens = dict.fromkeys(range(3), 0)
+        while min(lens.values()) < 40:
+            row = dice(len(lens))
+            stop = min(40, lens[row] + 1 + dice(6))
+            observe(used, layout, table, row, lens[row], stop)
+            if stop > lens[row] and dice(2):
+                used.prefilled(Prefilled(table, torch.tensor([row]), torch.tensor([stop]), [stop - lens[row]], stop))
+            lens[row] = stop
+            if 3 not in lens and lens[0] > 20:
+                table[3, :20] = table[0, :20]
+                lens[3] = 20
+            if dice(3) == 0:
+                asked = [r for r in lens if lens[r]]
+                drafting = batch(table, asked, [lens[r] for r in asked], float(dice(2)))
+                fresh = make(layout, tmp_path)
+                fresh.on_host = True
+                for r in asked:
+                    shared = min(20, lens[r]) if r == 3 else 0
+                    observe(fresh, layout, table, r, 0, shared, of=0)
+                    observe(fresh, layout, table, r, shared, lens[r])
+                same(used.propose(drafting), fresh.propose(drafting))
+
+
+@pytest.mark.usefixtures("place")
+def test_a_prefix_is_shared_by_requests_that_go_on_differently(tmp_path: Path) -> None:
+    """The row of the first token of one's own is not at a shared slot, although its features are."""
+    used, table = make("wide", tmp_path), pages()
+    observe(used, "wide", table, 0, 0, 20)
+    table[1, :20] = table[0, :20]
+    for row in (0, 1):
+        observe(used, "wide", table, row, 20, 24)
+    asking = batch(table, [0, 1], [24, 24])
+    for _ in range(2):  # in either order of encoding
+        together = used.propose(asking)
+        for row in (0, 1):
+            fresh = make("wide", tmp_path)
+            observe(fresh, "wide", table, row, 0, 20, of=0)
+            observe(fresh, "wide", table, row, 20, 24)
+            alone = fresh.propose(batch(table, [row], [24]))
+            assert torch.equal(together.tokens[row], alone.tokens[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_depth_shortens_the_same_draft(layout: str, temperature: float, tmp_path: Path) -> None:
+    made, table = observed(layout, tmp_path)
+    asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
+    whole = made.propose(asking)
+    assert made.shortens
+    for depth in range(1, GAMMA + 1):
+        short = made.propose(dataclasses.replace(asking, depth=depth))
+        assert short.lens.tolist() == [depth] * 3
+        assert short.tokens.shape == short.confidence.shape == whole.tokens.shape
+        assert torch.equal(short.tokens[:, :depth], whole.tokens[:, :depth])
+        assert torch.equal(short.confidence[:, :depth], whole.confidence[:, :depth])
+        if temperature:
+            assert short.probs is not None
+            assert whole.probs is not None
+            assert torch.equal(short.probs, whole.probs[:, :depth])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.usefixtures("place")
+def test_those_that_are_not_asked_get_no_draft(layout: str, temperature: float, tmp_path: Path) -> None:
+    made, table = observed(layout, tmp_path)
+    asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
+    everyone = made.propose(asking)
+    some = made.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, False, True])))
+    assert some.lens.tolist() == [GAMMA, 0, GAMMA]
+    assert torch.equal(some.tokens[[0, 2]], everyone.tokens[[0, 2]])
+    assert not made.propose(dataclasses.replace(asking, draft_mask=torch.zeros(3, dtype=torch.bool))).lens.any()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_long_text_is_encoded_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BACKLOG", "BACKLOG_EACH", "ROOM", "MOST"):
+        monkeypatch.setattr(encoding, name, 8)
+    made, table = observed("wide", tmp_path)
+    asking = batch(table, [1], [30])
+    lens = [int(made.propose(asking).lens[0]) for _ in range(5)]
+    assert lens[0] == 0
+    assert lens[-1] == GAMMA
+    monkeypatch.undo()
+    whole, table = observed("wide", tmp_path)
+    whole.on_host = True
+    same(whole.propose(asking), made.propose(asking))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("place")
+def test_tokens_follow_q_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MOST", 1)
+    made, table = observed("wide", tmp_path)
+    made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
+    check_tokens_follow_q(made, table, positions=(0, 1, 3), draws=2000)
+
+
+def test_bfloat16_heads_draft_like_float32_ones(tmp_path: Path) -> None:
+    """Their weights are rounded to 8 bits on a CPU."""
+    folder = save_eagle(tmp_path, "wide")
+    drafts = []
+    for dtype in (torch.float32, torch.bfloat16):
+        target = dataclasses.replace(target_of("wide"), dtype=dtype)
+        made, table = EagleDrafter.load(target, folder, gamma=1), pages()
+        made.allocate(SLOTS)
+        observe(made, "wide", table, 0, 0, 30)
+        drafts.append(made.propose(batch(table, [0], [30], 3.0)).probs)
+    torch.testing.assert_close(*drafts, atol=0.01, rtol=0.2)
+
+
+def test_a_draft_vocabulary_in_another_order_is_sorted(tmp_path: Path) -> None:
+    """A strictly increasing one is what acceptance asks for."""
+    from safetensors.torch import save_file
+
+    made, table = observed("authors", tmp_path)
+    tensors, order = tensors_of("authors"), torch.randperm(40)
+    known = (tensors["d2t"] + torch.arange(40))[order]
+    tensors |= {"d2t": known - torch.arange(40), "lm_head.weight": tensors["lm_head.weight"][order].contiguous()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    other = EagleDrafter.load(target_of("authors"), tmp_path, gamma=GAMMA)
+    other.allocate(SLOTS)
+    observe(other, "authors", table, 0, 0, 9)
+    one, two = (d.propose(batch(table, [0], [9], 1.0)) for d in (made, other))
+    same(one, two)
+    assert two.vocab is not None
+    assert bool((two.vocab.diff() > 0).all())
+
+
+def test_layers_and_kind_of_each_layout(layout: str, tmp_path: Path) -> None:
+    folder = save_eagle(tmp_path, layout)
+    assert networks.kind_of(folder) == "eagle3"
+    assert registry.serving(networks.kind_of(folder)) == ("eagle3",)
+    assert EagleDrafter.load(target_of(layout), folder, gamma=GAMMA).target_layers == tuple(LAYER_IDS)
+
+
+def test_default_layers_are_those_of_sglang_and_vllm(tmp_path: Path) -> None:
+    """They enter layers 2, n / 2 and n - 3."""
+    folder = save_eagle(tmp_path, "authors", eagle_config=None)
+    made = EagleDrafter.load(target_of("authors", num_hidden_layers=32), folder, gamma=GAMMA)
+    assert made.target_layers == (1, 15, 28)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_lora_rank": 512}, r"kv_lora_rank \(latent attention \(MLA\)\)"),
+        ({"num_experts": 8}, "experts"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, r"eagle_config\.use_mtp_layernorm True"),
+        ({"eagle_config": {"something_new": 3}}, r"eagle_config\.something_new 3"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        ({"draft_vocab_size": 39}, r"d2t must be \[39\]|lm_head.weight"),
+        ({"intermediate_size": 50}, "mlp.* by its config.json"),
+        ({"hidden_size": None}, "has no 'hidden_size'"),
+        ({"vocab_size": 97}, "vocab_size is 96, the drafter was trained for 97"),
+        ({"target_hidden_size": 16}, "fc.weight"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}, r"must rise within 0\.\.4"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = save_eagle(tmp_path, "authors", **changes)
+    with pytest.raises(CheckpointError, match=message) as refused:
+        EagleDrafter.load(target_of("authors"), folder, gamma=GAMMA)
+    assert "\n" not in str(refused.value)
+
+
+def test_tensors_that_lack_or_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_eagle(tmp_path, "authors")
+    for change, message in (
+        ({"midlayer.mlp.gate_proj.bias": torch.ones(48)}, r"does not know: layers\.0\.mlp\.gate_proj\.bias"),
+        ({"layers.1.mlp.gate_proj.weight": torch.ones(48, 32)}, r"layers\.1\.mlp"),
+        ({"fc.weight": None}, r"lacks fc\.weight"),
+        ({"d2t": None}, "lacks it"),
+        ({"d2t": torch.zeros(40, dtype=torch.int64) - 1}, "must name 40 different tokens"),
+        ({"aux_norm_low.weight": torch.ones(32)}, r"lacks fc_norm\.1\.weight, fc_norm\.2\.weight"),
+    ):
+        tensors = {name: value for name, value in (tensors_of("authors") | change).items() if value is not None}
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            EagleDrafter.load(target_of("authors"), tmp_path, gamma=GAMMA)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors; weights in \*\.bin are not read"):
+        EagleDrafter.load(target_of("authors"), tmp_path, gamma=GAMMA)
+
+
+def test_the_first_folders_call_themselves_a_llama(tmp_path: Path) -> None:
+    folder = save_eagle(tmp_path, "authors", architectures=["LlamaForCausalLM"])
+    assert networks.kind_of(folder) == "eagle3"
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(CheckpointError, match="is unknown"):
+        networks.kind_of(folder)
+
+
+def test_memory_is_what_the_drafter_has(layout: str, tmp_path: Path) -> None:
+    made, network = make(layout, tmp_path), None
+    network = made.network
+    told = registry.memory("eagle3", str(tmp_path), lookup_gamma=4, dtype=torch.float32)
+    pools = network.keys.nbytes + network.values.nbytes + made.features.nbytes
+    assert told.per_slot == pools / SLOTS + 2 * 4
+    weights = sum(t.numel() * 4 for name, t in tensors_of(layout).items() if name not in ("d2t", "t2d"))
+    assert weights <= memory(tmp_path, torch.float32)[0] <= 2 * weights + 4 * 64 * 32
