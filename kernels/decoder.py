@@ -6,7 +6,7 @@ bits are those of the single operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,8 +18,13 @@ from .flat_batch import FlatBatch
 from .int8 import Int8Weight, StackedWeight, multiply, parts_of
 from .linear import PackedWeight
 
+QKV, OUT, UP, DOWN = range(4)
+"""Places of a layer's weights."""
 Pool = tuple[torch.Tensor, torch.Tensor]
 """A layer's cache: keys [S, Hkv, D] and values [S, Hkv, Dv] by slot."""
+Added = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes a layer's number, which of its four weights, inputs [N, depth] and products [N, outputs] with their bias;
+returns the products with what is added to them."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class Decoder:
         return self._native.forward(residual, positions, slots, *arrays, causal, list(captured))
 
 
-def reference_forward(
+def forward_by_operations(
     decoder: Decoder,
     residual: torch.Tensor,
     positions: torch.Tensor,
@@ -135,17 +140,23 @@ def reference_forward(
     batch: FlatBatch,
     captured: Sequence[int] = (),
     causal: bool = True,
+    added: Added | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of `Decoder.forward`: the same bits, one operation after the other."""
+    """Run `Decoder.forward` one operation after the other: its reference, with the same bits; and, slower than it, the
+    way to add to products."""
+
+    def product(place: int, x: torch.Tensor) -> torch.Tensor:
+        out = multiply(x, layer.weights[place])
+        out = out if place or layer.bias is None else out + layer.bias
+        return out if added is None else added(number, place, x, out)
+
     x, kept = torch.zeros_like(residual), []
     for number, (layer, (k_pool, v_pool)) in enumerate(zip(decoder.layers, decoder.pools, strict=True)):
         (before, between), heads, width = layer.norms, *k_pool.shape[1:]
-        qkv_weight, out_weight, up_weight, down_weight = layer.weights
         normed = fused.add_rms_norm(x, residual, before, layer.eps)
         if number in captured:
             kept.append(residual.clone())
-        qkv = multiply(normed, qkv_weight)
-        qkv = (qkv if layer.bias is None else qkv + layer.bias).view(len(residual), -1, width)
+        qkv = product(QKV, normed).view(len(residual), -1, width)
         q, k, v = qkv.split([qkv.shape[1] - 2 * heads, heads, heads], dim=1)
         if layer.head_norms:
             q, k = (fused.rms_norm(h.contiguous(), w, layer.eps) for h, w in zip((q, k), layer.head_norms, strict=True))
@@ -153,7 +164,7 @@ def reference_forward(
         attended = flat_attention(
             q, k_pool, v_pool, batch, scale=layer.scale, causal=causal, window=layer.window, logit_cap=layer.logit_cap
         )
-        normed = fused.add_rms_norm(multiply(attended.flatten(1), out_weight), residual, between, layer.eps)
-        x = multiply(fused.silu_mul(multiply(normed, up_weight)), down_weight)
+        normed = fused.add_rms_norm(product(OUT, attended.flatten(1)), residual, between, layer.eps)
+        x = product(DOWN, fused.silu_mul(product(UP, normed)))
     normed = fused.add_rms_norm(x, residual, decoder.norm, decoder.layers[0].eps)
     return normed, torch.stack(kept, 1) if kept else residual.new_empty(len(residual), 0, residual.shape[1])

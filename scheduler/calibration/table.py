@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -81,6 +81,30 @@ class CalibrationTable:
             return cls.from_json(json.loads(path.read_text()))
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
+
+
+def parameters_of_each(
+    tables: Sequence[CalibrationTable], confidence: torch.Tensor, classes: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Each request's place [R] in the parameters of all calibrations that a batch needs, and those parameters.
+
+    tables: [R] calibrations of the requests. confidence: [R, gamma]. classes: [R], of one calibration.
+    """
+    places: dict[CalibrationTable, int] = {}
+    each = [places.setdefault(table, len(places)) for table in tables]
+    if len(places) == 1:
+        return classes, tables[0].parameters(confidence.shape[1], confidence.device)
+    below = torch.tensor(each, device=classes.device) * len(CLASSES)
+    return classes + below, _stacked(tuple(places), confidence.shape[1], confidence.device)
+
+
+@lru_cache(maxsize=16)
+def _stacked(
+    tables: tuple[CalibrationTable, ...], positions: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameters of several calibrations, one below the other."""
+    inverse, shifts = zip(*(table.parameters(positions, device) for table in tables), strict=True)
+    return torch.cat(inverse), torch.cat(shifts)
 
 
 @lru_cache(maxsize=8)

@@ -338,7 +338,7 @@ class Asynchronous(Planner):
         self, history: SurvivalHistory, step: StepView, room: int, samples: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, cut to the limits."""
-        survival, drafted, known = history.read(step.rows, step.generations, samples)
+        survival, drafted, known = history.read(step.rows, step.generations, samples, step.groups)
         if room < self.gamma * len(step.rows):
             survival *= self._positions < step.limits[:, None]
         return survival, drafted, known

@@ -57,6 +57,7 @@ class StepView:
     progress: [R] float64, tokens per second that it has had so far; inf when it has just started, or nobody asked.
     ruled: [R] bool, its drafts are accepted by rules of its own (penalties, bias, grammar), so they tell nothing of
         others' drafts; None: nobody's are.
+    groups: [R] int64, requests whose drafts tell of each other's: those of one LoRA adapter, 0 without one; None: all.
     """
 
     rows: np.ndarray
@@ -66,6 +67,7 @@ class StepView:
     levels: np.ndarray
     progress: np.ndarray
     ruled: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,16 +52,17 @@ class Past:
         idle = issued.probe and not np.count_nonzero(step.verify_lens)
         taught = step.verify_lens if issued.view.ruled is None else np.where(issued.view.ruled, 0, step.verify_lens)
         self.correction.observe(survival, taught, step.accept_lens, step.draft_mask, fade=idle)
-        rows, generations = issued.view.rows, issued.view.generations
+        rows, generations, groups = issued.view.rows, issued.view.generations, issued.view.groups
         if step.looked_up is not None:
             self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
             found = self.correction.apply(survival * step.looked_up[:, None], by_model=False)
-            self.lookups.write(rows, generations, found, issued.number)
+            self.lookups.write(rows, generations, found, issued.number, groups=groups)
         draft_mask = step.draft_mask
         if not np.count_nonzero(draft_mask):
             return
         if np.count_nonzero(draft_mask) < len(draft_mask):
             rows, generations, survival = rows[draft_mask], generations[draft_mask], survival[draft_mask]
+            groups = None if groups is None else groups[draft_mask]
         survival = self.correction.apply(survival, by_model=True)
         taken = np.ones(len(survival), dtype=bool) if step.looked_up is None else ~step.looked_up[draft_mask]
         if (depth := issued.depth) is not None and block is not None and depth < block:
@@ -69,4 +70,4 @@ class Past:
         self.decay.write(survival[taken])
         if others := len(taken) - (count := int(np.count_nonzero(taken))):
             self.discard_rate += DISCARD_WEIGHT * (min(max(step.drafting - count, 0) / others, 1.0) - self.discard_rate)
-        self.history.write(rows, generations, survival, issued.number, taken)
+        self.history.write(rows, generations, survival, issued.number, taken, groups)

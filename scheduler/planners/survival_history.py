@@ -6,6 +6,9 @@ nothing grows with uptime.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 PRIOR_CONFIDENCE = 0.8
@@ -20,6 +23,8 @@ POOL = 64
 """Survivals that are kept of all requests together."""
 POOLED = 0.5
 """Survivals of all requests that are used for each of a request's own, see `SurvivalHistory.read`."""
+MOST_GROUPS = 64
+"""Groups of requests of which something is known."""
 STRIDE = 5
 """Distance in the pool from one that is used to the next: neighbours are of one step, and alike."""
 
@@ -39,19 +44,42 @@ class RunningMean:
         self.value += (mean - self.value) * np.float32(count / self._weight)
 
 
+class Common:
+    """Survivals of many requests together: their mean, and the last POOL of them.
+
+    start: [gamma + 1] the record of a request of which nothing is known.
+    """
+
+    def __init__(self, start: np.ndarray):
+        self.profile = RunningMean(start.copy())
+        self._pool = np.tile(start, (POOL, 1))
+        self._place = 0
+
+    def take(self, records: np.ndarray) -> None:
+        """Take in [n, gamma + 1]."""
+        new = records[:POOL]
+        self._pool[(self._place + np.arange(len(new))) % POOL] = new
+        self._place += len(new)
+        self.profile.take(records)
+
+    def some(self, samples: int, requests: int) -> np.ndarray:
+        """[samples, requests, gamma + 1] of the pool."""
+        more = np.arange(samples * requests).reshape(-1, requests)
+        return self._pool[(self._place + STRIDE * more) % POOL]
+
+
 class SurvivalHistory:
-    """The last DEPTH survivals [gamma] of every row, forgotten when the row's generation changes, and the last POOL of
-    all; with each, whether it was a draft of the model.
+    """The last DEPTH survivals [gamma] of every row, forgotten when the row's generation changes, and those of all
+    requests of a group; with each, whether it was a draft of the model.
 
     prior: confidence that is assumed before anything was written.
     """
 
     def __init__(self, gamma: int, rows: int = 64, *, prior: float = PRIOR_CONFIDENCE):
-        self._profile = RunningMean(np.append(prior ** np.arange(1, gamma + 1), 1.0).astype(np.float32))
+        self._start = np.append(prior ** np.arange(1, gamma + 1), 1.0).astype(np.float32)
+        self._groups: dict[int, Common] = {}  # the least recently used first
         self._turn = 0
         self._records = np.zeros((rows * DEPTH, gamma + 1), dtype=np.float32)  # row by row; last 1 for drafts, else 0
-        self._pool = np.tile(self._profile.value, (POOL, 1))
-        self._pool_place = 0
         self._generations = np.zeros(rows, dtype=np.int64)
         self._counts = np.zeros(rows, dtype=np.int64)  # 0: nothing known of this row
         self._written = np.zeros(rows, dtype=np.int64)  # step of the last one
@@ -68,9 +96,10 @@ class SurvivalHistory:
         survival: np.ndarray,
         step: int,
         drafted: np.ndarray | None = None,
+        groups: np.ndarray | None = None,
     ) -> None:
         """Append survival [R, gamma] of requests (rows [R], generations [R]), of that step. drafted: [R] bool, where it
-        is of the model's draft; None: everywhere."""
+        is of the model's draft; None: everywhere. groups: as of `StepView`."""
         if not len(rows):
             return
         records = np.empty((len(rows), survival.shape[1] + 1), dtype=np.float32)
@@ -87,20 +116,26 @@ class SurvivalHistory:
         if self._turn * ENOUGH < len(rows):
             return
         self._turn = 0
-        new = records[:POOL]
-        self._pool[(self._pool_place + np.arange(len(new))) % POOL] = new
-        self._pool_place += len(new)
-        self._profile.take(records)
+        for common, mine in self._commons(groups):
+            common.take(records[mine])
+
+    def _commons(self, groups: np.ndarray | None) -> Iterator[tuple[Common, Any]]:
+        """What is common to each group, with its place among the requests."""
+        for group in (0,) if groups is None else np.unique(groups).tolist():
+            self._groups[group] = common = self._groups.pop(group, None) or Common(self._start)
+            if len(self._groups) > MOST_GROUPS:
+                del self._groups[next(iter(self._groups))]
+            yield common, slice(None) if groups is None else np.flatnonzero(groups == group)
 
     def read(
-        self, rows: np.ndarray, generations: np.ndarray, samples: int
+        self, rows: np.ndarray, generations: np.ndarray, samples: int, groups: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R]: 1 where it
         was the model's draft, 0 where not. [R] bool: who has any.
 
-        At most DEPTH samples of its own. A request with fewer repeats those it has; one without gets the mean of all.
-        Several are followed by half as many of all requests: the next passage of a text is nearer to the mean of all
-        than its last few were, and without them a plan rests after every hard passage.
+        At most DEPTH samples of its own. A request with fewer repeats those it has; one without gets the mean of its
+        group. Several are followed by half as many of the group: the next passage of a text is nearer to the mean of
+        all than its last few were, and without them a plan rests after every hard passage.
         """
         counts = self._count(rows, generations)
         known = counts > 0
@@ -113,11 +148,15 @@ class SurvivalHistory:
         found = self._records.take(newest, axis=0)
         if samples == 1:
             found = found[None]
-        if np.count_nonzero(known) < len(known):
-            found[:, np.flatnonzero(counts == 0)] = self._profile.value
-        if samples > 1:
-            more = np.arange(int(POOLED * len(found)) * len(rows)).reshape(-1, len(rows))
-            found = np.concatenate([found, self._pool[(self._pool_place + STRIDE * more) % POOL]])
+        own, more = len(found), int(POOLED * len(found)) if samples > 1 else 0
+        if more:
+            found = np.concatenate([found, np.empty((more, *found.shape[1:]), dtype=np.float32)])
+        if more or np.count_nonzero(known) < len(known):
+            for common, mine in self._commons(groups):
+                places = np.arange(len(rows))[mine]
+                found[:own, places[counts[places] == 0]] = common.profile.value
+                if more:
+                    found[own:, places] = common.some(more, len(places))
         return found[:, :, :-1], found[:, :, -1], known
 
     def ages(self, rows: np.ndarray, generations: np.ndarray, step: int) -> np.ndarray:

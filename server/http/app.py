@@ -15,6 +15,7 @@ from ..processes.run_folder import GRAMMARS
 from ..settings.resolve import Resolved
 from ..settings.settings import Settings
 from . import errors, openapi
+from .adapters import Adapters
 from .answers import logprobs
 from .answers.answer_log import AnswerLogger
 from .answers.messages import MessageErrors
@@ -35,7 +36,7 @@ from .requests.responses import RESPONSES
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.tokenization import PromptLength
 from .requests.validation import Limits
-from .routes import health, live, messages, openai, page, responses, tokenize, tune
+from .routes import adapters, health, live, messages, openai, page, responses, tokenize, tune
 
 DIALECTS = (tokenize.TOKENIZE, tokenize.DETOKENIZE, MESSAGES, COUNT, RESPONSES)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -55,6 +56,7 @@ def build(
     lifespan is entered before the first request is taken, and left after the last.
     """
     settings, manager = resolved.settings, engine.tokenizer_manager
+    loaded = Adapters(resolved, manager)
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,
         model=manager.served_model_name,
@@ -66,6 +68,7 @@ def build(
         prompt_length=PromptLength(manager.tokenizer, engine.context_length),
         learns=settings.learn,
         looks_across=settings.looks_across,
+        adapters=loaded.names,
         drafter_of=learning.drafter_of if isinstance(learning, KeyLearning) else None,
     )
     sampling = SamplingDefaults.of(manager)
@@ -82,6 +85,7 @@ def build(
     tokenize.install(app, limits, chat)
     messages.install(app, limits, chat, complete)
     responses.install(app, complete)
+    adapters.install(app, limits, loaded)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
         health.install_metrics(app)

@@ -93,6 +93,8 @@ def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
         return ApiError("the request ran longer than it may here; ask for less", status=504, code="request_timeout")
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         status = HTTPStatus.INTERNAL_SERVER_ERROR  # 503 says that nothing was done: proxies then ask another server
+    if "LoRA adapter" in message and "loaded" in message:  # unloaded since it was named
+        return ApiError("the adapter is not served here any more", status=404, param="model", code="model_not_found")
     if message == NO_TOKEN:
         param = "prompt"
     # OpenAI's clients look for this one.

@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
 from ..tune.request import TuneRequest
+from .adapters import LoadAdapter, UnloadAdapter
 from .keys.auth import OPEN_PATHS
 from .requests import bounds
 from .requests.bounds import MAX_TOP_LOGPROBS, RANGES, ROLES
@@ -76,12 +77,14 @@ def install(
     app: FastAPI, limits: Limits, sampling: SamplingDefaults, dialects: Iterable[Dialect], has_key: bool
 ) -> None:
     """Add the route. dialects: requests of other APIs. has_key: routes outside `OPEN_PATHS` need one."""
-    document: dict[str, Any] = {}
+    documents: dict[tuple[str, ...], dict[str, Any]] = {}  # the latest, by the adapters there were
 
     def openapi() -> dict[str, Any]:
-        if not document:
-            document.update(_document(app, limits, sampling, dialects, has_key))
-        return document
+        adapters = limits.adapters()
+        if adapters not in documents:
+            documents.clear()
+            documents[adapters] = _document(app, limits, sampling, dialects, has_key)
+        return documents[adapters]
 
     app.openapi = openapi  # type: ignore[method-assign]
     app.openapi_url = "/openapi.json"
@@ -103,7 +106,8 @@ def _document(
     chat = schemas[CHAT.model.__name__]["properties"]
     for dialect in dialects:
         schemas |= _dialect_schemas(dialect, chat)
-    schemas[TuneRequest.__name__] = TypeAdapter(TuneRequest).json_schema() | {"additionalProperties": False}
+    for own in (TuneRequest, LoadAdapter, UnloadAdapter):
+        schemas[own.__name__] = TypeAdapter(own).json_schema() | {"additionalProperties": False}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for path, operations in document["paths"].items():
@@ -134,7 +138,7 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
             properties[name] = _or_null(field)
     for name, values in MEANINGLESS.items():
         properties[name] = {"enum": [*values, None], "description": "asks for nothing, and may be left out"}
-    properties["model"] = {"enum": [limits.model, None], "description": "may be left out"}
+    properties["model"] = {"enum": [limits.model, *limits.adapters(), None], "description": "may be left out"}
     schema |= {"properties": properties, "additionalProperties": False, "required": required}
     named = {name: named[name] for name in _reachable(schema, named)}
     for nested in named.values():

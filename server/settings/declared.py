@@ -52,6 +52,12 @@ class Declared:
         unset="the embedded model",
     )
     served_model_name: str | None = _model(None, "the name that requests use", metavar="NAME", unset="the model's")
+    lora_paths: tuple[str, ...] = _model(
+        (),
+        "[LoRA adapters](#adapters) to serve",
+        metavar="NAME=FOLDER,…",
+    )
+    enable_lora: bool = _model(False, "let administrators load adapters")
     dtype: str = _model(
         "auto",
         "type of weights and activations; auto on a CPU: `bfloat16` with AVX-512 BF16 or AMX, else `float32`",
@@ -83,7 +89,7 @@ class Declared:
         "model",
         "what requests get that do not set `temperature`, `top_p`, `top_k`, `min_p` or `repetition_penalty`. "
         "`model`: from `generation_config.json` or the GGUF file (the embedded model: temperature 0.2, top-p 0.9); "
-        "`openai`: 1, 1 and no others. Shown in the log, `/v1/models` and `/openapi.json`",
+        "`openai`: 1, 1 and no others. Shown in `/v1/models`",
         choices=("model", "openai"),
     )
     tool_call_parser: str | None = _model(

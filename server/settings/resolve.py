@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..model import families, target
 from ..model.target import Model
-from . import checkpoints, diffusion, learning, lookup_store, memory, profile_lookup, quantized
+from . import adapters, checkpoints, diffusion, learning, lookup_store, memory, profile_lookup, quantized
 from .activations import with_activations
 from .memory import MemoryPlan
 from .settings import Settings
@@ -67,6 +67,7 @@ def _without_profile(
     quantized.check(settings, model)
     settings = with_activations(settings, model, say)
     target.check_heads(model, settings.parallel.tp_size)
-    settings = learning.with_start(diffusion.with_diffusion(settings, model), model)
+    settings = adapters.with_adapters(diffusion.with_diffusion(settings, model), model)
+    settings = learning.with_start(settings, model)
     settings = lookup_store.with_lookup_store(checkpoints.with_drafter_path(settings, model), model)
     return settings, model, memory.plan(settings, model)

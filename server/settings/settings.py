@@ -139,6 +139,11 @@ class Settings(Declared):
         return self.threads or min(threads.default(part) for part in self._parts)
 
     @property
+    def has_adapters(self) -> bool:
+        """True where adapters are served, or may come."""
+        return self.enable_lora or bool(self.lora_paths)
+
+    @property
     def looks_up(self) -> bool:
         """True where prompt lookup stands beside the drafter."""
         return self.lookup and self.drafter in CHECKPOINT_DRAFTERS

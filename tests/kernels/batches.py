@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.decoder import Decoder, DecoderLayer, reference_forward
+from outrider.kernels.decoder import Decoder, DecoderLayer, forward_by_operations
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import torch_gumbel_argmax
 from outrider.kernels.sampling import Rules, reference_target_probs
@@ -157,7 +157,7 @@ def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: di
         captures = [([], True)] if len(layers) < 3 else [([], True), ([1], False), ([1, 2], True)]
         for captured, causal in captures:
             found = []
-            for run in (Decoder.forward, reference_forward):
+            for run in (Decoder.forward, forward_by_operations):
                 pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
                 decoder, residual = Decoder(layers, pools, norm, cos_sin), x.clone()
                 normed, kept = run(decoder, residual, batch.positions, slots, batch, captured, causal)

@@ -17,7 +17,7 @@ from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import FinishedStep
 from outrider.scheduler.planners.curve import convex
 from outrider.scheduler.planners.past import Issued, Past
-from outrider.scheduler.planners.survival_history import Correction
+from outrider.scheduler.planners.survival_history import MOST_GROUPS, PROFILE_REQUESTS, Correction, SurvivalHistory
 from outrider.scheduler.planners.synchronous import Synchronous
 
 
@@ -171,6 +171,21 @@ def test_history_belongs_to_a_request(other):
     assert known.tolist() == [False, True]
     assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
     assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
+
+
+def test_groups_know_nothing_of_each_other():
+    history, groups = SurvivalHistory(GAMMA), np.array([0, 7])
+    bad, good = (np.full(GAMMA, share, dtype=np.float32) for share in (0.1, 0.9))
+    for step in range(PROFILE_REQUESTS):
+        history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), step, groups=groups)
+    for samples in (1, 8):
+        found, _, known = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
+        assert known.tolist() == [False, False, True]
+        assert found[:, 0] == pytest.approx(np.tile(bad, (len(found), 1)), abs=0.02)
+        assert found[:, 1:] == pytest.approx(np.full((len(found), 2, GAMMA), 0.9), abs=0.02)
+    for group in range(100, 100 + 2 * MOST_GROUPS):
+        history.read(np.array([2]), np.array([1]), 1, np.array([group]))
+    assert len(history._groups) == MOST_GROUPS
 
 
 def test_a_late_write_of_the_former_request_does_not_leak():

@@ -23,6 +23,7 @@ sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend
 sglang.srt.constrained.xgrammar_backend.XGrammarGrammar
 sglang.srt.dllm.mixin.req.ReqDllmMixin.init_diffusion_llm
 sglang.srt.dllm.mixin.scheduler.SchedulerDllmMixin.get_new_batch_dllm
+sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase._resolve_lora_path
 sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request
 sglang.srt.layers.activation.GeluAndMul.forward_native
 sglang.srt.layers.activation.SiluAndMul.forward_native
@@ -47,9 +48,11 @@ sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native
 sglang.srt.layers.rotary_embedding.factory.get_rope
 sglang.srt.layers.rotary_embedding.rope_variant.Phi3LongRoPEScaledRotaryEmbedding
 sglang.srt.layers.vocab_parallel_embedding.VocabParallelEmbedding.forward
+sglang.srt.lora.lora_registry.LoRARegistry
 sglang.srt.managers.load_snapshot.ShmLoadSnapshotReader
 sglang.srt.managers.load_snapshot.ShmLoadSnapshotWriter
 sglang.srt.managers.overlap_utils.FutureMap
+sglang.srt.managers.schedule_batch.Req.__init__
 sglang.srt.managers.schedule_batch.Req.init_next_round_input
 sglang.srt.managers.schedule_batch.Req.owned_kv_len
 sglang.srt.managers.schedule_batch.Req.refresh_fill_ids
@@ -63,6 +66,7 @@ sglang.srt.managers.schedule_policy.PrefillAdder._account_prefill_cache_admissio
 sglang.srt.managers.schedule_policy.PrefillAdder._commit_prefill_admission
 sglang.srt.managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset
 sglang.srt.managers.scheduler.Scheduler._release_aborted_request
+sglang.srt.managers.scheduler.Scheduler.can_schedule_lora_req
 sglang.srt.managers.scheduler.Scheduler.process_batch_result
 sglang.srt.managers.scheduler.Scheduler.run_batch
 sglang.srt.managers.scheduler.Scheduler.send_abort_output
@@ -70,11 +74,15 @@ sglang.srt.managers.scheduler.Scheduler.stash_chunked_request
 sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._maybe_update_reasoning_tokens
 sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_decode
 sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_prefill
+sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin._unload_lora_adapter_locked
+sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.load_lora_adapter
 sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason
 sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_req
 sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_request
 sglang.srt.managers.tokenizer_manager.TokenizerManager._init_req_state
+sglang.srt.managers.tokenizer_manager.TokenizerManager._release_lora_once
 sglang.srt.managers.tokenizer_manager.TokenizerManager._release_req_states_on_failure
+sglang.srt.managers.tokenizer_manager.TokenizerManager._resolve_lora_path
 sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request
 sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request
 sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation

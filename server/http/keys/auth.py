@@ -19,7 +19,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/openapi.json"})
 """Routes without a key: probes carry none, nor do browsers that open a page; the description reveals only this version.
 Every other route asks for a key."""
 OPEN_FOLDER = "/page/"
-ADMIN_PATHS = frozenset({"/outrider/tune"})
+ADMIN_PATHS = frozenset({"/outrider/tune", "/load_lora_adapter", "/unload_lora_adapter"})
 """Routes that ask for an administrator's key."""
 
 

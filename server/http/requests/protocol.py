@@ -97,7 +97,7 @@ UNSUPPORTED = dict.fromkeys(
     "stop_regex": "a pattern could stall every other request; use stop",
     "custom_logit_processor": "requests may not bring code",
     "custom_params": "use the speculation field",
-    "lora_path": "the server has one model without adapters",
+    "lora_path": "name the adapter as the model",
     "input_ids": "send messages; /v1/completions takes token ids as its prompt",
     "rid": "the server names requests itself",
 }

@@ -50,6 +50,7 @@ class Limits:
     prompt_length: refuses texts that are longer than the context; None leaves that to the tokenizer.
     learns: answers are kept for the drafter to learn from, where nobody refuses.
     looks_across: other requests' texts of the same key are looked up.
+    adapters: names of LoRA adapters that are served beside the model.
     drafter_of: with a drafter for each key, its learner and which of its drafters is in use; None: keys share one.
     """
 
@@ -63,18 +64,13 @@ class Limits:
     prompt_length: PromptLength | None = None
     learns: bool = False
     looks_across: bool = False
+    adapters: Callable[[], tuple[str, ...]] = tuple
     drafter_of: Callable[[Key], tuple[str, str]] | None = None
 
 
 def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
     """Raise ApiError for the first thing that cannot be served."""
-    if request.model != limits.model:
-        raise ApiError(
-            f"model {clipped(request.model)} is not served here; {limits.model!r} is",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
+    check_model(request.model, limits)
     if limits.diffusion:
         _check_diffusion(request)
     if isinstance(request, ChatRequest):
@@ -86,6 +82,16 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
         raise invalid_value("stream_options", "'stream_options' needs stream=true")
     if request.cache_salt is not None and not isinstance(request.cache_salt, str):
         raise ApiError("'cache_salt' has to be a string", param="cache_salt", code="invalid_type")
+
+
+def check_model(name: str, limits: Limits) -> None:
+    """Raise ApiError where neither the model nor an adapter has this name."""
+    served = (limits.model, *limits.adapters())
+    if name not in served:
+        shown = " or ".join(map(repr, served))
+        raise ApiError(
+            f"model {clipped(name)} is not served here; {shown} is", status=404, param="model", code="model_not_found"
+        )
 
 
 def _check_chat(request: ChatRequest, limits: Limits) -> None:

@@ -45,6 +45,7 @@ class ModelCard(BaseModel):
 
     max_model_len: tokens of prompt and answer together, as SGLang and vLLM name it. default_parameters: sampling of a
     request that names none, as OpenRouter names it. activations: what weights in blocks are multiplied with.
+    parent: the model that a LoRA adapter changes.
     """
 
     id: str
@@ -54,6 +55,7 @@ class ModelCard(BaseModel):
     max_model_len: int
     default_parameters: dict[str, int | float]
     activations: str
+    parent: str | None = None
 
 
 class ModelList(BaseModel):
@@ -123,18 +125,20 @@ def install(
         activations=activations,
     )
 
+    def card_of(name: str) -> ModelCard:
+        return card if name == limits.model else card.model_copy(update={"id": name, "parent": limits.model})
+
     @app.api_route("/v1/embeddings", methods=["GET", "POST"], include_in_schema=False)
     async def elsewhere(raw: Request) -> Response:
         raise ApiError(ELSEWHERE[raw.url.path], status=404, code="unsupported_endpoint")
 
     @app.get("/v1/models", responses=openapi.responses(ModelList))
     async def list_models() -> JSONResponse:
-        return JSONResponse(ModelList(data=[card]).model_dump())
+        return JSONResponse(ModelList(data=[card, *map(card_of, limits.adapters())]).model_dump())
 
     @app.get("/v1/models/{name:path}", responses=openapi.responses(ModelCard))
     async def get_model(name: str) -> JSONResponse:
-        if name != limits.model:
-            raise ApiError(f"model {name!r} is not served here", status=404, param="model", code="model_not_found")
-        return JSONResponse(card.model_dump())
+        validation.check_model(name, limits)
+        return JSONResponse(card_of(name).model_dump())
 
     return chat, complete

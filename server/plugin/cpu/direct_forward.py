@@ -7,6 +7,7 @@ both run the same operations and give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,11 +35,16 @@ class DirectForward:
         """Neither cache nor angles were made anew since."""
         return self.backend.token_to_kv_pool is self.pool and self.rope.cos_sin_cache is self.angles
 
-    def verify(self, flat: FlatVerify, seq_lens: torch.Tensor, rows: torch.Tensor) -> LogitsProcessorOutput:
+    def verify(
+        self, flat: FlatVerify, seq_lens: torch.Tensor, rows: torch.Tensor, reqs: Sequence[Any]
+    ) -> LogitsProcessorOutput:
         """Logits [B, V] of all tokens in the model's type, and what enters captured layers, side by side [B, C * H].
 
-        seq_lens: [R] int64, tokens in the cache before the step. rows: [R] int64, of the page table.
+        seq_lens: [R] int64, tokens in the cache before the step. rows: [R] int64, of the page table. reqs: SGLang's
+        requests.
         """
+        if (adapters := self.model.model.outrider_adapters) is not None:
+            adapters.route([req.lora_id for req in reqs], flat.qo_indptr.diff())
         indptr = flat.qo_indptr
         batch = FlatBatch(
             qo_indptr=indptr.int(),
@@ -47,7 +53,10 @@ class DirectForward:
             page_table=self.backend.page_table,
         )
         embedded = self.embedding.quant_method.embedding(self.embedding, flat.input_ids)
-        hidden, kept = self.decoder.forward(embedded, flat.positions, flat.slots, batch, self.captured)
+        model = self.model.model
+        hidden, kept = fused_model.run(
+            model, self.decoder, embedded, flat.positions, flat.slots, batch, self.captured, True
+        )
         logits = self.processor._compute_lm_head(hidden, self.head)[:, : self.processor.vocab_size]
         return LogitsProcessorOutput(logits, hidden_states=kept.flatten(1) if self.captured else None)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.decoder import Decoder
+from outrider.kernels.decoder import Decoder, forward_by_operations
+from outrider.kernels.flat_batch import FlatBatch
 
 from .. import must_take
 from . import fused_layer
@@ -28,7 +29,7 @@ def register() -> None:
 
     envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)  # copies of a step's inputs are for those who replay a graph
     for model in (LlamaModel, Qwen2Model, Qwen3Model):
-        model.outrider_decoder = None
+        model.outrider_decoder = model.outrider_adapters = None
         must_take.replace(model, "forward", _in_one_call(model.forward))
 
 
@@ -50,17 +51,30 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
         if decoder is None:
             return original(self, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
         captured = captured_layers(self)
-        hidden, kept = decoder.forward(
-            self.embed_tokens(input_ids),
-            positions,
-            forward_batch.out_cache_loc,
-            backend.batch,
-            captured,
-            backend.causal,
-        )
+        slots = forward_batch.out_cache_loc
+        embedded = self.embed_tokens(input_ids)
+        hidden, kept = run(self, decoder, embedded, positions, slots, backend.batch, captured, backend.causal)
         return (hidden, kept.flatten(1)) if captured else hidden
 
     return forward
+
+
+def run(
+    model: Any,
+    decoder: Decoder,
+    embedded: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    batch: FlatBatch,
+    captured: list[int],
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All layers, as `Decoder.forward`; one operation after the other where the forward has adapters."""
+    adapters = model.outrider_adapters
+    if adapters is None or not adapters.active:
+        return decoder.forward(embedded, positions, slots, batch, captured, causal)
+    added = adapters.added_to_layer
+    return forward_by_operations(decoder, embedded, positions, slots, batch, captured, causal, added)
 
 
 def captured_layers(model: Any) -> list[int]:

@@ -10,18 +10,14 @@ import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.learning.answers import KEYS
-from outrider.kernels.drafts import Parameters
-from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.table import CalibrationTable
 
 from ..config import PluginConfig
@@ -140,20 +136,9 @@ class KeyDrafters:
         self._keys.pop(learner, None)
         self.refused = [each for each in self.refused if not each.startswith(f"{learner}/")]
 
-    def parameters(
-        self, confidence: torch.Tensor, classes: torch.Tensor, sets: np.ndarray, otherwise: CalibrationTable
-    ) -> tuple[torch.Tensor, Parameters]:
-        """Each request's place [R] in the parameters of all calibrations that a batch needs, and those parameters.
-
-        confidence: [R, gamma]. classes: [R], of one calibration. sets: [R]. otherwise: the calibration of those without
-        their own.
-        """
-        tables: dict[CalibrationTable, int] = {}
-        each = {n: tables.setdefault(self._loaded.get(n) or otherwise, len(tables)) for n in np.unique(sets).tolist()}
-        if len(tables) == 1:
-            return classes, next(iter(tables)).parameters(confidence.shape[1], confidence.device)
-        places = torch.tensor([each[n] for n in sets.tolist()])
-        return classes + len(CLASSES) * places, _stacked(tuple(tables), confidence.shape[1], confidence.device)
+    def table(self, number: int) -> CalibrationTable | None:
+        """A set's own calibration; None where it has none."""
+        return self._loaded.get(number)
 
     def observe(self, sets: np.ndarray, *outcome: np.ndarray) -> None:
         """Take in a step, as `DrafterWatch.observe` of requests with these sets [R]; take back what does worse."""
@@ -180,10 +165,3 @@ def _own(req: Any) -> Own:
 
 def _shown(learner: str, name: str) -> str:
     return f"{learner}/{name}"
-
-
-@lru_cache(maxsize=16)
-def _stacked(tables: tuple[CalibrationTable, ...], gamma: int, device: torch.device) -> Parameters:
-    """The parameters of several calibrations, one below the other."""
-    inverse, shifts = zip(*(table.parameters(gamma, device) for table in tables), strict=True)
-    return torch.cat(inverse), torch.cat(shifts)

@@ -60,7 +60,8 @@ class AnswerKeeper:
     def admit(self, reqs: Sequence[Any]) -> None:
         """Note SGLang's requests that are prefilled."""
         for req in reqs:
-            if RequestOptions.from_custom_params(req.sampling_params.custom_params).learn:
+            # The drafter is the model's, which says what an adapter says only now and then.
+            if req.lora_id is None and RequestOptions.from_custom_params(req.sampling_params.custom_params).learn:
                 self._running[req.rid] = req
 
     def finished(self, rid: str) -> None:

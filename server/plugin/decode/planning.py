@@ -19,13 +19,14 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import Parameters, admit, weigh_drafts
-from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Budget, FinishedStep, Planner, StepView
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.scheduler.upload import upload
 
 from . import live
+from .adapters import BASE, AdapterOutcomes
 from .key_drafters import KeyDrafters
 from .learning import DrafterWatch
 from .metrics import SpeculationMetrics
@@ -46,7 +47,7 @@ class Planning:
     them as they are.
     device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
     watch: is shown what became of drafts, on a server that learns. by_key: the same, where keys have drafters of their
-        own, which have calibrations of their own.
+        own, which have calibrations of their own. adapters: the same of LoRA adapters.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Planning:
         block: int | None = None,
         watch: DrafterWatch | None = None,
         by_key: KeyDrafters | None = None,
+        adapters: AdapterOutcomes | None = None,
     ):
         self.buckets, self.block = buckets, block
         self.requests = requests
@@ -68,7 +70,7 @@ class Planning:
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
-        self.watch, self.by_key = watch, by_key
+        self.watch, self.by_key, self.adapters = watch, by_key, adapters
         self._take(planner, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
@@ -137,7 +139,7 @@ class Planning:
                 if draft.across is not None:
                     classes = classes + draft.across
             rows = upload(step.view.rows, draft.lens.device)
-            calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries.sets)
+            calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries)
             confidence, ends = weigh_drafts(
                 draft.tokens, draft.confidence, calibrated_as, rows, self.requests.ends, parameters
             )
@@ -158,15 +160,25 @@ class Planning:
         )
 
     def _parameters(
-        self, confidence: torch.Tensor, classes: torch.Tensor, sets: np.ndarray
+        self, confidence: torch.Tensor, classes: torch.Tensor, entries: Entries
     ) -> tuple[torch.Tensor, Parameters | None]:
         """Parameters of the calibrations, for confidence [R, gamma], and the place [R] in them of each request, of
-        these classes [R] and sets of weights [R]."""
-        if self.calibration is None:
+        these classes [R]."""
+        apart = self.by_key is not None or entries.adapters is not None
+        if self.calibration is None and not apart:
             return classes, None
-        if self.by_key is not None:
-            return self.by_key.parameters(confidence, classes, sets, self.calibration)
-        return classes, self.calibration.parameters(confidence.shape[1], confidence.device)
+        common = self.calibration or CalibrationTable.of({}, confidence.shape[1])
+        if not apart:
+            return classes, common.parameters(confidence.shape[1], confidence.device)
+        return parameters_of_each(self._tables(entries, common), confidence, classes)
+
+    def _tables(self, entries: Entries, common: CalibrationTable) -> list[CalibrationTable]:
+        """Each request's calibration: of its adapter, else of the drafter of its key, else that of all others."""
+        tables = [common] * len(entries.rows)
+        for owner, numbers in ((self.by_key, entries.sets), (self.adapters, entries.adapters)):
+            if owner is not None and numbers is not None:
+                tables = [owner.table(number) or table for number, table in zip(numbers.tolist(), tables, strict=True)]
+        return tables
 
     def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
         """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
@@ -213,6 +225,8 @@ class Planning:
         """Bring the metrics up to date."""
         self._catch_up(self.lag)
         self.metrics.flush()
+        if self.adapters is not None:
+            self.adapters.flush()
 
     def _catch_up(self, lag: int) -> None:
         """Read the outcomes of all finished steps but the last `lag`, and learn from those that are over.
@@ -242,15 +256,21 @@ class Planning:
         tried = verify_lens > 0
         if step.entries.ruled is not None:  # what is accepted by their own rules is not the drafter's calibration
             tried &= ~step.entries.ruled
+        raw, adapters = admission.raw.float().numpy(), step.entries.adapters
+        if self.adapters is not None and adapters is not None:
+            drafts = (raw, classes, draft_lens.numpy(), verify_lens, accept_lens)
+            self.adapters.observe(adapters, *drafts, tells=tried, otherwise=self.calibration)
+            tried &= adapters == BASE
         if tried.any():
-            raw = admission.raw.float().numpy()
             self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried])
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *counted)
+        base = slice(None) if adapters is None else adapters == BASE
+        outcome_of_base = tuple(part[base] for part in counted[:-1])
         if drafted and self.watch is not None:
-            self.watch.observe(*counted[:-1])
+            self.watch.observe(*outcome_of_base)
         if drafted and self.by_key is not None:
-            self.by_key.observe(step.entries.sets, *counted[:-1])
+            self.by_key.observe(step.entries.sets[base], *outcome_of_base)
         draft_seconds = float(admission.draft_seconds)
         self.metrics.observe_draft_and_planner(draft_seconds, admission.planner_seconds + self._learning)
         self._learning = 0.0

@@ -32,6 +32,7 @@ class Entries:
     ruled: np.ndarray | None
     sets: np.ndarray
     corpora: torch.Tensor | None
+    adapters: np.ndarray | None
     all_planned: bool
     any_level: bool
 
@@ -52,6 +53,7 @@ class RequestTable:
     traced: [rows] bool, wants to know who made each of its tokens.
     sets: [rows] int64, the set of weights that drafts for it (`key_drafters.py`).
     corpora: [rows] int64, the corpus of other texts that is looked up for it (`texts.py`).
+    adapters: [rows] int64, its LoRA adapter (`adapters.py`); 0: the model alone.
     greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
     generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
     levels: [rows] tokens per second asked for; 0 without a service level.
@@ -72,6 +74,7 @@ class RequestTable:
         self.traced = np.zeros(rows, dtype=bool)
         self.sets = np.zeros(rows, dtype=np.int64)
         self.corpora = np.zeros(rows, dtype=np.int64)
+        self.adapters = np.zeros(rows, dtype=np.int64)
         self.generations = np.zeros(rows, dtype=np.int64)
         self.greedy = np.zeros(rows, dtype=bool)
         self.given = np.zeros(rows, dtype=bool)
@@ -125,7 +128,7 @@ class RequestTable:
         if found is not None and np.array_equal(found.rows, rows):
             return found
         planned, levels = self.planned[rows], self.levels[rows]
-        ruled, corpora = self.ruled[rows], self.corpora[rows]
+        ruled, corpora, adapters = self.ruled[rows], self.corpora[rows], self.adapters[rows]
         self._running = Entries(
             rows=rows,
             limits=self.limits[rows],
@@ -137,6 +140,7 @@ class RequestTable:
             ruled=ruled if ruled.any() else None,
             sets=self.sets[rows],
             corpora=torch.from_numpy(corpora) if corpora.any() else None,
+            adapters=adapters if adapters.any() else None,
             all_planned=bool(planned.all()),
             any_level=bool(levels.any()),
         )
@@ -154,6 +158,7 @@ class RequestTable:
             levels=entries.levels,
             progress=self._speeds(entries.rows) if entries.any_level else entries.progress,
             ruled=entries.ruled,
+            groups=entries.adapters,
         )
 
     def _speeds(self, rows: np.ndarray) -> np.ndarray:

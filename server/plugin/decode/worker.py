@@ -30,6 +30,7 @@ from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..loading.planner import load_plan
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
+from .adapters import AdapterOutcomes
 from .key_drafters import KeyDrafters
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
@@ -88,6 +89,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.by_key = KeyDrafters.of(self.config, self.drafter)
         if self.drafter is not None:
             self.drafter.allocate(slots)
+        self.adapters = AdapterOutcomes.of(runner, self.width - 1)
         self.planning = Planning(
             *load_plan(self.config, self.exchange.in_use),
             requests=self.requests,
@@ -97,6 +99,7 @@ class SpeculativeWorker(BaseSpecWorker):
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
             watch=self.exchange.watch if self.config.learning else None,
             by_key=self.by_key,
+            adapters=self.adapters,
         )
         self._nothing = self._no_draft(0)
         self.keeper = AnswerKeeper.of(self.config)
@@ -110,8 +113,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         """SGLang calls it when the target's are captured."""
-        runner = self._target_worker.model_runner
-        if self.drafter is not None and (sizes := captured_sizes(runner)):
+        if self.drafter is not None and (sizes := captured_sizes(self._target_worker.model_runner)):
             self.drafter.capture(sizes, self.req_to_token_pool.req_to_token)
 
     def forward_batch_generation(
@@ -165,10 +167,10 @@ class SpeculativeWorker(BaseSpecWorker):
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         self.planning.interrupt()
         at = batch.req_pool_indices_cpu.numpy()
-        if self.by_key is not None:
-            self.requests.sets[at] = self.by_key.admit(batch.reqs)
-        if self.texts is not None:
-            self.requests.corpora[at] = self.texts.admit(batch.reqs)
+        of = self.requests
+        for numbers, owner in ((of.sets, self.by_key), (of.corpora, self.texts), (of.adapters, self.adapters)):
+            if owner is not None:
+                numbers[at] = owner.admit(batch.reqs)
         self.requests.admit(batch.reqs, batch.req_pool_indices, at)
         if self.keeper is not None:
             self.keeper.admit(batch.reqs)
@@ -282,7 +284,6 @@ class SpeculativeWorker(BaseSpecWorker):
             if len(self._nothing.lens) != len(rows):
                 self._nothing = self._no_draft(len(rows))
             return self._nothing, 0.0
-        on_host = anchors.is_cpu
         began = begin(anchors.device)
         propose = self.drafter.propose if step.drafts else self.drafter.look_up
         draft = propose(
@@ -297,15 +298,14 @@ class SpeculativeWorker(BaseSpecWorker):
                 wants_probs=not sampling.all_decided,
                 all_greedy=sampling.all_greedy,
                 answer_lens=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
-                longest=None if on_host else 1 << int(step.view.contexts.max()).bit_length(),
+                longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
                 sets=None if self.by_key is None else torch.from_numpy(step.entries.sets),
                 corpora=step.entries.corpora,
                 **sampling.rules._asdict(),
             )
         )
         seconds = since(began)
-        limits = upload(step.view.limits, self.device)
-        lens = torch.minimum(draft.lens, limits)
+        lens = torch.minimum(draft.lens, upload(step.view.limits, self.device))
         if draft.probs is not None:
             lens = lens.clamp(max=draft.probs.shape[1])
         return replace(draft, lens=lens), seconds
@@ -323,7 +323,7 @@ class SpeculativeWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         direct = self._direct_forward()
         if direct is not None and not batch.return_hidden_states:
-            return GenerationBatchResult(direct.verify(flat, seq_lens, rows), can_run_cuda_graph=False)
+            return GenerationBatchResult(direct.verify(flat, seq_lens, rows, batch.reqs), can_run_cuda_graph=False)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = flat.input_ids
         batch.out_cache_loc = flat.slots

@@ -56,13 +56,14 @@ def _register_all() -> None:
 
         models.register(target)
     if not torch.cuda.is_available():
-        from ..cpu import fused_ops
+        from ..cpu import adapters, fused_ops
 
         _register_cpu_attention()
         sglang_overhead_patches.register()
         HookRegistry.register(ASSIGN, _assign_req_to_token_pool, HookType.REPLACE)
         _compile_no_embedding()
         fused_ops.register()
+        adapters.register()
     else:
         draft_memory.register()
         _register_gpu_attention()

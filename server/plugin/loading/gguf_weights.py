@@ -21,10 +21,10 @@ from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight, expand, pack_
 from outrider.kernels.int8 import StackedWeight, stack
 from outrider.kernels.linear import PackedWeight, pack
 
+from ..layer_names import FUSED
+
 INDEX = "outrider-tensors.json"
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Layers of SGLang that hold several weights of the file, one below the other."""
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 logger = logging.getLogger(__name__)

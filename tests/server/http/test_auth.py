@@ -213,7 +213,7 @@ def test_each_key_has_its_own_concurrency(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_only_administrators_measure(tmp_path: Path) -> None:
+def test_only_administrators_measure_and_load_adapters(tmp_path: Path) -> None:
     path, header = file_of(tmp_path, user={}, operator={"admin": True})
     passed = Passed(answer, KEY, path)
     assert passed.ask("/outrider/tune", "POST", authorization=header["user"]) == 403
@@ -221,5 +221,7 @@ def test_only_administrators_measure(tmp_path: Path) -> None:
     assert passed.error["type"] == "permission_error"
     assert passed.ask("/outrider/tune", "POST", authorization=header["operator"]) == 200
     assert passed.ask("/outrider/tune", "POST", authorization=f"Bearer {KEY}".encode()) == 200
+    assert passed.ask("/load_lora_adapter", "POST", authorization=header["user"]) == 403
+    assert passed.ask("/unload_lora_adapter", "POST", authorization=header["user"]) == 403
     assert passed.ask("/v1/models", authorization=header["user"]) == 200
     assert Passed(answer).ask("/outrider/tune", "POST") == 200  # without keys, everybody's

@@ -15,7 +15,7 @@ import torch
 from outrider.drafters.dummy import FixedDrafter
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
-from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode.key_drafters import KeyDrafters
 from outrider.server.plugin.decode.learning import WINDOW
@@ -174,10 +174,11 @@ def test_each_set_has_its_calibration(keys: KeyDrafters, tmp_path: Path) -> None
     numbers = keys.admit([request("e", "0001"), request(""), request("a", "0001")])
     common, classes = table(-1.0), torch.tensor([0, 2, 5])
     confidence = torch.full((3, GAMMA), 0.5)
-    places, (inverse, shifts) = keys.parameters(confidence, classes, numbers, common)
+    tables = [keys.table(number) or common for number in numbers.tolist()]
+    places, (inverse, shifts) = parameters_of_each(tables, confidence, classes)
     assert shifts[places].tolist() == [[2.0] * GAMMA, [-1.0] * GAMMA, [-1.0] * GAMMA]
     assert inverse.shape == (2 * len(CLASSES), GAMMA)
-    places, (_, shifts) = keys.parameters(confidence[:1], classes[1:2], numbers[1:2], common)
+    places, (_, shifts) = parameters_of_each(tables[1:2], confidence[:1], classes[1:2])
     assert shifts.shape == (len(CLASSES), GAMMA)
     assert places.tolist() == [2]
 

@@ -122,10 +122,11 @@ class Request(SimpleNamespace):
     __slots__ = ("__weakref__",)
 
 
-def request(rid: str, learn: bool = True, reason: Any = None, top_k: int = 1) -> Request:
+def request(rid: str, learn: bool = True, reason: Any = None, top_k: int = 1, lora_id: str | None = None) -> Request:
     params = RequestOptions(learn=learn).to_custom_params()
     return Request(
         rid=rid,
+        lora_id=lora_id,
         sampling_params=SimpleNamespace(custom_params=params, top_k=top_k, temperature=0.7),
         origin_input_ids=[1, 2, 3],
         output_ids_through_stop=[4, 5, 6],
@@ -141,6 +142,7 @@ def keeping(store: AnswerStore) -> AnswerKeeper:
 def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path) -> None:
     keeper = keeping(AnswerStore(tmp_path, 10_000))
     reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
+    reqs.append(request("e", lora_id="an adapter's"))
     keeper.admit(reqs[:2])
     keeper.admit(reqs)  # again, after a retraction
     for req in reqs:

@@ -8,6 +8,8 @@ that SGLang is asked to, and `record_stream`. See `--overlap` in tests/conftest.
 one-call: a model whose layers do not run in one call of our kernels, or not without SGLang's batch objects, ends the
 server. It says nothing of its own when SGLang's code stays.
 
+swapped-adapters: a planted fault. Where requests with two LoRA adapters are verified together, each gets the other's.
+
 profile-costs: steps cost what the profile says, however long they take here, so that the planner decides alike on every
 machine.
 """
@@ -19,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -78,6 +80,18 @@ def demand(function: str) -> Callable[[ModuleType], None]:
     return change
 
 
+def swap_adapters(module: ModuleType) -> None:
+    """Change `server/plugin/cpu/direct_forward.py`: adapters change places."""
+    verify = module.DirectForward.verify
+
+    def swapped(direct: Any, flat: Any, seq_lens: Any, rows: Any, reqs: Sequence[Any]) -> Any:
+        ids = list(dict.fromkeys(req.lora_id for req in reqs if req.lora_id))
+        other = dict(zip(ids, reversed(ids), strict=True))
+        return verify(direct, flat, seq_lens, rows, [SimpleNamespace(lora_id=other.get(req.lora_id)) for req in reqs])
+
+    module.DirectForward.verify = swapped
+
+
 CHANGES = {
     "overlap": {
         "sglang.srt.managers.scheduler": say_so,
@@ -88,6 +102,7 @@ CHANGES = {
         "outrider.server.plugin.cpu.fused_model": demand("_prepare"),
         "outrider.server.plugin.cpu.direct_forward": demand("direct_forward"),
     },
+    "swapped-adapters": {"outrider.server.plugin.cpu.direct_forward": swap_adapters},
     "profile-costs": {"outrider.scheduler.cost.model": keep_the_profiles_costs},
 }
 CHANGED = {

@@ -1,0 +1,75 @@
+"""The adapters that requests may name, as they are loaded and unloaded while the server runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..settings import adapters
+from ..settings.resolve import Resolved
+from .errors import ApiError, invalid_value
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """lora_name: by which requests name it. lora_path: its folder on the server."""
+
+    lora_name: str
+    lora_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    lora_name: str
+
+
+class Adapters:
+    """The names of loaded adapters. manager: SGLang's tokenizer manager."""
+
+    def __init__(self, resolved: Resolved, manager: Any) -> None:
+        self._resolved, self._manager = resolved, manager
+        self._names: tuple[str, ...] = ()
+        if resolved.settings.has_adapters:
+            self._names = tuple(manager.lora_registry.get_all_adapters())
+
+    def names(self) -> tuple[str, ...]:
+        """The adapters that new requests may name, for any thread."""
+        return self._names
+
+    async def load(self, name: str, folder: str) -> None:
+        """Load an adapter; raises ApiError where it cannot be."""
+        from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
+
+        self._check_allowed()
+        if not name or name == self._manager.served_model_name or name in self._names:
+            raise ApiError(f"the name {name!r} is taken", status=409, param="lora_name", code="conflict")
+        try:
+            path: Path = adapters.checked(name, folder, self._resolved.model)
+        except UserError as error:
+            raise invalid_value("lora_path", str(error)) from None
+        result = await self._manager.load_lora_adapter(LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(path)))
+        if not result.success:
+            raise invalid_value("lora_path", result.error_message)
+        self._names = (*self._names, name)
+
+    async def unload(self, name: str) -> None:
+        """Unload an adapter once its requests have ended; new ones are refused at once. Raises ApiError."""
+        from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
+
+        self._check_allowed()
+        if name not in self._names:
+            raise ApiError(f"no adapter {name!r} is loaded", status=404, param="lora_name", code="model_not_found")
+        self._names = tuple(each for each in self._names if each != name)
+        self._manager.lora_ref_cache.pop(name, None)  # else SGLang would load it again for a request on its way
+        result = await self._manager.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=name))
+        if not result.success:
+            raise ApiError(f"the adapter {name} was not unloaded: {result.error_message}", status=500)
+
+    def _check_allowed(self) -> None:
+        settings = self._resolved.settings
+        if not settings.enable_lora:
+            raise ApiError("start the server with --enable-lora to load adapters here", status=409, code="conflict")
+        if settings.resolved_engines > 1:
+            raise ApiError("several engines take adapters with --lora-paths alone", status=409, code="conflict")

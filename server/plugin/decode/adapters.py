@@ -1,0 +1,138 @@
+"""What drafts for the requests of each LoRA adapter came to: counts, and a calibration of its own.
+
+The drafter is the model's. How often an adapter says what was drafted differs from adapter to adapter, so confidences
+are calibrated for each, by its own outcomes: a calibration is fitted as they come, and until then it is the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
+
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.fit import FEWEST, fit_joint
+from outrider.scheduler.calibration.model import Calibration
+from outrider.scheduler.calibration.records import Recorder
+from outrider.scheduler.calibration.table import CalibrationTable
+
+from .buffered import BufferedCounter, BufferedMetrics
+
+FIRST = 128
+"""Drafted blocks after which an adapter's first calibration is fitted; the next after twice as many, and so on."""
+KEPT = 1024
+"""Drafted blocks of an adapter that are kept, and after which it is fitted again, at most."""
+BASE = 0
+"""Number of the model without an adapter."""
+
+
+@dataclass(slots=True)
+class _Adapter:
+    recorder: Recorder
+    counters: dict[str, BufferedCounter]
+    fit_at: int = FIRST
+    table: CalibrationTable | None = None
+
+
+class AdapterOutcomes(BufferedMetrics):
+    """Numbers of adapters, and what came of their drafts.
+
+    loaded: SGLang's `LoRARef` of each loaded adapter, by its id. gamma: draft tokens per step, at most.
+    """
+
+    def __init__(self, loaded: dict[str, Any], gamma: int, registry: CollectorRegistry = REGISTRY):
+        super().__init__(registry)
+        self.loaded, self.gamma = loaded, gamma
+        self._numbers: dict[str, int] = {}
+        self._next = count(BASE + 1)  # a number is never used again: rows of requests that have ended may still say it
+        self._adapters: dict[int, _Adapter] = {}
+        self._counted = {
+            name: Counter(f"outrider_adapter_{name}_tokens", text, ["adapter"], registry=registry)
+            for name, text in {
+                "drafted": "Tokens proposed by the drafter for requests of a LoRA adapter.",
+                "verified": "Drafted tokens that the target verified for them.",
+                "accepted": "Drafted tokens that were accepted for them.",
+            }.items()
+        }
+
+    @classmethod
+    def of(cls, runner: Any, gamma: int) -> AdapterOutcomes | None:
+        """Those of a server with adapters, by SGLang's model runner; None on any other."""
+        return None if runner.lora_manager is None else cls(runner.lora_manager.references, gamma)
+
+    def admit(self, reqs: Sequence[Any]) -> np.ndarray:
+        """[R] numbers of the adapters of SGLang's requests that are prefilled."""
+        return np.array([BASE if req.lora_id is None else self._number(req.lora_id) for req in reqs], dtype=np.int64)
+
+    def _number(self, lora_id: str) -> int:
+        if lora_id not in self._numbers:
+            self._forget_unloaded()
+            self._numbers[lora_id] = number = next(self._next)
+            name = self.loaded[lora_id].lora_name
+            counters = {kind: self.add(each.labels(name)) for kind, each in self._counted.items()}
+            self._adapters[number] = _Adapter(Recorder(KEPT, self.gamma), counters)
+        return self._numbers[lora_id]
+
+    def _forget_unloaded(self) -> None:
+        self.flush()
+        for lora_id in self._numbers.keys() - self.loaded.keys():
+            gone = self._adapters.pop(self._numbers.pop(lora_id))
+            self.buffered = [each for each in self.buffered if each not in gone.counters.values()]
+
+    def table(self, number: int) -> CalibrationTable | None:
+        """An adapter's own calibration; None where there is none yet, and of the model."""
+        adapter = self._adapters.get(number)
+        return None if adapter is None else adapter.table
+
+    def observe(
+        self,
+        numbers: np.ndarray,
+        raw: np.ndarray,
+        classes: np.ndarray,
+        draft_lens: np.ndarray,
+        verify_lens: np.ndarray,
+        accept_lens: np.ndarray,
+        tells: np.ndarray,
+        otherwise: CalibrationTable | None,
+    ) -> None:
+        """Take in a step: raw [R, gamma] confidences, the others [R], as of `FinishedStep`.
+
+        tells: [R] bool, drafts that were verified, and accepted by the model's rules alone. otherwise: the calibration
+        of drafts for the model.
+        """
+        for number in np.unique(numbers[numbers != BASE]).tolist():
+            adapter, mine = self._adapters.get(number), numbers == number
+            if adapter is None:  # unloaded
+                continue
+            for kind, amount in (("drafted", draft_lens), ("verified", verify_lens), ("accepted", accept_lens - 1)):
+                adapter.counters[kind].inc(float(amount[mine].sum()))
+            if not (told := mine & tells).any():
+                continue
+            adapter.recorder.record(raw[told], verify_lens[told], accept_lens[told] - 1, classes[told])
+            if adapter.recorder.total >= adapter.fit_at:
+                adapter.fit_at += min(adapter.fit_at, KEPT)
+                adapter.table = _fitted(adapter.recorder, otherwise)
+        self.flush_if_due()
+
+
+def _fitted(recorder: Recorder, otherwise: CalibrationTable | None) -> CalibrationTable:
+    """Calibrations of the classes of which enough is known; of the others those of `otherwise`."""
+    records, found = recorder.records(), {}
+    for place, case in enumerate(CLASSES):
+        own = records.select(records.classes == place)
+        if len(own) >= FEWEST:
+            found[case] = fit_joint(own)
+        elif otherwise is not None:
+            found[case] = _lengthened(otherwise.by_class[place], records.gamma)
+    return CalibrationTable.of(found, records.gamma)
+
+
+def _lengthened(found: Calibration, gamma: int) -> Calibration:
+    """A calibration with more positions, which are like its last."""
+    places = np.minimum(np.arange(gamma), found.gamma - 1)
+    temperatures, shifts = (np.array(each)[places].tolist() for each in (found.temperatures, found.shifts))
+    return Calibration(tuple(temperatures), tuple(shifts))

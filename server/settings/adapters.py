@@ -1,0 +1,42 @@
+"""The LoRA adapters of `--lora-paths`, checked before anything slow begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import UserError
+from ..model.target import Model
+from ..plugin.adapter_folder import AdapterFolder
+from .settings import Settings
+
+
+def with_adapters(settings: Settings, model: Model) -> Settings:
+    """Settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
+    if not settings.has_adapters:
+        return settings
+    if settings.resolved_device != "cpu":
+        raise UserError("adapters are served on CPUs; on a GPU leave --lora-paths and --enable-lora out")
+    if settings.parallel.tp_size > 1:
+        raise UserError("adapters are not divided over --tp-size ranks; leave one of them out")
+    if settings.diffusion is not None:
+        raise UserError(f"{model.name} is a block-diffusion model, which takes no adapters; leave --lora-paths out")
+    found: dict[str, Path] = {}
+    for each in settings.lora_paths:
+        name, _, folder = each.partition("=")
+        if not name or not folder:
+            raise UserError(f"--lora-paths takes NAME=FOLDER, not {each!r}")
+        if name in found or name == (settings.served_model_name or model.name):
+            raise UserError(f"--lora-paths: the name {name} is taken")
+        found[name] = checked(name, folder, model)
+    return replace(settings, lora_paths=tuple(f"{name}={folder}" for name, folder in found.items()))
+
+
+def checked(name: str, folder: str, model: Model) -> Path:
+    """The adapter's folder, absolute; raises UserError where it cannot be served."""
+    path = Path(folder).expanduser().absolute()
+    try:
+        AdapterFolder.open(path).check(model.config)
+    except ValueError as error:
+        raise UserError(f"the adapter {name} in {path}: {error}") from None
+    return path

@@ -1,0 +1,42 @@
+"""Low-rank products: right, and alike whatever rows are beside a row."""
+
+import pytest
+import torch
+
+from outrider.kernels.low_rank import Part, low_rank_product, pack_low_rank, reference_low_rank_product
+
+
+def parts_of(ranks: list[int], sizes: list[int], depth: int) -> list[Part]:
+    draw, first, found = torch.Generator().manual_seed(sum(ranks)), 0, []
+    for rank, size in zip(ranks, sizes, strict=True):
+        down, up = (torch.randn(shape, generator=draw) / shape[1] ** 0.5 for shape in ((rank, depth), (size, rank)))
+        if rank:
+            found.append(Part(first, down, up, 0.5 + rank))
+        first += size
+    return found
+
+
+@pytest.mark.parametrize("ranks", [[1], [4, 0, 7], [0, 3], [64, 64, 64]], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str)
+def test_products_of_all_parts(ranks, dtype, tolerance):
+    sizes = [40, 8, 24][: len(ranks)]
+    parts, x = parts_of(ranks, sizes, 96), torch.randn(21, 96).to(dtype)
+    got = low_rank_product(x, pack_low_rank(parts, sum(sizes), dtype))
+    expected = reference_low_rank_product(x, parts, sum(sizes))
+    assert (got.dtype, got.shape) == (dtype, expected.shape)
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+    first = 0
+    for rank, size in zip(ranks, sizes, strict=True):
+        if not rank:
+            assert not got[:, first : first + size].any()
+        first += size
+
+
+@pytest.mark.parametrize("rank", [3, 16])
+def test_a_row_does_not_depend_on_its_batch(rank):
+    weight = pack_low_rank(parts_of([rank, rank], [64, 32], 96), 96, torch.float32)
+    x = torch.randn(40, 96)
+    together = low_rank_product(x, weight)
+    for rows in (1, 2, 7, 17):
+        assert torch.equal(low_rank_product(x[:rows], weight), together[:rows])
+        assert torch.equal(low_rank_product(x[-rows:], weight), together[-rows:])

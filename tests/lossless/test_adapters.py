@@ -1,0 +1,190 @@
+"""LoRA adapters and the model in one batch: each says what it says with its products merged into the weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapters import is_greedy, merged, write_adapter
+from asking import MODEL, complete, tokens
+from metrics_page import metric
+from running import HTTP, ONE_THREAD, ForkedServer, Server, changed
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from outrider.server.model import target
+
+pytestmark = pytest.mark.server
+NAMES = (MODEL, "sql", "poems")
+FLAGS = ("--dtype", "float32", "--activations", "float", "--max-total-tokens", "4096", "--context-length", "1024")
+FLAGS += ("--chunked-prefill-size", "64", *ONE_THREAD, "--planner", "verify-all", "--enable-lora")
+GREEDY: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+SEEDED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.7, "seed": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(target.plain_folder(None), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def folders(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of three adapters: of all linear layers, of some with another rank, and one that is loaded later."""
+    root = tmp_path_factory.mktemp("adapters")
+    some = ("q_proj", "v_proj", "down_proj")
+    return {
+        "sql": write_adapter(root / "sql", model, 1, rank=4, strength=0.12),
+        "poems": write_adapter(
+            root / "poems", model, 2, rank=7, modules=some, strength=0.2, use_rslora=True, lora_alpha=5.3
+        ),
+        "later": write_adapter(root / "later", model, 3, rank=2, strength=0.12),
+    }
+
+
+@pytest.fixture(scope="module")
+def exact(model: PreTrainedModel, folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
+    """Transformers' model of each name."""
+    return {MODEL: model} | {name: merged(target.plain_folder(None), path) for name, path in folders.items()}
+
+
+def start(log: Path, folders: dict[str, Path], **env: str) -> Iterator[Server]:
+    paths = ",".join(f"{name}={folders[name]}" for name in NAMES[1:])
+    started = ForkedServer(log, *FLAGS, "--lora-paths", paths, **env)
+    try:
+        yield started.wait_until_ready()
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def adapter_server(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Iterator[Server]:
+    yield from start(tmp_path_factory.mktemp("served") / "log", folders)
+
+
+def ask_all(server: Server, prompts: list[str], *, speculate: bool, **body: Any) -> list[dict[str, Any]]:
+    """Answers of all names to each prompt, at once."""
+    asked = [(name, prompt) for prompt in prompts for name in NAMES]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(lambda a: complete(server, a[1], speculate=speculate, model=a[0], **body), asked))
+
+
+def spoken_by(models: dict[str, PreTrainedModel], answer: dict[str, Any]) -> list[str]:
+    """Names of the models that would have said so."""
+    choice = answer["choices"][0]
+    return [n for n, each in models.items() if is_greedy(each, choice["prompt_token_ids"], choice["token_ids"])]
+
+
+def counted(server: Server, kind: str, name: str) -> float:
+    return metric(server.url, f"outrider_adapter_{kind}_tokens_total", adapter=name)
+
+
+def test_a_batch_of_several(adapter_server: Server, exact: dict[str, PreTrainedModel], prompts: list[str]) -> None:
+    some = prompts[:4]
+    for body in (GREEDY, SEEDED):
+        without = ask_all(adapter_server, some, speculate=False, **body)
+        before = {name: counted(adapter_server, "accepted", name) for name in NAMES[1:]}
+        drafted = ask_all(adapter_server, some, speculate=True, **body)
+        assert [tokens(answer) for answer in drafted] == [tokens(answer) for answer in without]
+        for name in NAMES[1:]:
+            assert counted(adapter_server, "accepted", name) > before[name]
+            assert counted(adapter_server, "drafted", name) >= counted(adapter_server, "verified", name) > 0
+        if body is GREEDY:
+            models = {name: exact[name] for name in NAMES}
+            assert [spoken_by(models, answer) for answer in drafted] == [[name] for name in NAMES] * len(some)
+
+
+def test_prefixes_are_shared_within_an_adapter_alone(adapter_server: Server, exact: dict[str, PreTrainedModel]) -> None:
+    prompt = "Here is a long story that nobody has told before. " * 6
+    for again in (False, True):
+        for name in NAMES:
+            answer = complete(adapter_server, prompt, speculate=True, model=name, max_tokens=16, temperature=0)
+            assert name in spoken_by(exact, answer)
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert (cached > 50) if again else (cached < 10)  # of the first time the template's first tokens
+
+
+def post(server: Server, path: str, **body: str) -> Any:
+    return HTTP.post(f"{server.url}/{path}", json=body, timeout=60)
+
+
+def test_loaded_and_unloaded_while_serving(
+    adapter_server: Server,
+    folders: dict[str, Path],
+    exact: dict[str, PreTrainedModel],
+    prompts: list[str],
+    tmp_path: Path,
+) -> None:
+    assert (
+        post(adapter_server, "load_lora_adapter", lora_name="sql", lora_path=str(folders["later"])).status_code == 409
+    )
+    refused = post(adapter_server, "load_lora_adapter", lora_name="later", lora_path=str(tmp_path / "none"))
+    assert refused.status_code == 400
+    assert "there is no such folder" in refused.json()["error"]["message"]
+    loaded = post(adapter_server, "load_lora_adapter", lora_name="later", lora_path=str(folders["later"]))
+    assert loaded.json() == {"success": True, "loaded_adapters": ["sql", "poems", "later"]}
+    listed = HTTP.get(f"{adapter_server.url}/v1/models").json()["data"]
+    assert [(each["id"], each["parent"]) for each in listed] == [(MODEL, None)] + [
+        (name, MODEL) for name in ("sql", "poems", "later")
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        long = {"max_tokens": 200, "temperature": 0, "ignore_eos": True, "model": "later"}
+        running = [pool.submit(complete, adapter_server, prompts[i], speculate=bool(i), **long) for i in (0, 1)]
+        others = pool.submit(complete, adapter_server, prompts[2], speculate=True, model="sql", **GREEDY)
+        time.sleep(0.5)
+        assert not any(each.done() for each in running)
+        assert post(adapter_server, "unload_lora_adapter", lora_name="later").json()["loaded_adapters"] == [
+            "sql",
+            "poems",
+        ]
+        assert all(each.done() for each in running)
+        for each in running:
+            assert spoken_by({"later": exact["later"]}, each.result()) == ["later"]
+        assert spoken_by({"sql": exact["sql"]}, others.result()) == ["sql"]
+    unknown = HTTP.post(f"{adapter_server.url}/v1/completions", json={"model": "later", "prompt": "x", "max_tokens": 1})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert HTTP.get(f"{adapter_server.url}/v1/models/later").status_code == 404
+    assert post(adapter_server, "unload_lora_adapter", lora_name="later").status_code == 404
+    # Another adapter by the same name has nothing of the first one's.
+    assert (
+        post(adapter_server, "load_lora_adapter", lora_name="later", lora_path=str(folders["poems"])).status_code == 200
+    )
+    answer = complete(adapter_server, prompts[0], speculate=True, model="later", **GREEDY)
+    assert spoken_by({"later": exact["later"], "poems": exact["poems"]}, answer) == ["poems"]
+    assert post(adapter_server, "unload_lora_adapter", lora_name="later").status_code == 200
+
+
+def test_every_api_takes_an_adapter(adapter_server: Server, prompts: list[str]) -> None:
+    client, turn = adapter_server.client(), {"role": "user", "content": prompts[5]}
+    body = {"messages": [turn], "max_tokens": 24, "temperature": 0}
+    chat, base = (client.chat.completions.create(model=name, **body) for name in ("sql", MODEL))
+    response = client.responses.create(model="sql", input=prompts[5], max_output_tokens=24, temperature=0)
+    message = HTTP.post(f"{adapter_server.url}/v1/messages", json=body | {"model": "sql"}).json()
+    assert (chat.model, response.model, message["model"]) == ("sql",) * 3
+    assert chat.choices[0].message.content == response.output_text == message["content"][0]["text"]
+    assert chat.choices[0].message.content != base.choices[0].message.content
+
+
+def test_layers_that_sglang_runs(
+    tmp_path: Path, folders: dict[str, Path], exact: dict[str, PreTrainedModel], prompts: list[str]
+) -> None:
+    """Without compiled kernels its own loop over layers stays, as of models that ours does not know."""
+    models = {name: exact[name] for name in NAMES}
+    for plain in start(tmp_path / "log", folders, OUTRIDER_CPU_KERNELS="0"):
+        without = ask_all(plain, prompts[:1], speculate=False, **GREEDY)
+        drafted = ask_all(plain, prompts[:1], speculate=True, **GREEDY)
+        assert [tokens(answer) for answer in drafted] == [tokens(answer) for answer in without]
+        assert [spoken_by(models, answer) for answer in drafted] == [[name] for name in NAMES]
+
+
+def test_swapped_adapters_are_noticed(
+    tmp_path: Path, folders: dict[str, Path], exact: dict[str, PreTrainedModel], prompts: list[str]
+) -> None:
+    """A planted fault: verification takes each adapter for the other."""
+    for faulty in start(tmp_path / "log", folders, **changed("swapped-adapters")):
+        answers = ask_all(faulty, prompts[:2], speculate=True, **GREEDY)
+        models = {name: exact[name] for name in NAMES}
+        assert [spoken_by(models, answer) for answer in answers] != [[name] for name in NAMES] * 2

@@ -1,0 +1,68 @@
+"""Requests of a LoRA adapter are planned by what became of its own drafts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from planned_steps import GAMMA, admit, begin, prefill
+
+from outrider.server.plugin.decode.adapters import AdapterOutcomes
+
+
+class Watch:
+    """Counts the drafts that it is shown."""
+
+    drafts = 0
+
+    def observe(self, confidence, *_):
+        self.drafts += len(confidence)
+
+
+@pytest.fixture
+def planning(make, registry):
+    found = make()
+    found.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
+    found.watch = Watch()
+    prefill(found, 2, 5)
+    found.requests.adapters[[2, 5]] = found.adapters.admit([SimpleNamespace(lora_id=each) for each in (None, "a")])
+    return found
+
+
+def step(planning, *accepted):
+    admission = admit(planning, begin(planning, 2, 5))
+    planning.finish(admission, torch.tensor(accepted))
+    return admission
+
+
+def test_an_adapter_where_drafts_fail_has_a_calibration_of_its_own(planning):
+    first = step(planning, GAMMA + 1, 1)
+    torch.testing.assert_close(first.confidence, torch.full((2, GAMMA), 0.9))
+    for _ in range(400):
+        step(planning, GAMMA + 1, 1)
+    last = step(planning, GAMMA + 1, 1)
+    torch.testing.assert_close(last.confidence[0], torch.full((GAMMA,), 0.9))
+    assert last.confidence[1, 0] < 0.3
+
+
+def test_the_models_own_records_have_nothing_of_it(planning):
+    for _ in range(20):
+        step(planning, GAMMA + 1, 1)
+    records = planning.state()["records"]
+    assert records["accepted"] == [GAMMA] * 20
+    assert planning.watch.drafts == 20
+
+
+def test_a_new_request_is_expected_to_do_as_others_of_its_adapter(planning):
+    for _ in range(60):
+        step(planning, GAMMA + 1, 1)
+    planning.flush()
+    history, generations = planning.planner.past.history, planning.requests.generations
+
+    def first(row, generation, group):
+        return history.read(np.array([row]), np.array([generation]), 1, np.array([group]))[0][0, 0, 0]
+
+    found = [first(6, 1, group) for group in (0, 1)]
+    assert found == pytest.approx([first(row, generations[row], 0) for row in (2, 5)], abs=0.1)
