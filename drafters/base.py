@@ -147,7 +147,7 @@ class Draft:
 
     tokens: [R, gamma] int64 in the target's vocabulary; positions at or beyond `lens` are arbitrary valid tokens.
     lens: [R] int64 in 0..gamma, how many tokens were proposed.
-    confidence: [R, gamma] float32, c_k = P(token k is accepted | tokens before it were), which may depend on
+    confidence: [R, gamma] float32, c_k = P(token k is kept | tokens before it are), which may depend on
         x_0 .. x_{k-1} but never on x_k or later (DSpark, section 3.2.1), unless a later token's q is a point mass.
         Calibration learns what it is worth; a constant will do where nothing is known.
     probs: [R, G, V'] float32, q, with `lens` <= G <= gamma: exactly the distribution of each token given all that q and

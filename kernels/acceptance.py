@@ -1,11 +1,35 @@
 """Rejection sampling over a flattened verify batch: the step that makes speculation lossless.
 
 Request r has verified `verify_lens[r]` draft tokens; row `qo_indptr[r] + k` of the target's output is its
-distribution p for the token after x_k (x_0 is the anchor). Left to right, x_{k+1} is kept with probability
-min(1, p(x) / q(x)); the first rejected one is replaced by a draw from max(0, p - q), renormalised; if all are
-kept, a bonus token is drawn from p (Leviathan et al., 2023, algorithm 1). Whatever q is, what comes out is
-distributed as p. A request whose tokens are decided keeps a token if and only if it is the one wanted: the argmax for
-a greedy request, what its seed draws from p for a seeded one.
+distribution p_k for the token after x_k (x_0 is the anchor); x_{k+1} was drawn from q_k. A request whose tokens are
+decided keeps a token if and only if it is the one wanted: the argmax for a greedy request, what its seed draws from p
+for a seeded one. For the others there are two rules. Whatever q is, what comes out is distributed as p.
+
+**Token by token** (Leviathan et al., 2023, algorithm 1): left to right, x_{k+1} is kept with probability
+min(1, p_k(x) / q_k(x)); the first rejected one is replaced by a draw from max(0, p_k - q_k), renormalised; if all are
+kept, a bonus token is drawn from p.
+
+**By block** (Sun et al., Block verification accelerates speculative decoding, 2024, algorithm 2), which keeps at least
+as many tokens on average. The scale s_0 is 1 and s_{k+1} = min(1, s_k p_k(x_{k+1}) / q_k(x_{k+1})): a token that p
+likes better than q makes up for one before it. Let w_k = max(0, s_k p_k - q_k) be weights, and W_k their sum. Every k
+from 1 on is tested: the last with chance s_k, others with chance W_k / (W_k + 1 - s_k). All tokens up to the last k
+that passes are kept, and behind them one is drawn from w_k, or from p_k behind the last. For point masses, as of
+lookups, it keeps as much as the other rule, which serves them where all drafts are such.
+
+**Why both are lossless.** Without drafts a token is drawn from p. One more, drawn from q_n behind n others, changes
+nothing on average. Let s be the chance that all n are kept where no more are verified: then they and y come out with
+chance s p_n(y). Token by token, with one more, they come out with s min(p_n, q_n)(y) where y is the new token and
+kept, and with s max(0, p_n - q_n)(y) where it replaces that: the same. By block s = s_n. The new token is kept with
+chance sum min(s p_n, q_n) = s - W_n. Else test n passes, with chance (1 - s + W_n) W_n / (W_n + 1 - s) = W_n, and y is
+drawn from w_n. Together they come out with min(s p_n, q_n)(y) + max(0, s p_n - q_n)(y): the same. Both fail with chance
+1 - s, as the last test did before, and the tests before n are what they were. So lengths may depend on the tokens
+drafted so far, as docs/planner.md has it.
+
+By block at least k tokens are thus kept with chance s_k, given x_1 .. x_k and that k are verified, whatever is verified
+behind them; token by token with the product of min(1, p / q), which is never larger.
+
+The scale is rounded to float32, so that its product with p is exact in float64, and W_k adds multiples of 2^-44, which
+is exact in any order: every implementation has the same bits.
 """
 
 from __future__ import annotations
@@ -37,6 +61,7 @@ class Verification(NamedTuple):
     draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for decided requests. None: a
         point mass on the drafted token.
     vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Others have q = 0.
+    by_block : False: token by token.
     """
 
     tokens: torch.Tensor
@@ -49,6 +74,7 @@ class Verification(NamedTuple):
     decided: torch.Tensor | None = None
     draft_probs: torch.Tensor | None = None
     vocab: torch.Tensor | None = None
+    by_block: bool = True
 
 
 def accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,34 +87,27 @@ def accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
 
     Raises ValueError where shapes do not fit or something required is missing.
     """
-    tokens, verify_lens, qo_indptr, uniforms, _, wanted, probs, decided, draft_probs, vocab = batch
-    if probs is None and decided is None and wanted is not None and wanted.is_cpu and native.available():
+    tokens, verify_lens, qo_indptr, _, _, wanted, probs, *_ = batch
+    if probs is None and batch.decided is None and wanted is not None and wanted.is_cpu and native.available():
         return torch.ops.outrider.accept_wanted(tokens, verify_lens.long(), qo_indptr.long(), wanted)
     decided = _decided(batch)
     _check(batch, None if probs is None else probs.shape[1])
-    gamma = tokens.shape[1]
-    steps = torch.arange(gamma, device=tokens.device)
-    first_row = qo_indptr[:-1].long()
+    steps, first_row = torch.arange(tokens.shape[1], device=tokens.device), qo_indptr[:-1].long()
     verified = steps < verify_lens[:, None]
-    rows, tokens = first_row[:, None] + steps.where(verified, 0), tokens.where(verified, 0)
-    keep = torch.zeros_like(tokens, dtype=torch.bool)
+    batch = batch._replace(tokens=tokens.where(verified, 0))
+    kept, final = first_row.new_zeros(2, len(first_row))
     if wanted is not None:
-        keep = wanted[rows] == tokens
-    if probs is not None and uniforms is not None:
-        token_q = 1.0 if draft_probs is None else _token_probs(draft_probs, vocab, tokens)
-        keep = keep.where(decided[:, None], uniforms * token_q < probs[rows, tokens])
-    keep &= verified
-    kept = keep.long().cumprod(1).sum(1)
-    final_row = first_row + kept
-    final = torch.zeros_like(kept)
-    if wanted is not None:
-        final = wanted[final_row]
-    if probs is not None and not tokens.is_cpu:
-        final = torch.where(decided, final, draw_each(batch, kept))
-    elif probs is not None:
+        keep = (wanted[first_row[:, None] + steps.where(verified, 0)] == batch.tokens) & verified
+        kept = keep.long().cumprod(1).sum(1)
+        final = wanted[first_row + kept]
+    if probs is not None and native.fits(probs):
         free = (~decided).nonzero()[:, 0]
-        final[free] = _draw(batch, free, kept[free])
-    return _ended(tokens, kept, final)
+        kept[free], final[free] = _accept_compiled(batch, free)
+    elif probs is not None:
+        found, scale = kept_drafts(batch)
+        kept = torch.where(decided, kept, found)
+        final = torch.where(decided, final, draw_each(batch, kept, scale))
+    return _ended(batch.tokens, kept, final)
 
 
 def accept_wanted(
@@ -112,59 +131,91 @@ def _ended(tokens: torch.Tensor, kept: torch.Tensor, final: torch.Tensor) -> tup
     return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)
 
 
-def _draw(batch: Verification, requests: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """[M] final tokens of `requests` [M] that keep `kept` [M] drafts: from p, or where one is rejected the residual."""
-    tokens, verify_lens, qo_indptr, _, final_keys, _, probs, _, draft_probs, vocab = batch
+def _accept_compiled(batch: Verification, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts [M] that `requests` [M] keep, and their final tokens [M]."""
+    assert batch.probs is not None
+    assert batch.uniforms is not None
+    assert batch.final_keys is not None
+    return torch.ops.outrider.accept_sampled(
+        batch.probs.contiguous(), requests, batch.qo_indptr[:-1].long(), batch.verify_lens.long(),
+        batch.tokens.contiguous(), batch.uniforms.contiguous(),
+        None if batch.draft_probs is None else batch.draft_probs.contiguous(), batch.vocab,
+        batch.final_keys.contiguous(), batch.by_block,
+    )  # fmt: skip
+
+
+def kept_drafts(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts that each request would keep, were it not decided, [R] int64; and the scale of p behind them, [R] float32.
+
+    It runs on any device without waiting for it. Tokens that are not verified must be tokens all the same.
+    """
+    tokens, probs, uniforms = batch.tokens, batch.probs, batch.uniforms
     assert probs is not None
-    assert final_keys is not None
-    keys, rows = final_keys[requests], qo_indptr[requests].long() + kept
-    gamma = tokens.shape[1]
-    if gamma == 0:
-        return gumbel_argmax(probs[rows], keys)
-    rejected, steps = kept < verify_lens[requests], kept.clamp(max=gamma - 1)
-    last = tokens[requests, steps]
-    if probs.is_contiguous() and (draft_probs is None or draft_probs.is_contiguous()) and native.fits(probs):
-        q = None if draft_probs is None else draft_probs.flatten(0, 1)
-        place = requests * gamma + steps
-        return torch.ops.outrider.draw_final(probs, rows, last.where(rejected, -1), q, place, vocab, keys)
-    weights, which = probs[rows], rejected.nonzero()[:, 0]
-    q = None if draft_probs is None else draft_probs[requests[which], steps[which]]
-    weights[which] = residual(weights[which], last[which], q, vocab)
-    return gumbel_argmax(weights, keys)
+    assert uniforms is not None
+    requests, gamma = tokens.shape
+    steps, first_row = torch.arange(gamma, device=tokens.device), batch.qo_indptr[:-1].long()
+    verified = steps < batch.verify_lens[:, None]
+    rows = first_row[:, None] + steps.where(verified, 0)
+    scales = torch.ones(requests, gamma + 1, device=tokens.device)
+    q = torch.ones_like(uniforms) if batch.draft_probs is None else _token_probs(batch.draft_probs, batch.vocab, tokens)
+    if not batch.by_block or batch.draft_probs is None:
+        kept = ((uniforms * q < probs[rows, tokens]) & verified).long().cumprod(1).sum(1)
+        return kept, scales[:, 0]
+    p = probs[rows, tokens].double()
+    for k in range(gamma):
+        joint = scales[:, k] * p[:, k]
+        below = torch.where(joint < q[:, k], joint / q[:, k], 1.0)
+        scales[:, k + 1] = torch.where(joint > 0, below, 0.0).where(verified[:, k], 0.0)
+    kept, everyone = torch.zeros_like(first_row), torch.arange(requests, device=tokens.device)
+    for k in range(1, gamma + 1):
+        scale, chance = scales[:, k].double(), uniforms[:, k - 1]
+        passed = chance < scale  # the last
+        if k < gamma:
+            left = mass(residual(probs[rows[:, k]], tokens[:, k], batch.draft_probs[:, k], batch.vocab, scales[:, k]))
+            within = (scale == 1) | (chance * (left + (1 - scale)) < left)
+            passed = torch.where(batch.verify_lens == k, passed, within & (scale > 0))
+        kept = torch.where(passed & verified[:, k - 1], k, kept)
+    return kept, scales[everyone, kept]
 
 
-def draw_each(batch: Verification, kept: torch.Tensor) -> torch.Tensor:
+def draw_each(batch: Verification, kept: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """[R] final tokens of all requests, which keep `kept` [R] drafts: from p, or where one is rejected the residual.
 
-    It runs on any device without waiting for it: so the residual of every request is made, whoever needs one.
+    scale: [R] float32, of p. It runs on any device without waiting for it: so the residual of every request is made,
+    whoever needs one.
     """
-    tokens, verify_lens, qo_indptr, _, final_keys, _, probs, _, draft_probs, vocab = batch
+    tokens, probs = batch.tokens, batch.probs
     assert probs is not None
-    assert final_keys is not None
-    weights, rejected = probs[qo_indptr[:-1].long() + kept], kept < verify_lens
+    assert batch.final_keys is not None
+    weights, rejected = probs[batch.qo_indptr[:-1].long() + kept], kept < batch.verify_lens
     if tokens.shape[1]:
         steps = kept.clamp(max=tokens.shape[1] - 1)
         everyone = torch.arange(len(tokens), device=tokens.device)
-        q = None if draft_probs is None else draft_probs[everyone, steps]
+        q = None if batch.draft_probs is None else batch.draft_probs[everyone, steps]
         drafted = tokens[everyone, steps].where(rejected, 0)  # what is not verified may be no token
-        weights = torch.where(rejected[:, None], residual(weights, drafted, q, vocab), weights)
-    return gumbel_argmax(weights, final_keys)
+        rest = residual(weights, drafted, q, batch.vocab, scale)
+        weights = torch.where(rejected[:, None] & (rest.sum(-1, keepdim=True) > 0), rest, weights)
+    return gumbel_argmax(weights, batch.final_keys)
 
 
-def residual(p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None) -> torch.Tensor:
-    """Weights of the replacement after `tokens` were rejected: max(0, p - q), not normalised.
+def residual(
+    p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None, scale: torch.Tensor
+) -> torch.Tensor:
+    """Weights of what replaces `tokens` [M]: max(0, scale p - q), [M, V] float32, not normalised.
 
-    p: [M, V]. tokens: [M]. q: [M, V'] over `vocab`, or None for a point mass on `tokens`. Where p - q
-    vanishes by rounding, p itself: a rejection was then as good as impossible, and p holds no token that may
-    not come out.
+    p: [M, V]. q: [M, V'] over `vocab`, or None for a point mass on `tokens`. scale: [M] float32. Where they vanish by
+    rounding, a rejection was as good as impossible, and p is drawn from: it holds no token that may not come out.
     """
     if q is None:
-        rest = p.scatter(1, tokens[:, None], 0.0)
-    elif vocab is None:
-        rest = (p - q).clamp_(min=0)
-    else:
-        rest = p.index_add(1, vocab, q.to(p.dtype), alpha=-1).clamp_(min=0)
-    return rest.where(rest.sum(-1, keepdim=True) > 0, p)
+        return (p * scale[:, None]).scatter(1, tokens[:, None], 0.0)
+    rest = p.double() * scale[:, None]
+    rest = rest - q if vocab is None else rest.index_add(1, vocab, q.double(), alpha=-1)
+    return rest.clamp_(min=0).float()
+
+
+def mass(weights: torch.Tensor) -> torch.Tensor:
+    """[M] float64 sums of weights [M, V], of at most 1 together, each rounded to a multiple of 2^-44."""
+    return ((weights.double() + 256) - 256).sum(-1)
 
 
 def _token_probs(draft_probs: torch.Tensor, vocab: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -192,44 +243,81 @@ def accept_logits(
     greedy.
     With gamma 0 every request's one token is drawn.
     """
-    tokens, verify_lens, qo_indptr, uniforms, final_keys, _, _, decided, draft_probs, vocab = batch
+    tokens, verify_lens, qo_indptr, uniforms, final_keys, _, _, decided, draft_probs, vocab, by_block = batch
     if uniforms is None or final_keys is None or decided is None:
         raise ValueError("logits are drawn from with uniforms, final_keys and decided, which are missing")
     if cuda.fits(logits):
         _check(batch, logits.shape[1])
         given = uniforms, final_keys, row_keys, decided
         arrays = tokens, verify_lens, qo_indptr, request, logits, *rules.typed(), *given
-        return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab)
+        return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab, by_block)
     probs = target_probs(logits, *rules.of(request))
     wanted = gumbel_argmax(probs, final_keys[request] if row_keys is None else row_keys)
     return accept(batch._replace(wanted=wanted, probs=probs, decided=decided | (rules.temperatures <= 0)))
 
 
 def reference_accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of `accept`: one token at a time, with q spread over the whole vocabulary."""
-    tokens, verify_lens, qo_indptr, uniforms, final_keys, wanted, probs, _, draft_probs, vocab = batch
+    """Reference of `accept`: one request after the other, with q spread over the whole vocabulary."""
+    tokens, _, qo_indptr, _, _, wanted, probs, *_ = batch
     decided = _decided(batch)
     _check(batch, None if probs is None else probs.shape[1])
-    lens = torch.ones_like(verify_lens, dtype=torch.int64)
+    lens = torch.ones_like(batch.verify_lens, dtype=torch.int64)
     out = tokens.new_zeros(tokens.shape[0], tokens.shape[1] + 1)
-    for r in range(tokens.shape[0]):
-        for k in range(int(verify_lens[r]) + 1):
-            row, bonus = int(qo_indptr[r]) + k, k == int(verify_lens[r])
-            if wanted is not None and decided[r]:
-                out[r, k] = wanted[row]
-                stop = bonus or bool(tokens[r, k] != wanted[row])
-            elif probs is not None and uniforms is not None and final_keys is not None:
-                p, q, x = probs[row], torch.zeros_like(probs[row]), 0 if bonus else int(tokens[r, k])
-                if not bonus:
-                    columns = torch.arange(p.shape[0]) if vocab is None else vocab
-                    q[x if draft_probs is None else columns] = 1.0 if draft_probs is None else draft_probs[r, k]
-                stop = bonus or bool(uniforms[r, k] * q[x] >= p[x])
-                weights = (p - q).clamp(min=0) if stop and (p > q).any() else p
-                out[r, k] = torch_gumbel_argmax(weights[None], final_keys[r, None]) if stop else x
-            if stop:
-                break
-            lens[r] += 1
+    for r in range(len(tokens)):
+        drafts, start = tokens[r, : batch.verify_lens[r]].tolist(), int(qo_indptr[r])
+        if wanted is not None and decided[r]:
+            kept = 0
+            while kept < len(drafts) and drafts[kept] == int(wanted[start + kept]):
+                kept += 1
+            final = wanted[start + kept]
+        elif probs is not None and batch.uniforms is not None and batch.final_keys is not None:
+            p, q = probs[start : start + len(drafts) + 1], _spread(batch, r, drafts)
+            rule = _kept_by_block if batch.by_block and batch.draft_probs is not None else _kept_by_token
+            kept, weights = rule(drafts, p, q, batch.uniforms[r].tolist())
+            final = torch_gumbel_argmax(weights[None], batch.final_keys[r, None])
+        lens[r] = kept + 1
+        out[r, : kept + 1] = torch.tensor([*drafts[:kept], int(final)])
     return lens, out
+
+
+def _spread(batch: Verification, r: int, drafts: list[int]) -> torch.Tensor:
+    """[N, V] float32, q of request r's N drafts over the target's vocabulary."""
+    assert batch.probs is not None
+    q = torch.zeros(len(drafts), batch.probs.shape[1])
+    for k, x in enumerate(drafts):
+        columns = torch.arange(q.shape[1]) if batch.vocab is None else batch.vocab
+        q[k, x if batch.draft_probs is None else columns] = (
+            1.0 if batch.draft_probs is None else batch.draft_probs[r, k]
+        )
+    return q
+
+
+def _kept_by_token(
+    drafts: list[int], p: torch.Tensor, q: torch.Tensor, uniforms: list[float]
+) -> tuple[int, torch.Tensor]:
+    """Number of drafts that one request keeps, and the weights [V] of the token behind them: p [N + 1, V], q [N, V]."""
+    for k, x in enumerate(drafts):
+        if uniforms[k] * q[k, x].item() >= p[k, x].item():
+            rest = (p[k] - q[k]).clamp(min=0)
+            return k, rest if rest.any() else p[k]
+    return len(drafts), p[len(drafts)]
+
+
+def _kept_by_block(
+    drafts: list[int], p: torch.Tensor, q: torch.Tensor, uniforms: list[float]
+) -> tuple[int, torch.Tensor]:
+    """The same by block."""
+    scale, kept, weights = torch.ones(()), 0, p[0]
+    for k in range(len(drafts) + 1):
+        last = k == len(drafts)
+        rest = p[k] if last else (scale.double() * p[k].double() - q[k].double()).clamp(min=0).float()
+        s, left = scale.item(), mass(rest[None]).item()
+        if k == 0 or s == 1 or (uniforms[k - 1] < s if last else uniforms[k - 1] * (left + (1 - s)) < left):
+            kept, weights = k, rest if rest.any() else p[k]
+        if not last:
+            joint, q_x = s * p[k, drafts[k]].item(), q[k, drafts[k]].item()
+            scale = torch.tensor(0.0 if not joint > 0 else 1.0 if joint >= q_x else joint / q_x)
+    return kept, weights
 
 
 def _decided(batch: Verification) -> torch.Tensor:

@@ -7,23 +7,22 @@ never from what is drawn there.
 **The rule.** Let s_i be the step at which token i is revealed. Where s_i = max over j <= i of s_j, nothing to its left
 was revealed later, and q_i is the distribution that it was drawn from. Elsewhere q_i is a point mass on the token.
 
-**Why it is exact.** Rejection sampling at position i gives the target's distribution p_i, which depends on
-y_1 .. y_{i-1} alone, if there is a set of events F_i such that
-  1. these follow from F_i: y_j, q_j and the acceptance numbers u_j of all j < i; q_i; whether position i is verified;
+**Why it is exact.** docs/planner.md needs no more of a draft than a set of events F_i for each position i such that
+  1. these follow from F_i: y_j and q_j of all j < i; q_i; whether position i is verified;
   2. given F_i, the token y_i is distributed as q_i;
-  3. u_i and the noise of the replacement are independent of F_i and y_i.
-Then the token that comes out at i has the distribution p_i given F_i, hence given that verification came as far as i;
-by the chain rule so has the whole text. The F_i need not be nested: each position may have its own.
+  3. the acceptance numbers and the noise of the replacement are independent of F_i and y_i.
+Then a block that also has position i brings what the shorter one brings, on average given F_i, hence on average. The
+F_i need not be nested: each position may have its own.
 
 Where s_i = max over j <= i of s_j, take for F_i all that is known before the draws of step s_i, the other draws of that
-step, and all u_j of j < i. Every token j < i was revealed at a step s_j <= s_i: before, so that it is known, or at the
-same step by a draw of its own, independent of y_i given the state. Its q_j is a softmax of a state that is known, or a
-point mass on y_j; which of the two, and that i itself is such a case, follows from s_1 .. s_i, which were decided
-before the draws of step s_i. A confidence c_k of k <= i was read before the draws of step s_k <= s_i, so admission by
-c_1 .. c_i is known as well. Given F_i, y_i is one draw from the step's softmax.
+step, and other requests' drafts. Every token j < i was revealed at a step s_j <= s_i: before, so that it is known, or
+at the same step by a draw of its own, independent of y_i given the state. Its q_j is a softmax of a state that is
+known, or a point mass on y_j; which of the two, and that i itself is such a case, follows from s_1 .. s_i, which were
+decided before the draws of step s_i. A confidence c_k of k <= i was read before the draws of step s_k <= s_i, so
+admission by c_1 .. c_i is known as well. Given F_i, y_i is one draw from the step's softmax.
 
 Where some j < i was revealed later than i, y_j may depend on y_i, and given y_j the token y_i is no longer distributed
-as the softmax that it came from. Take everything but u_i for F_i: given that, y_i is certain, and a point mass is its
+as the softmax that it came from. Take all drafts for F_i: given that, y_i is certain, and a point mass is its
 distribution. Such a token may have had any influence at all, on c_k of k < i too.
 
 What is not exact: for every token the softmax of its own step (`tests/drafters/test_denoise.py` has an example of two

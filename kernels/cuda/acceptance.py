@@ -1,10 +1,13 @@
 """Acceptance, residual and bonus from the target's logits; p is never stored. See `outrider.kernels.acceptance`.
 
-Four launches. `rules` says in two what each row's p is, which is the one pass over the T * V logits. The third draws
-from the row of each request that its last token comes from (from all rows of seeded requests); every program works the
-acceptance tests out again, since a test reads one logit. The fourth says what came of it. So T * V logits are read,
-then R * V logits and R * V numbers of q, and 24 bytes are written for 8192 of these. Storing p would write T * V
-numbers, and filter them in place.
+Five launches. `rules` says in two what each row's p is, which is the one pass over the T * V logits. The third reads a
+logit per draft token, for the scale of p behind it: of a request that is verified token by token 1 while its drafts are
+kept and 0 from there on. The fourth draws from the row of each request that its last token comes from (from all rows of
+seeded requests). The fifth says what came of it. So T * V logits are read, then R * V logits and R * V numbers of q,
+and 24 bytes are written for 8192 of these. Storing p would write T * V numbers, and filter them in place.
+
+By block a launch before the fourth adds up what p leaves over q, in the rows between a request's first and last whose
+scale lies between 0 and 1: at most another pass over logits and q.
 """
 
 from __future__ import annotations
@@ -17,20 +20,25 @@ from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
 from .rules import heat, kept, statistics, weight
 
 
-@triton.jit
-def tests(
-    logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab, r,
-    gamma, draft_width, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr,
+@triton.jit(do_not_specialize=["gamma"])
+def scales_kernel(
+    logits, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, tokens, uniforms, draft_probs, vocab,
+    scales, gamma, draft_width, row_stride, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Number of request r's first `length` draft tokens that are kept: x while u * q(x) < p(x)."""
-    k = tl.arange(0, WIDTH)
+    """Program r: the scales [WIDTH] of request r, behind 0, 1, ... of its draft tokens, up to all that are verified."""
+    r, k = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    start, length = tl.load(qo_indptr + r), tl.load(verify_lens + r).to(tl.int32)
+    temperature, greedy = heat(temperatures, r)
+    if greedy | (tl.load(decided + r) != 0):
+        return
     verified = k < length
     row = start + k
     token = tl.load(tokens + r * gamma + k, mask=verified, other=0)
     logit = tl.load(logits + row * row_stride + token, mask=verified, other=0.0).to(tl.float32)
     w = weight(logit, tl.load(most + row, mask=verified, other=0.0), temperature)
     w = kept(w, token, tl.load(cut + row, mask=verified, other=0), tl.load(last + row, mask=verified, other=0))
-    p = w / tl.load(norm + row, mask=verified, other=1.0)
+    p = (w / tl.load(norm + row, mask=verified, other=1.0)).to(tl.float64)
     q = tl.full([WIDTH], 1.0, tl.float32)
     if HAS_Q:
         column = token
@@ -46,19 +54,94 @@ def tests(
             there = there & (tl.load(vocab + low, mask=there, other=-1) == token)
             column = low.to(tl.int64)
         q = tl.load(draft_probs + (r * gamma + k) * draft_width + column, mask=there, other=0.0)
-    chance = tl.load(uniforms + r * gamma + k, mask=verified, other=1.0) * q.to(tl.float64)
-    keep = chance < p.to(tl.float64)
-    return tl.min(tl.where(verified & (keep == 0), k, length), 0)
+    if BY_BLOCK:
+        scale = temperature * 0.0 + 1.0
+        found = tl.full([WIDTH], 1.0, tl.float32)
+        for i in range(length):
+            joint = scale.to(tl.float64) * tl.sum(tl.where(k == i, p, 0.0), 0)
+            drafted = tl.sum(tl.where(k == i, q, 0.0), 0).to(tl.float64)
+            below = joint / tl.where(joint < drafted, drafted, tl.where(joint > 0, joint, 1.0))
+            scale = tl.where(joint > 0, below, 0.0).to(tl.float32)
+            found = tl.where(k == i + 1, scale, found)
+    else:
+        chance = tl.load(uniforms + r * gamma + k, mask=verified, other=1.0) * q.to(tl.float64)
+        found = tl.where(k <= tl.min(tl.where(verified & (chance >= p), k, length), 0), 1.0, 0.0)
+    tl.store(scales + r * WIDTH + k, found, mask=k <= length)
+
+
+@triton.jit
+def left_over(w, norm, scale, token, inside, drafted, at_q, columns, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr):
+    """max(0, scale * p - q) of tokens, float32; q at `at_q`, or a point mass on the `drafted` token."""
+    if HAS_Q:
+        column = token
+        if HAS_VOCAB:
+            column = tl.load(columns + token, mask=inside, other=-1)
+        q = tl.load(at_q + column, mask=inside & (column >= 0), other=0.0)
+    else:
+        q = tl.where(token == drafted, 1.0, 0.0)
+    rest = scale.to(tl.float64) * (w / norm).to(tl.float64) - q.to(tl.float64)
+    return tl.maximum(rest, 0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["requests", "gamma", "width", "chunks"])
+def mass_kernel(
+    logits, request, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, draft_probs, columns, scales,
+    masses, requests, gamma, width, draft_width, row_stride, chunks, HAS_VOCAB: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, chunk): the sum of what is left over, rounded to multiples of 2^-44, of which sums are exact."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(qo_indptr + requests):
+        return
+    r = tl.load(request + row)
+    step, length = (row - tl.load(qo_indptr + r)).to(tl.int32), tl.load(verify_lens + r).to(tl.int32)
+    temperature, greedy = heat(temperatures, r)
+    if greedy | (tl.load(decided + r) != 0) | (step < 1) | (step >= length):
+        return
+    scale = tl.load(scales + r * WIDTH + step)
+    if (scale == 0) | (scale == 1):
+        return
+    at, at_q = logits + row.to(tl.int64) * row_stride, draft_probs + (r * gamma + step) * draft_width
+    largest, total, edge, tie = tl.load(most + row), tl.load(norm + row), tl.load(cut + row), tl.load(last + row)
+    mass = tl.zeros([BLOCK], tl.float64)
+    for first in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, width), BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        inside = token < width
+        logit = tl.load(at + token, mask=inside, other=float("-inf")).to(tl.float32)
+        w = tl.where(inside, kept(weight(logit, largest, temperature), token, edge, tie), 0.0)
+        rest = left_over(w, total, scale, token, inside, token, at_q, columns, True, HAS_VOCAB)
+        mass += (rest.to(tl.float64) + 256.0) - 256.0
+    tl.store(masses + row * chunks + chunk, tl.sum(mass, 0))
+
+
+@triton.jit
+def kept_drafts(
+    scales, uniforms, masses, r, start, length, gamma, chunks, BY_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Number of request r's draft tokens that are kept, and the scale of p behind them."""
+    k, i = tl.arange(0, WIDTH), tl.arange(0, CHUNKS)
+    scale = tl.load(scales + r * WIDTH + k, mask=k <= length, other=0.0)
+    passed = scale == 1
+    if BY_BLOCK:
+        exact = scale.to(tl.float64)
+        chance = tl.load(uniforms + r * gamma + k - 1, mask=(k > 0) & (k <= length), other=1.0)
+        within = (k < length) & (scale > 0) & (scale < 1)
+        cells = ((start + k) * chunks)[:, None] + i[None, :]
+        left = tl.sum(tl.load(masses + cells, mask=within[:, None] & (i < chunks)[None, :], other=0.0), 1)
+        passed = passed | (within & (chance * (left + (1 - exact)) < left)) | ((k == length) & (chance < exact))
+    number = tl.max(tl.where(passed, k, 0), 0)
+    return number, tl.sum(tl.where(k == number, scale, 0.0), 0)
 
 
 @triton.jit(do_not_specialize=["requests", "gamma", "width", "chunks"])
 def final_kernel(
     logits, request, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, tokens, uniforms, final_keys,
-    row_keys, draft_probs, vocab, columns, scores, found, requests, gamma, width, draft_width, row_stride, chunks,
-    HAS_ROW_KEYS: tl.constexpr, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    row_keys, draft_probs, columns, scales, masses, scores, found, requests, gamma, width, draft_width, row_stride,
+    chunks, HAS_ROW_KEYS: tl.constexpr, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, chunk): the best of the chunk by p, and by max(0, p - q) where a draft token was rejected here."""
+    """Program (row, chunk): the best of the chunk by p, and by what is left over where a draft was rejected here."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(qo_indptr + requests):
         return
@@ -69,22 +152,22 @@ def final_kernel(
         return
     step = (row - start).to(tl.int32)
     key = tl.load(final_keys + r)
-    rejected = step < 0
+    rejected, scale = step < 0, temperature * 0.0 + 1.0
     if tl.load(decided + r) != 0:
         if HAS_ROW_KEYS:
             key = tl.load(row_keys + row)
     else:
-        accepted = tests(
-            logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab,
-            r, gamma, draft_width, HAS_Q, HAS_VOCAB, WIDTH,
-        )  # fmt: skip
+        accepted, scale = kept_drafts(
+            scales, uniforms, masses, r, start, length, gamma, chunks, BY_BLOCK, WIDTH, CHUNKS
+        )
         rejected = (accepted == step) & (step < length)
         if accepted != step:
             step = step * 0 - 1
     if step < 0:
         return
     at = logits + row.to(tl.int64) * row_stride
-    largest, scale, edge, tie = tl.load(most + row), tl.load(norm + row), tl.load(cut + row), tl.load(last + row)
+    largest, total, edge, tie = tl.load(most + row), tl.load(norm + row), tl.load(cut + row), tl.load(last + row)
+    at_q = draft_probs + (r * gamma + step) * draft_width
     drafted = tl.load(tokens + r * gamma + step, mask=rejected, other=-1)
     best, rest_best = tl.full([BLOCK], float("inf"), tl.float64), tl.full([BLOCK], float("inf"), tl.float64)
     place, rest_place = tl.full([BLOCK], 2**31 - 1, tl.int32), tl.full([BLOCK], 2**31 - 1, tl.int32)
@@ -98,15 +181,7 @@ def final_kernel(
         place = tl.where(score < best, token, place)
         best = tl.minimum(best, score)
         if rejected:
-            if HAS_Q:
-                column = token
-                if HAS_VOCAB:
-                    column = tl.load(columns + token, mask=inside, other=-1)
-                at_q = draft_probs + (r * gamma + step) * draft_width
-                q = tl.load(at_q + column, mask=inside & (column >= 0), other=0.0)
-            else:
-                q = tl.where(token == drafted, 1.0, 0.0)
-            rest = w / scale - q
+            rest = left_over(w, total, scale, token, inside, drafted, at_q, columns, HAS_Q, HAS_VOCAB)
             score = tl.where(rest > 0, noise / rest.to(tl.float64), float("inf"))
             rest_place = tl.where(score < rest_best, token, rest_place)
             rest_best = tl.minimum(rest_best, score)
@@ -119,16 +194,15 @@ def final_kernel(
     tl.store(found + at_chunk + 1, token)
 
 
-@triton.jit(do_not_specialize=["gamma", "width", "chunks"])
+@triton.jit(do_not_specialize=["gamma", "chunks"])
 def outcome_kernel(
-    logits, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, best, tokens, uniforms, draft_probs,
-    vocab, scores, found, accept_lens, out, gamma, width, draft_width, row_stride, chunks, HAS_Q: tl.constexpr,
-    HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr,
+    qo_indptr, verify_lens, temperatures, decided, best, tokens, uniforms, scales, masses, scores, found, accept_lens,
+    out, gamma, chunks, BY_BLOCK: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Program r: request r's tokens. Reads 24 bytes a chunk of its rows, writes 8 * (gamma + 2)."""
     r, k, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH), tl.arange(0, CHUNKS)
     start, length = tl.load(qo_indptr + r), tl.load(verify_lens + r).to(tl.int32)
-    temperature, greedy = heat(temperatures, r)
+    _temperature, greedy = heat(temperatures, r)
     drafted = tl.load(tokens + r * gamma + k, mask=k < length, other=-1)
     if greedy | (tl.load(decided + r) != 0):
         wanted = tl.load(best + start + k, mask=k <= length, other=0)
@@ -139,14 +213,13 @@ def outcome_kernel(
             named = tl.load(found + cells, mask=there, other=2**31 - 1)
             smallest = tl.min(each, 1)
             wanted = tl.min(tl.where((each == smallest[:, None]) & there, named, NOBODY), 1)
-        kept_drafts = tl.min(tl.where((k < length) & (drafted != wanted), k, length), 0)
-        final = tl.sum(tl.where(k == kept_drafts, wanted, 0), 0)
+        accepted = tl.min(tl.where((k < length) & (drafted != wanted), k, length), 0)
+        final = tl.sum(tl.where(k == accepted, wanted, 0), 0)
     else:
-        kept_drafts = tests(
-            logits, row_stride, start, length, temperature, most, norm, cut, last, tokens, uniforms, draft_probs, vocab,
-            r, gamma, draft_width, HAS_Q, HAS_VOCAB, WIDTH,
-        )  # fmt: skip
-        cells = ((start + kept_drafts) * chunks + i) * 2
+        accepted, _scale = kept_drafts(
+            scales, uniforms, masses, r, start, length, gamma, chunks, BY_BLOCK, WIDTH, CHUNKS
+        )
+        cells = ((start + accepted) * chunks + i) * 2
         none = float("inf")
         _, final = least(
             tl.load(scores + cells, mask=i < chunks, other=none), tl.load(found + cells, mask=i < chunks, other=0)
@@ -154,9 +227,9 @@ def outcome_kernel(
         rest = tl.load(scores + cells + 1, mask=i < chunks, other=none)
         _, replacement = least(rest, tl.load(found + cells + 1, mask=i < chunks, other=0))
         final = tl.where(replacement < NOBODY, replacement, final)  # where p - q vanishes by rounding: p
-    token = tl.where(k < kept_drafts, drafted, tl.where(k == kept_drafts, final.to(tl.int64), 0))
+    token = tl.where(k < accepted, drafted, tl.where(k == accepted, final.to(tl.int64), 0))
     tl.store(out + r * (gamma + 1) + k, token, mask=k <= gamma)
-    tl.store(accept_lens + r, (kept_drafts + 1).to(tl.int64))
+    tl.store(accept_lens + r, (accepted + 1).to(tl.int64))
 
 
 @torch.library.custom_op("outrider_cuda::accept", mutates_args=())
@@ -176,6 +249,7 @@ def accept(
     decided: torch.Tensor,
     draft_probs: torch.Tensor | None,
     vocab: torch.Tensor | None,
+    by_block: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     (requests, gamma), (rows, width) = tokens.shape, logits.shape
     lens, out = torch.empty_like(final_keys), tokens.new_empty(requests, gamma + 1)
@@ -191,21 +265,36 @@ def accept(
     if vocab is not None:
         named, columns = vocab, _columns(vocab, width)
     tokens, uniforms = tokens.contiguous(), uniforms.contiguous()
-    sizes = gamma, width, 1 if draft_probs is None else draft_probs.shape[2], logits.stride(0), parts
-    shapes = {
-        "HAS_Q": draft_probs is not None,
-        "HAS_VOCAB": vocab is not None,
-        "WIDTH": max(2, triton.next_power_of_2(gamma + 1)),
-    }
-    row_numbers = found.most, found.norm, found.cut, found.last
+    by_block = by_block and draft_probs is not None
+    drafted = {"HAS_VOCAB": vocab is not None, "WIDTH": max(2, triton.next_power_of_2(gamma + 1))}
+    outcome = {"BY_BLOCK": by_block, "WIDTH": drafted["WIDTH"], "CHUNKS": max(2, triton.next_power_of_2(parts))}
+    given = {"HAS_Q": draft_probs is not None, "BY_BLOCK": by_block} | drafted
+    draft_width = 1 if draft_probs is None else draft_probs.shape[2]
+    sizes, row_numbers = (
+        (gamma, width, draft_width, logits.stride(0), parts),
+        (found.most, found.norm, found.cut, found.last),
+    )
+    scales = torch.empty((requests, drafted["WIDTH"]), dtype=torch.float32, device=logits.device)
+    masses = torch.empty((rows, parts), dtype=torch.float64, device=logits.device) if by_block else uniforms
+    asked = verify_lens, temperatures, decided
+    scales_kernel[(requests,)](
+        logits, qo_indptr, *asked, *row_numbers, tokens, uniforms, q, named, scales, gamma, draft_width,
+        logits.stride(0), **given, num_warps=1, **BITS,
+    )  # fmt: skip
+    if by_block:
+        mass_kernel[(rows, parts)](
+            logits, request, qo_indptr, *asked, *row_numbers, q, columns, scales, masses, requests, *sizes,
+            **drafted, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8, **BITS,
+        )  # fmt: skip
     final_kernel[(rows, parts)](
-        logits, request, qo_indptr, verify_lens, temperatures, decided, *row_numbers, tokens, uniforms, final_keys,
-        final_keys if row_keys is None else row_keys, q, named, columns, scores, best, requests, *sizes,
-        HAS_ROW_KEYS=row_keys is not None, **shapes, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8, **BITS,
+        logits, request, qo_indptr, *asked, *row_numbers, tokens, uniforms, final_keys,
+        final_keys if row_keys is None else row_keys, q, columns, scales, masses, scores, best, requests, *sizes,
+        HAS_ROW_KEYS=row_keys is not None, **given, CHUNKS=outcome["CHUNKS"], CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8,
+        **BITS,
     )  # fmt: skip
     outcome_kernel[(requests,)](
-        logits, qo_indptr, verify_lens, temperatures, decided, *row_numbers, found.best, tokens, uniforms, q, named,
-        scores, best, lens, out, *sizes, **shapes, CHUNKS=max(2, triton.next_power_of_2(parts)), num_warps=1, **BITS,
+        qo_indptr, *asked, found.best, tokens, uniforms, scales, masses, scores, best, lens, out, gamma, parts,
+        **outcome, num_warps=1, **BITS,
     )  # fmt: skip
     return lens, out
 

@@ -42,7 +42,8 @@ class Case:
 TYPES = {"i": "*i64", "j": "*i32", "f": "*fp32", "d": "*fp64", "h": "*bf16", "b": "*i1", "n": "i32", "x": "fp32"}
 ROW = {"CHUNK": noise.CHUNK, "BLOCK": noise.BLOCK}
 GIVEN = {"HAS_REQUEST": True, "HAS_TOTAL": True}
-DRAFTED = {"HAS_Q": True, "HAS_VOCAB": False, "WIDTH": 8}
+DRAFTED = {"HAS_VOCAB": False, "WIDTH": 8}
+BLOCKS = DRAFTED | {"BY_BLOCK": True}
 EXACT = {"num_warps": 8} | noise.BITS
 LAST = {"num_warps": 1} | noise.BITS
 
@@ -80,12 +81,15 @@ CASES = [
         | {"CHUNKS": 32, "PIVOTS": rules.PIVOTS, "BLOCK": noise.BLOCK},
         {"num_warps": rules.WARPS},
     ),
+    Case("acceptance, scales", acceptance.scales_kernel, "fiifbffjjidfifnNN", {"HAS_Q": True} | BLOCKS, LAST),
+    Case("acceptance, left over", acceptance.mass_kernel, "fiiifbffjjfjfdnnnNNn", DRAFTED | ROW, EXACT),
     Case(
-        "acceptance, last token", acceptance.final_kernel, "fiiifbffjjidiifijdjnnnNNn",
-        {"HAS_ROW_KEYS": True} | DRAFTED | ROW, EXACT,
+        "acceptance, last token", acceptance.final_kernel, "fiiifbffjjidiifjfddjnnnNNn",
+        {"HAS_ROW_KEYS": True, "HAS_Q": True, "CHUNKS": 32} | BLOCKS | ROW, EXACT,
     ),
     Case(
-        "acceptance, outcome", acceptance.outcome_kernel, "fiifbffjjjidfidjiinnNNn", DRAFTED | {"CHUNKS": 32}, LAST
+        "acceptance, outcome", acceptance.outcome_kernel, "iifbjidfddjiinn",
+        {"BY_BLOCK": True, "WIDTH": 8, "CHUNKS": 32}, LAST,
     ),
     *(attention_case("h", dim, rows, True) for dim in (64, 128) for rows in (16, 64)),
     attention_case("h", 128, 64, False),

@@ -1,8 +1,9 @@
 """The classes whose confidences are calibrated apart: what is known of a draft before any of its tokens is drawn.
 
 How often a token is accepted depends on the rule that accepts it and on who drafted it. The rules: at temperature 0 it
-equals the target's; above, it is kept with probability min(1, p / q), 1 - TV(p, q) on average; with a seed, if it is
-what the target draws with the same noise, at least (1 - TV) / (1 + TV). All of this is known beforehand, so that a
+equals the target's; above, if it passes the test of its block (`CalibrationTable.verification`), token by token with a
+chance of 1 - TV(p, q); with a seed, if it is what the target draws with the same noise, at least (1 - TV) / (1 + TV).
+All of this is known beforehand, so that a
 correction by it tells nothing about the draw.
 """
 

@@ -21,7 +21,7 @@ PRIOR = 64.0
 are alike, so few answers tell less than their number of drafts suggests."""
 
 
-def fit_table(fitted_on: Records, held_out: Records, *, dataset: str) -> CalibrationTable:
+def fit_table(fitted_on: Records, held_out: Records, *, dataset: str, verification: str = "token") -> CalibrationTable:
     """Each class's calibration, fitted on its share of `fitted_on` and judged on its share of `held_out`.
 
     Classes are fitted jointly (`fit_joint`). SGLang, which knows neither classes nor shifts, gets the temperatures that
@@ -33,7 +33,8 @@ def fit_table(fitted_on: Records, held_out: Records, *, dataset: str) -> Calibra
         return unless_worse(fit(fitted, held_out=judge), judge)
 
     sglang = best(fit_sts, LIKE_SGLANG) if np.isin(fitted_on.classes, LIKE_SGLANG).any() else None
-    return CalibrationTable(tuple(best(fit_joint, [place]) for place in range(len(CLASSES))), sglang, dataset)
+    by_class = tuple(best(fit_joint, [place]) for place in range(len(CLASSES)))
+    return CalibrationTable(by_class, sglang, dataset, verification)
 
 
 def unless_worse(found: Calibration, held_out: Records) -> Calibration:

@@ -43,7 +43,11 @@ class Records:
 
     @property
     def tested(self) -> np.ndarray:
-        """[N, gamma] bool, positions verified with everything before them accepted: their acceptance was drawn."""
+        """[N, gamma] bool, positions verified with everything before them accepted.
+
+        Of these, c_k of them are accepted, by block too: how many blocks keep at least k tokens does not depend on what
+        is verified behind k (docs/planner.md).
+        """
         return np.arange(self.gamma) < np.minimum(self.verify_lens, self.accepted + 1)[:, None]
 
     @property

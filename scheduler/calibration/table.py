@@ -20,12 +20,13 @@ class CalibrationTable:
     """by_class: calibrations of one gamma, in the order of CLASSES; raw where a class's identity says so.
 
     sglang: temperatures alone, for a DSpark without prompt lookup; None where no model drafted.
-    dataset: what they were fitted on, for people.
+    dataset: what they were fitted on, for people. verification: of the sampled class, "block" or "token".
     """
 
     by_class: tuple[Calibration, ...]
     sglang: Calibration | None = None
     dataset: str = ""
+    verification: str = "token"
 
     def __post_init__(self) -> None:
         gammas = {calibration.gamma for calibration in self.by_class}
@@ -58,7 +59,7 @@ class CalibrationTable:
         the file."""
         classes = {case: found.to_json() for case, found in zip(CLASSES, self.by_class, strict=True)}
         theirs = self.sglang.to_json() if self.sglang else {}
-        return {**theirs, "dataset": self.dataset, "cases": classes}
+        return {**theirs, "dataset": self.dataset, "verification": self.verification, "cases": classes}
 
     @classmethod
     def from_json(cls, data: Any) -> CalibrationTable:
@@ -68,7 +69,7 @@ class CalibrationTable:
             known = {case: Calibration.from_json(cases[case]) for case in CLASSES if case in cases or ADDED not in case}
             by_class = cls.of(known, known[CLASSES[0]].gamma).by_class
             theirs = Calibration.from_json(data) if "temperatures" in data else None
-            return cls(by_class, theirs, str(data["dataset"]))
+            return cls(by_class, theirs, str(data["dataset"]), data.get("verification", "token"))
         except KeyError as error:
             raise ValueError(f"not a calibration: it lacks {error}") from None
         except (TypeError, ValueError) as error:

@@ -237,5 +237,6 @@ def write_calibration(folder: Path, profile: str | None) -> None:
     even = np.arange(len(records)) % 2 == 0
     greedy = unless_worse(fit_joint(records.select(even)), records.select(~even))
     by_class = tuple(greedy if place == GREEDY else each for place, each in enumerate(table.by_class))
-    fitted = CalibrationTable(by_class, table.sglang, f"{len(records)} drafts of answers held out")
+    dataset = f"{len(records)} drafts of answers held out"
+    fitted = CalibrationTable(by_class, table.sglang, dataset, table.verification)
     replace({folder / CALIBRATION: json.dumps(fitted.to_json()) + "\n"}, 0o600)

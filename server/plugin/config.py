@@ -23,6 +23,7 @@ class PluginConfig:
     initial_tokens: of each answer, for which no drafter's model drafts.
     lookup_gamma: draft tokens per step of the prompt lookup to which a drafter with a checkpoint leaves text that
         repeats itself; 0: there is none.
+    verification: "block" or "token", how drafts of sampled requests without a seed are verified.
     planner: which planner decides what is verified. threshold: of survival, for the planner of that name.
     profile: folder of the profile measured for this server; "" or a folder that is not there yet: none.
     quantization: "int8" rounds the target's weights as they are loaded; "none" keeps them.
@@ -43,6 +44,7 @@ class PluginConfig:
     denoising_order: str = "left"
     initial_tokens: int = 0
     lookup_gamma: int = 0
+    verification: str = "block"
     planner: str = "asynchronous"
     threshold: float = 0.3
     profile: str = ""

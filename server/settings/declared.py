@@ -147,6 +147,11 @@ class Declared:
         "first tokens of an answer that a drafter model leaves to prompt lookup (with `--no-lookup` undrafted)",
         bounds=(0, 1 << 20),
     )
+    verification: str = _speculation(
+        "block",
+        "how drafts of sampled requests without a seed are verified: `block`, which keeps more, or `token` by token",
+        choices=("block", "token"),
+    )
     planner: str = _speculation(
         "asynchronous",
         f"decides how much of each draft is verified: {_each(PLANNERS, planners.find)}",

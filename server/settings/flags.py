@@ -14,7 +14,7 @@ from .settings import Settings
 TARGET = ("model", "dtype", "quantization", "activations", "device", "threads")
 DRAFTER = (
     "drafter", "drafter_path", "lookup", "gamma", "lookup_gamma", "denoising_steps", "denoising_order",
-    "initial_tokens",
+    "initial_tokens", "verification",
 )  # fmt: skip
 UNMASKING = ("unmasking", "unmasking_threshold", "unmasking_tokens", "block_size")
 

@@ -187,6 +187,7 @@ class Settings(Declared):
             denoising_order=self.denoising_order,
             initial_tokens=self.initial_tokens,
             lookup_gamma=max(self.gamma, self.lookup_gamma) if self.looks_up else 0,
+            verification=self.verification,
             planner=self.planner,
             threshold=self.threshold,
             profile=self.profile or "",

@@ -157,7 +157,8 @@ async def tune(
         await _answers(engine, part, effort.new_tokens, settings.gamma, progress, run, Budget(seconds))
         for part, seconds in zip(split(with_temperatures(asked)), _shares(effort.answer_seconds), strict=True)
     ]
-    calibration = fit_table(*parts, dataset=f"{len(asked)} prompts, greedy and sampled")
+    dataset = f"{len(asked)} prompts, greedy and sampled"
+    calibration = fit_table(*parts, dataset=dataset, verification=settings.verification)
     saved = result.write(resolved, points, effort, how, calibration=calibration.to_json())
     partial.discard()
     await worker_rpc.command(manager, worker_rpc.RELOAD)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from outrider.kernels.acceptance import Verification, accept, draw_each, reference_accept, residual
+from outrider.kernels.acceptance import Verification, accept, draw_each, kept_drafts, reference_accept
 from outrider.kernels.noise import gumbel_argmax
 
 GAMMA = 4
@@ -51,10 +51,12 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
 @pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
 @pytest.mark.parametrize("seed", range(3))
-def test_equals_reference(seed, q_kind):
+def test_equals_reference(seed, q_kind, by_block):
     arrays, keywords = verify_batch(seed, 150, 24, q_kind)
+    keywords["by_block"] = by_block
     lens, out = accept(Verification(*arrays, **keywords))
     expected_lens, expected = reference_accept(Verification(*arrays, **keywords))
     assert torch.equal(lens, expected_lens)
@@ -64,14 +66,19 @@ def test_equals_reference(seed, q_kind):
     assert bool((keywords["probs"][rows].gather(1, finals) > 0).all())
 
 
+@pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
 @pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_device_draws_equals_reference(seed, q_kind):
+def test_what_a_device_draws_equals_reference(seed, q_kind, by_block):
     (tokens, verify_lens, qo_indptr), keywords = verify_batch(seed, 150, 24, q_kind)
+    keywords["by_block"] = by_block
     lens, out = reference_accept(Verification(tokens, verify_lens, qo_indptr, **keywords))
-    kept = lens - 1
-    drawn = draw_each(Verification(tokens, verify_lens, qo_indptr, **keywords), kept)
+    valid = tokens.where(tokens < 24, 0)
+    batch = Verification(valid, verify_lens, qo_indptr, **keywords)
+    kept, scale = kept_drafts(batch)
+    drawn = draw_each(batch, kept, scale)
     free = ~keywords["decided"]
+    assert torch.equal(kept[free], lens[free] - 1)
     assert torch.equal(drawn[free], out.gather(1, kept[:, None])[free, 0])
 
 
@@ -114,10 +121,21 @@ def test_without_drafts_every_token_comes_from_p():
     assert torch.equal(out[:, 0], gumbel_argmax(probs, final_keys))
 
 
-def test_vanishing_residual_falls_back_to_p():
-    p = torch.tensor([[0.5, 0.5, 0.0]])
-    assert torch.equal(residual(p, torch.tensor([0]), p.clone(), None), p)
-    assert torch.equal(residual(torch.tensor([[0.0, 1.0]]), torch.tensor([1]), None, None), torch.tensor([[0.0, 1.0]]))
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
+def test_vanishing_residual_falls_back_to_p(by_block):
+    """p lies below q by rounding alone, and the draft is rejected for it."""
+    count = 20
+    p, final_keys = torch.tensor([[0.49999997, 0.5, 0.0]]), keys(count, torch.Generator().manual_seed(0))
+    given = Verification(
+        torch.zeros(count, 1, dtype=torch.int64), torch.ones(count).long(), torch.arange(count + 1) * 2,
+        uniforms=torch.full((count, 1), 1 - 2.0**-53, dtype=torch.float64), final_keys=final_keys,
+        probs=p.repeat(2 * count, 1), draft_probs=torch.tensor([0.5, 0.5, 0.0]).repeat(count, 1, 1), by_block=by_block,
+    )  # fmt: skip
+    for decide in (accept, reference_accept):
+        lens, out = decide(given)
+        assert lens.tolist() == [1] * count
+        assert torch.equal(out[:, 0], gumbel_argmax(p.expand(count, 3).contiguous(), final_keys))
 
 
 def test_mistakes_are_explained():

@@ -6,10 +6,12 @@ Power is the share of whole tests that fail, each of as many of the small target
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from block_faults import every_test_by_the_scale
 from drawn_answers import Admit, Answers, by_survival, peeking
 from exact_answers import PROMPT, RULES, SAMPLES, answers_p_value
 from power import THRESHOLD
@@ -40,8 +42,30 @@ def keep_wrong_drafts(patch: pytest.MonkeyPatch) -> None:
 
 def replace_from_p(patch: pytest.MonkeyPatch) -> None:
     """Draw the last token as if no draft had been rejected."""
-    honest = acceptance._draw
-    patch.setattr(acceptance, "_draw", lambda p, rows, rejected, *rest: honest(p, rows, rejected & False, *rest))
+    decide(
+        patch,
+        acceptance.kept_drafts,
+        lambda batch, kept, scale: acceptance.draw_each(batch._replace(verify_lens=kept), kept, scale),
+    )
+
+
+def keep_by_the_scale(patch: pytest.MonkeyPatch) -> None:
+    """Test every token of a block as the last: by its scale."""
+
+    def kept(batch: acceptance.Verification) -> tuple[torch.Tensor, torch.Tensor]:
+        return every_test_by_the_scale(acceptance.kept_drafts, batch)
+
+    decide(patch, kept, acceptance.draw_each)
+
+
+def decide(patch: pytest.MonkeyPatch, kept: Callable[..., Any], draw: Callable[..., torch.Tensor]) -> None:
+    """Have drafts kept by `kept`, and the last token drawn by `draw`."""
+
+    def accept(batch: acceptance.Verification, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        number, scale = kept(batch)
+        return number[requests], draw(batch, number, scale)[requests]
+
+    patch.setattr(acceptance, "_accept_compiled", accept)
 
 
 def nothing(patch: pytest.MonkeyPatch) -> None:
@@ -51,8 +75,13 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "admit"),
-    [(keep_wrong_drafts, by_survival), (replace_from_p, by_survival), (nothing, peeking)],
-    ids=["a tenth of wrong drafts kept", "replaced from p", "peeking at the second confidence"],
+    [
+        (keep_wrong_drafts, by_survival),
+        (replace_from_p, by_survival),
+        (keep_by_the_scale, by_survival),
+        (nothing, peeking),
+    ],
+    ids=["a tenth of wrong drafts kept", "replaced from p", "kept by the scale", "peeking"],
 )
 def test_faults_are_seen(
     answers: Answers, plant: Callable[[pytest.MonkeyPatch], None], admit: Admit, monkeypatch: pytest.MonkeyPatch

@@ -1,12 +1,16 @@
 """Exact probabilities of acceptance's outcomes: the worker's own code decides, and nothing is sampled.
 
-The numbers that `Sampling.accept` would draw are chosen instead. A draft is kept while its uniform number is below some
-threshold, which bisection finds; and the weights that the last token would be drawn by are looked at. Nothing of p, q
-or the rule between them is known here, so a wrong rule brings the probabilities that it would have.
+The numbers that `Sampling.accept` would draw are chosen instead. A test is passed while its uniform number is below
+some threshold, which bisection finds; and the weights that the last token would be drawn by are looked at, whichever
+tests are passed. Nothing of p, q or the rule between them is known here, so a wrong rule brings the probabilities that
+it would have.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -26,6 +30,7 @@ from outrider.server.plugin.spec_inputs import FlatVerify, flatten
 Text = tuple[int, ...]
 Outcomes = list[tuple[Text, float]]
 ALWAYS, NEVER = 2.0**-60, 1 - 2.0**-53
+NUMBERS = torch.tensor([NEVER, ALWAYS], dtype=torch.float64)
 BISECTIONS = 32
 
 
@@ -68,10 +73,12 @@ class Batch(NamedTuple):
 
 
 class Acceptance:
-    """logits: [B, V] of the target, after the rules of each request, for a batch."""
+    """logits: [B, V] of the target, after the rules of each request, for a batch. by_block: as in `Verification`."""
 
-    def __init__(self, logits: Callable[[Batch], torch.Tensor], kinds: Sequence[Kind] = (Kind(),)):
-        self.logits, self.kinds = logits, tuple(kinds)
+    def __init__(
+        self, logits: Callable[[Batch], torch.Tensor], kinds: Sequence[Kind] = (Kind(),), *, by_block: bool = True
+    ):
+        self.logits, self.kinds, self.by_block = logits, tuple(kinds), by_block
         self.known: dict[Verified, Outcomes] = {}
 
     def learn(self, items: set[Verified]) -> None:
@@ -104,7 +111,8 @@ class Acceptance:
             is_all_greedy=all(greedy),
         )
         seeds = torch.tensor([kind.seed or 0 for kind in kinds])
-        return Sampling.of(info, seeds, torch.tensor([kind.seed is not None for kind in kinds]))
+        seeded = torch.tensor([kind.seed is not None for kind in kinds])
+        return Sampling.of(info, seeds, seeded, by_block=self.by_block)
 
     def batch(self, items: Sequence[Verified]) -> Batch:
         count, width = len(items), max(max(len(item.drafts), len(item.q or ())) for item in items)
@@ -134,13 +142,13 @@ class Acceptance:
     def _sampled(self, items: Sequence[Verified]) -> list[Outcomes]:
         width, count = self.batch(items).draft.tokens.shape[1], len(items)
         run = self._runner(items)
-        # Every item once for each of its tests; the others' numbers let it come to that one.
+        # Every item once for each of its tests, those before which are passed, and those behind it are not.
         each, test = self._runner(list(items) * width), torch.arange(width).repeat_interleave(count)
+        others = NUMBERS[(torch.arange(width) < test[:, None]).long()]
         low, high = torch.zeros(count * width, dtype=torch.float64), torch.ones(count * width, dtype=torch.float64)
 
         def kept(numbers: torch.Tensor) -> torch.Tensor:
-            rows = torch.full((count * width, width), ALWAYS, dtype=torch.float64)
-            return each(rows.scatter(1, test[:, None], numbers[:, None]))[0] > test
+            return each(others.scatter(1, test[:, None], numbers[:, None]))[0] > test
 
         if width:
             always = kept(torch.full_like(low, NEVER))
@@ -149,27 +157,20 @@ class Acceptance:
                 below = kept(middle)
                 low, high = torch.where(below, middle, low), torch.where(below, high, middle)
             low = torch.where(always, 1.0, torch.where(low > 0, (low + high) / 2, 0.0))
-        thresholds = low.view(width, count).T
-        found: list[Outcomes] = [[] for _ in items]
-        reached = torch.ones(count, dtype=torch.float64)
-        for k in range(width + 1):
-            numbers = torch.full((count, width), ALWAYS, dtype=torch.float64)
-            numbers[:, k:] = NEVER
-            kept, out, weights = run(numbers)
+        thresholds = low.view(width, count).T if width else torch.zeros(count, 0)
+        found: list[dict[Text, float]] = [defaultdict(float) for _ in items]
+        for passed in itertools.product((True, False), repeat=width):
+            kept, out, weights = run(NUMBERS[torch.tensor(passed).long()].expand(count, width))
             weights /= weights.sum(1, keepdim=True)
-            lens = torch.tensor([len(item.drafts) for item in items])
-            ends = torch.where(lens == k, 1.0, 0.0 if k == width else 1 - thresholds[:, min(k, width - 1)])
             for row, item in enumerate(items):
-                if k <= len(item.drafts) and ends[row] * reached[row] > 0:
-                    assert int(kept[row]) == k
+                n, k, own = len(item.drafts), int(kept[row]), thresholds[row].tolist()
+                chance = math.prod(t if yes else 1 - t for t, yes in zip(own[:n], passed, strict=False))
+                if chance > 0 and not any(passed[n:]):
                     assert tuple(out[row, :k].tolist()) == item.drafts[:k]
-                    chance = float(ends[row] * reached[row])
-                    found[row] += [
-                        ((*item.drafts[:k], y), chance * w) for y, w in enumerate(weights[row].tolist()) if w > 0
-                    ]
-            if k < width:
-                reached = reached * thresholds[:, k]
-        return found
+                    for y, w in enumerate(weights[row].tolist()):
+                        if w > 0:
+                            found[row][*item.drafts[:k], y] += chance * w
+        return [list(each.items()) for each in found]
 
     def _runner(self, items: Sequence[Verified]) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
         """Function of uniform numbers [M, width]: drafts kept [M], tokens out, and weights [M, V] of the last token."""

@@ -35,7 +35,7 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {argmax<float>, argmax<bf16>},
       {draw_tokens<float>, draw_tokens<bf16>},
       gumbel_argmax,
-      draw_final,
+      accept_sampled,
       {draw_drafts<float>, draw_drafts<bf16>},
       W == 16 ? 4 * TILE_ROWS : TILE_ROWS,  // as much as fits the second cache
       {0, 0},

@@ -146,12 +146,15 @@ struct DrawArgs {
   int64_t count, vocab, stride;
 };
 
-struct FinalArgs {
-  const float *probs, *q;
-  const int64_t *rows, *rejected, *q_rows, *tokens;  // tokens: of the columns of q; null: all
-  const int64_t* keys;
-  int64_t* out;
-  int64_t requests, vocab, columns;
+// `count` of the requests whose drafts are verified; kept and last have a number for each of them, the others for all
+// requests.
+struct AcceptArgs {
+  const float *probs, *q;  // q null: point masses
+  const int64_t *requests, *first_rows, *lens, *tokens, *vocab, *keys;  // vocab: of the columns of q; null: all tokens
+  const double* uniforms;
+  int64_t *kept, *last;
+  int64_t count, gamma, width, columns;
+  bool by_block;
 };
 
 // Draft tokens of `rows` rows, `stride` rows apart in logits, states, keys, probs, tokens and confidence.
@@ -194,7 +197,7 @@ struct Kernels {
   Function<const void*, int64_t*, int64_t, int64_t, int64_t, int64_t> argmax[2];
   Function<const DrawArgs&, std::atomic<int64_t>&> draw_tokens[2];
   Function<const float*, const int64_t*, const int64_t*, int64_t*, int64_t, int64_t, int64_t> gumbel_argmax;
-  Function<const FinalArgs&, std::atomic<int64_t>&> draw_final;
+  Function<const AcceptArgs&, std::atomic<int64_t>&> accept_sampled;
   Function<const DraftDrawArgs&, std::atomic<int64_t>&> draw_drafts[2];
   int64_t tile_rows;  // of attention, at most: a multiple of TILE_ROWS
   // Bytes between two products of a decoder that stay in a core's caches, where its threads take rows of their own;

@@ -263,34 +263,46 @@ Tensor argmax(const Tensor& x) {
   return out;
 }
 
-Tensor draw_final(const Tensor& probs, const Tensor& rows, const Tensor& rejected, const std::optional<Tensor>& q,
-                  const std::optional<Tensor>& q_rows, const std::optional<Tensor>& vocab, const Tensor& keys) {
+// Drafts [R, gamma] of the `requests` [M], verified in rows of probs: how many each keeps, and the token behind them.
+std::tuple<Tensor, Tensor> accept_sampled(const Tensor& probs, const Tensor& requests, const Tensor& first_rows,
+                                          const Tensor& verify_lens, const Tensor& tokens, const Tensor& uniforms,
+                                          const std::optional<Tensor>& q, const std::optional<Tensor>& vocab,
+                                          const Tensor& keys, bool by_block) {
   const ScopedTimer timer(SAMPLING);
-  const int64_t requests = rows.numel(), width = probs.size(-1);
-  TORCH_CHECK(probs.dim() == 2 && width > 0 && (!q || (q->dim() == 2 && q_rows)), "probs and q must be matrices");
+  TORCH_CHECK(probs.dim() == 2 && probs.size(1) > 0 && tokens.dim() == 2, "probs and tokens must be matrices");
+  const int64_t count = requests.numel(), all = tokens.size(0), gamma = tokens.size(1), width = probs.size(1);
+  const int64_t columns = vocab ? vocab->numel() : width;
   check_dense(probs, at::kFloat, probs.sizes(), "probs");
-  check_dense(rows, at::kLong, {requests}, "rows");
-  check_dense(rejected, at::kLong, {requests}, "rejected");
-  check_dense(keys, at::kLong, {requests}, "keys");
-  check_range(rows, 0, probs.size(0), "rows");
-  check_range(rejected, -1, width, "rejected");
-  if (q) {
-    check_dense(*q, at::kFloat, q->sizes(), "q");
-    check_dense(*q_rows, at::kLong, {requests}, "q_rows");
-    check_range(*q_rows, 0, q->size(0), "q_rows");
-    if (vocab) {
-      check_dense(*vocab, at::kLong, {q->size(1)}, "vocab");
-      check_range(*vocab, 0, width, "vocab");
-    } else TORCH_CHECK(q->size(1) == width, "q must be as wide as probs, or come with its vocab");
+  check_dense(requests, at::kLong, {count}, "requests");
+  check_dense(first_rows, at::kLong, {all}, "first_rows");
+  check_dense(verify_lens, at::kLong, {all}, "verify_lens");
+  check_dense(tokens, at::kLong, {all, gamma}, "tokens");
+  check_dense(uniforms, at::kDouble, {all, gamma}, "uniforms");
+  check_dense(keys, at::kLong, {all}, "keys");
+  if (q) check_dense(*q, at::kFloat, {all, gamma, columns}, "q");
+  if (vocab) {
+    check_dense(*vocab, at::kLong, {columns}, "vocab");
+    check_range(*vocab, 0, width, "vocab");
   }
-  Tensor out = at::empty({requests}, rows.options());
-  const FinalArgs a{probs.data_ptr<float>(), q ? q->data_ptr<float>() : nullptr, rows.data_ptr<int64_t>(),
-                    rejected.data_ptr<int64_t>(), q ? q_rows->data_ptr<int64_t>() : nullptr,
-                    q && vocab ? vocab->data_ptr<int64_t>() : nullptr, keys.data_ptr<int64_t>(),
-                    out.data_ptr<int64_t>(), requests, width, q ? q->size(1) : 0};
+  check_range(requests, 0, all, "requests");
+  check_range(verify_lens, 0, gamma + 1, "verify_lens");
+  Tensor kept = at::empty({count}, requests.options()), last = at::empty({count}, requests.options());
+  const AcceptArgs a{probs.data_ptr<float>(), q ? q->data_ptr<float>() : nullptr, requests.data_ptr<int64_t>(),
+                     first_rows.data_ptr<int64_t>(), verify_lens.data_ptr<int64_t>(), tokens.data_ptr<int64_t>(),
+                     vocab ? vocab->data_ptr<int64_t>() : nullptr, keys.data_ptr<int64_t>(),
+                     uniforms.data_ptr<double>(), kept.data_ptr<int64_t>(), last.data_ptr<int64_t>(),
+                     count, gamma, width, columns, by_block};
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t r = a.requests[i], length = a.lens[r];
+    TORCH_CHECK(a.first_rows[r] >= 0 && a.first_rows[r] + length < probs.size(0), "probs must have a row per token");
+    for (int64_t k = 0; k < length; ++k) {
+      const int64_t token = a.tokens[r * gamma + k];
+      TORCH_CHECK(token >= 0 && token < width, "verified tokens must be tokens of probs");
+    }
+  }
   std::atomic<int64_t> next{0};
-  on_every_thread(requests, [&] { kernels().draw_final(a, next); });
-  return out;
+  on_every_thread(count, [&] { kernels().accept_sampled(a, next); });
+  return {kept, last};
 }
 
 // Seconds spent in products, attention, norms and the like, sampling since the last call; `count` switches counting
@@ -312,8 +324,8 @@ TORCH_LIBRARY(outrider, m) {
         "Tensor(d!)? v_pool, Tensor? slots) -> ()");
   m.def("target_probs(Tensor logits, Tensor temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps) -> Tensor");
   m.def("argmax(Tensor x) -> Tensor");
-  m.def("draw_final(Tensor probs, Tensor rows, Tensor rejected, Tensor? q, Tensor? q_rows, Tensor? vocab, "
-        "Tensor keys) -> Tensor");
+  m.def("accept_sampled(Tensor probs, Tensor requests, Tensor first_rows, Tensor verify_lens, Tensor tokens, "
+        "Tensor uniforms, Tensor? q, Tensor? vocab, Tensor keys, bool by_block) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {
@@ -323,7 +335,7 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("rope", rope);
   m.impl("target_probs", target_probs);
   m.impl("argmax", argmax);
-  m.impl("draw_final", draw_final);
+  m.impl("accept_sampled", accept_sampled);
 }
 
 }  // namespace outrider

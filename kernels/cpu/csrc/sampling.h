@@ -1,6 +1,7 @@
 // From logits to the distribution after a request's sampling rules, and drawing from a distribution; one row at a time.
 #pragma once
 #include <algorithm>
+#include <numeric>
 
 #include "kernels.h"
 #include "simd.h"
@@ -231,24 +232,78 @@ void draw_tokens(const DrawArgs& a, std::atomic<int64_t>& next) {
   }
 }
 
-// One token per request from row `rows` of p; after a rejection (`rejected` >= 0) from max(0, p - q), or from p where
-// that vanishes. q null: a point mass on the rejected token.
-inline void draw_final(const FinalArgs& a, std::atomic<int64_t>& next) {
-  static thread_local std::vector<float> rest;
-  rest.resize(a.vocab);
-  for (int64_t r; (r = next++) < a.requests;) {
-    const float* p = a.probs + a.rows[r] * a.vocab;
-    int64_t token = -1;
-    if (a.rejected[r] >= 0) {
-      std::memcpy(rest.data(), p, a.vocab * sizeof(float));
-      const float* q = a.q ? a.q + a.q_rows[r] * a.columns : nullptr;
-      if (!q) rest[a.rejected[r]] = 0;
-      for (int64_t c = 0; q && !a.tokens && c < a.columns; ++c) rest[c] = std::max(0.f, p[c] - q[c]);
-      for (int64_t c = 0; q && a.tokens && c < a.columns; ++c)
-        rest[a.tokens[c]] = std::max(0.f, p[a.tokens[c]] - q[c]);
-      token = gumbel_argmax(rest.data(), a.keys[r], nullptr, a.vocab);
+// q of a drafted token; 0 where it lies outside the drafter's vocabulary.
+inline float drafted_chance(const AcceptArgs& a, int64_t r, int64_t k) {
+  const int64_t token = a.tokens[r * a.gamma + k];
+  if (!a.q) return 1;
+  const float* q = a.q + (r * a.gamma + k) * a.columns;
+  if (!a.vocab) return q[token];
+  const int64_t *end = a.vocab + a.columns, *found = std::lower_bound(a.vocab, end, token);
+  return found != end && *found == token ? q[found - a.vocab] : 0;
+}
+
+// Scale of p after a drafted token, from that before it.
+inline float next_scale(float scale, float p, float q) {
+  const double joint = double(scale) * p;
+  return joint == 0 || !(joint < q) ? float(joint > 0) : float(joint / q);
+}
+
+// rest = max(0, scale * p - q): weights of what replaces draft token k of request r. The product of two floats is exact
+// as a double, so that fused operations have the same bits.
+inline void residual(const AcceptArgs& a, int64_t r, int64_t k, const float* p, float scale, float* rest) {
+  const float* q = a.q ? a.q + (r * a.gamma + k) * a.columns : nullptr;
+  const double factor = scale;
+  for (int64_t c = 0; q && !a.vocab && c < a.columns; ++c) rest[c] = std::max(0.f, float(factor * p[c] - q[c]));
+  if (q && !a.vocab) return;
+  for (int64_t c = 0; c < a.width; ++c) rest[c] = scale * p[c];
+  if (!q) rest[a.tokens[r * a.gamma + k]] = 0;
+  for (int64_t c = 0; q && c < a.columns; ++c)
+    rest[a.vocab[c]] = std::max(0.f, float(factor * p[a.vocab[c]] - q[c]));
+}
+
+// The sum of weights up to 1, each rounded to a multiple of 2^-44: sums of these are exact, in whatever order.
+inline double mass(const float* weights, int64_t n) {
+  constexpr double GRID = 256;
+  double lanes[16] = {};
+  for (int64_t i = 0; i < n; i += 16)
+    for (int64_t j = 0; j < std::min<int64_t>(16, n - i); ++j) lanes[j] += (weights[i + j] + GRID) - GRID;
+  return std::accumulate(lanes, lanes + 16, 0.);
+}
+
+// Tokens of requests that are drawn: how many drafts each keeps, and the one behind them. See kernels/acceptance.py.
+inline void accept_sampled(const AcceptArgs& a, std::atomic<int64_t>& next) {
+  static thread_local std::vector<float> rest, scales;
+  rest.resize(a.width);
+  for (int64_t i; (i = next++) < a.count;) {
+    const int64_t r = a.requests[i], length = a.lens[r];
+    const float* p = a.probs + a.first_rows[r] * a.width;
+    const int64_t* tokens = a.tokens + r * a.gamma;
+    const double* uniforms = a.uniforms + r * a.gamma;
+    scales.assign(length + 1, 1);
+    int64_t kept = 0;
+    bool made = false;  // rest is that of the token behind those kept
+    if (a.by_block && a.q) {
+      for (int64_t k = 0; k < length; ++k)
+        scales[k + 1] = next_scale(scales[k], p[k * a.width + tokens[k]], drafted_chance(a, r, k));
+      for (kept = length; kept > 0 && !made; kept -= !made) {  // from the last: most tests are then not needed
+        const float scale = scales[kept];
+        if (scale == 1 || (kept == length && uniforms[kept - 1] < scale)) break;
+        if (scale == 0 || kept == length) continue;
+        residual(a, r, kept, p + kept * a.width, scale, rest.data());
+        const double left = mass(rest.data(), a.width);
+        made = uniforms[kept - 1] * (left + (1 - double(scale))) < left;
+      }
+    } else {
+      while (kept < length && uniforms[kept] * drafted_chance(a, r, kept) < p[kept * a.width + tokens[kept]]) ++kept;
     }
-    a.out[r] = token >= 0 ? token : std::max<int64_t>(0, gumbel_argmax(p, a.keys[r], nullptr, a.vocab));
+    p += kept * a.width;
+    int64_t token = -1;
+    if (kept < length) {
+      if (!made) residual(a, r, kept, p, scales[kept], rest.data());
+      token = gumbel_argmax(rest.data(), a.keys[r], nullptr, a.width);
+    }
+    a.kept[i] = kept;
+    a.last[i] = token >= 0 ? token : std::max<int64_t>(0, gumbel_argmax(p, a.keys[r], nullptr, a.width));
   }
 }
 

@@ -2,7 +2,7 @@
 
 A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token),
 and its drafts are drawn with the same noise and kept if equal: nothing else can change its text. Other requests' drafts
-are kept by rejection sampling, with numbers of the decode step's own.
+are kept by rejection sampling, by block or token by token, with numbers of the decode step's own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sampling:
 
     rules: of each; temperature 0: greedy. seeds: [R] int64, of its random numbers.
     seeded: [R] bool, not greedy, and its seed alone decides. decided: [R] bool, greedy or seeded.
-    all_greedy, any_seeded, all_decided: known on the host.
+    all_greedy, any_seeded, all_decided: known on the host. by_block: how the others' drafts are verified.
     """
 
     rules: Rules
@@ -41,14 +41,21 @@ class Sampling:
     all_greedy: bool
     any_seeded: bool
     all_decided: bool
+    by_block: bool = True
 
     @classmethod
     def of(
-        cls, info: Any, seeds: torch.Tensor, seeded: torch.Tensor, kinds: tuple[bool, bool] | None = None
+        cls,
+        info: Any,
+        seeds: torch.Tensor,
+        seeded: torch.Tensor,
+        kinds: tuple[bool, bool] | None = None,
+        *,
+        by_block: bool = True,
     ) -> Sampling:
         """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`.
 
-        kinds: `RequestTable.kinds`; None: the device is asked, and waited for.
+        kinds: `RequestTable.kinds`; None: the device is asked, and waited for. by_block: as in `Verification`.
         """
         greedy = info.top_ks <= 1
         rules = Rules(
@@ -62,7 +69,7 @@ class Sampling:
         seeded = seeded & ~greedy
         decided = seeded | greedy
         any_seeded, all_decided = kinds or (bool(seeded.any()), bool(decided.all()))
-        return cls(rules, seeds, seeded, decided, False, any_seeded, all_decided)
+        return cls(rules, seeds, seeded, decided, False, any_seeded, all_decided, by_block)
 
     def draft_keys(self, positions: torch.Tensor, gamma: int) -> torch.Tensor:
         """[R, gamma] of the noise that drafts are drawn with, behind anchors at positions [R]."""
@@ -100,7 +107,7 @@ class Sampling:
             tested, verify_lens, flat.qo_indptr,
             uniforms=uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), tested.shape[1]),
             final_keys=streams(self.seeds, anchors, Purpose.FINAL),
-            decided=self.decided, draft_probs=draft.probs, vocab=draft.vocab,
+            decided=self.decided, draft_probs=draft.probs, vocab=draft.vocab, by_block=self.by_block,
         )  # fmt: skip
         if on_host(logits):
             heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then

@@ -395,6 +395,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if self._sampling is None or self._sampling[0] is not mark:
             seeded = self.requests.seeded[rows]
             kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
-            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded, kinds)
+            by_block = self.config.verification == "block"
+            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded, kinds, by_block=by_block)
             self._sampling = mark, found, classes_of(found.rules.temperatures, seeded)
         return self._sampling[1:]

@@ -4,6 +4,7 @@ server."""
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 from outrider.profiles import store
@@ -17,6 +18,8 @@ from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import VerifyAll
 
 from ..config import PluginConfig
+
+logger = logging.getLogger(__name__)
 
 CALIBRATION = "calibration.json"
 """File of a learned drafter's folder: its own calibration, in place of the profile's."""
@@ -37,6 +40,11 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
     own = Path(learned) / CALIBRATION
     fitted = own if learned and own.is_file() else profile.calibration
     calibration = CalibrationTable.load(fitted) if fitted else None
+    if calibration is not None and calibration.verification != config.verification:
+        logger.info(
+            "Profile %s was calibrated with --verification %s, not %s: `outrider tune` does so anew",
+            profile.name, calibration.verification, config.verification,
+        )  # fmt: skip
     planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=profile.cost())
     return planner, calibration
 

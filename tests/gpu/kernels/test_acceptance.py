@@ -44,16 +44,16 @@ def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
     assert differing(found.best.long(), logits.float().argmax(1)) == 0
 
 
-def accept(arrays, keywords):
+def accept(arrays, keywords, by_block=True):
     """The operator, as `accept_logits` calls it, with padding that must not be read."""
     *others, logits, given = moved(arrays)
     logits[int(arrays[2][-1]) :] = torch.nan
     order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
-    found = acceptance.accept(*others, logits, *given, *(moved(keywords[name]) for name in order))
+    found = acceptance.accept(*others, logits, *given, *(moved(keywords[name]) for name in order), by_block)
     return [x.cpu() for x in found]
 
 
-def reference(arrays, keywords):
+def reference(arrays, keywords, by_block=True):
     """The meaning of acceptance, one token at a time."""
     tokens, verify_lens, qo_indptr, request, logits, given = arrays
     probs = reference_target_probs(logits, *given.of(request))
@@ -61,7 +61,9 @@ def reference(arrays, keywords):
     decided = keywords["decided"] | (given.temperatures <= 0)
     wanted = torch_gumbel_argmax(probs.nan_to_num(1.0), keywords["row_keys"])
     return reference_accept(
-        Verification(tokens, verify_lens, qo_indptr, wanted=wanted, probs=probs, decided=decided, **others)
+        Verification(
+            tokens, verify_lens, qo_indptr, wanted=wanted, probs=probs, decided=decided, by_block=by_block, **others
+        )
     )
 
 
@@ -72,11 +74,12 @@ def reference(arrays, keywords):
     width=st.sampled_from([24, 1500]),
     q_kind=st.sampled_from(["full", "truncated", "point mass"]),
     dtype=st.sampled_from(TYPES),
+    by_block=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_accepts_as_the_reference(requests, gamma, width, q_kind, dtype, seed):
+def test_accepts_as_the_reference(requests, gamma, width, q_kind, dtype, by_block, seed):
     batch = verification(requests, gamma, width, q_kind, dtype, seed)
-    assert differing(accept(*batch), reference(*batch)) == 0
+    assert differing(accept(*batch, by_block), reference(*batch, by_block)) == 0
 
 
 SHAPES = [(2, 15, 24, "full")]
@@ -96,7 +99,7 @@ def test_three_hundred_requests_without_a_draft():
     given = Rules(torch.tensor([0.7] + [0.0] * 14).repeat(20))
     arrays = (
         keys.new_empty(300, 0), torch.zeros_like(keys), torch.arange(301), torch.arange(300), logits, *given,
-        torch.empty(300, 0).double(), keys, None, given.temperatures <= 0, None, None,
+        torch.empty(300, 0).double(), keys, None, given.temperatures <= 0, None, None, True,
     )  # fmt: skip
     lens, tokens = acceptance.accept(*moved(arrays))
     assert bool((lens == 1).all())

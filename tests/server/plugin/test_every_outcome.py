@@ -59,7 +59,7 @@ class Scene:
     """A served case.
 
     model: tokens that the model drafts, 0: there is none. lookup: tokens of a lookup. steps: of denoising, the surest
-    tokens first; 0: a table drafts from left to right. also: see `Enumeration`.
+    tokens first; 0: a table drafts from left to right. by_block: how drafts are verified. also: see `Enumeration`.
     """
 
     planner: Callable[[], Planner]
@@ -70,13 +70,14 @@ class Scene:
     shortens: bool = False
     prompt: Text = REPEATING
     steps: int = 0
+    by_block: bool = True
     also: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> Found:
         return self.ways().run()
 
     def ways(self) -> Enumeration:
-        accepting = Acceptance(logits, self.kinds)
+        accepting = Acceptance(logits, self.kinds, by_block=self.by_block)
         table = model(self.model, shortens=self.shortens) if self.model else None
         if self.steps:
             table = DenoisingModel(self.model, len(TARGET), make_schedule("certain", self.model, self.steps))
@@ -184,7 +185,15 @@ KERNELS = [(name, "compiled") for name in SCENES] + [(name, "torch") for name in
 
 @pytest.mark.parametrize(("name", "compiled"), KERNELS, indirect=["compiled"])
 def test_requests_say_what_the_target_says(name, compiled):
-    scene = SCENES[name]
+    check(SCENES[name], name)
+
+
+@pytest.mark.parametrize("name", ["verify all", "threshold", "one budget", "lookups first", "surest first, lookups"])
+def test_token_by_token_they_say_the_same(name):
+    check(replace(SCENES[name], by_block=False), name)
+
+
+def check(scene, name):
     found = scene.run()
     assert sum(found.texts.values()) == pytest.approx(1.0, abs=EXACT)
     assert distance(found.texts, scene.exact()) < EXACT
@@ -247,11 +256,13 @@ def replaced_from_p(batch):
     return lens, out.scatter(1, lens[:, None] - 1, final[:, None])
 
 
+@pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
 @pytest.mark.parametrize("fault", [a_tenth_kept, replaced_from_p])
 @pytest.mark.parametrize("name", ["verify all", "one budget", "lookups", "lookups first"])
-def test_another_acceptance_is_seen(name, fault, monkeypatch):
+def test_another_acceptance_is_seen(name, fault, by_block, monkeypatch):
     monkeypatch.setattr(worker_sampling, "accept", fault)
-    assert distance(SCENES[name].run().texts, SCENES[name].exact()) > SEEN
+    scene = replace(SCENES[name], by_block=by_block)
+    assert distance(scene.run().texts, scene.exact()) > SEEN
 
 
 APPENDIX = [1.0, 2.0, 1 / 0.45]

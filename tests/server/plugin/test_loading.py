@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.wrappers import DeferredObserve, Initialised
 from outrider.profiles import store
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.baselines import Threshold, VerifyAll
 from outrider.scheduler.planners.synchronous import Synchronous
@@ -116,3 +118,16 @@ def test_planners_are_made_from_the_profile(tmp_path: Path) -> None:
         planner, calibration = load_plan(config)
         assert type(planner) is VerifyAll
         assert planner.cost is calibration is None
+
+
+def test_a_calibration_of_another_verification_is_used_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = CalibrationTable.of({}, 3, verification="token")
+    store.save(profile(), tmp_path, table.to_json())
+    config = PluginConfig(drafter="ngram", profile=str(tmp_path / "epyc"))
+    with caplog.at_level(logging.INFO):
+        assert load_plan(replace(config, verification="token"))[1] is not None
+        assert "--verification" not in caplog.text
+        assert load_plan(config)[1] is not None
+    assert "epyc was calibrated with --verification token, not block: `outrider tune`" in caplog.text
