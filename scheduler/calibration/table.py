@@ -9,8 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..upload import upload
 from .classes import ADDED, CLASSES
 from .model import Calibration
 
@@ -95,7 +97,7 @@ def parameters_of_each(
     each = [places.setdefault(table, len(places)) for table in tables]
     if len(places) == 1:
         return classes, tables[0].parameters(confidence.shape[1], confidence.device)
-    below = torch.tensor(each, device=classes.device) * len(CLASSES)
+    below = upload(np.array(each, dtype=np.int64) * len(CLASSES), classes.device)
     return classes + below, _stacked(tuple(places), confidence.shape[1], confidence.device)
 
 

@@ -46,7 +46,7 @@ class Adapters:
         if not name or name == self._manager.served_model_name or name in self._names:
             raise ApiError(f"the name {name!r} is taken", status=409, param="lora_name", code="conflict")
         try:
-            path: Path = adapters.checked(name, folder, self._resolved.model)
+            path: Path = adapters.checked(name, folder, self._resolved.settings, self._resolved.model)
         except UserError as error:
             raise invalid_value("lora_path", str(error)) from None
         result = await self._manager.load_lora_adapter(LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(path)))

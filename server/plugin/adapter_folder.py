@@ -36,6 +36,8 @@ UNSUPPORTED = {
 """Fields of PEFT's configuration that an adapter cannot have here, with the reason."""
 READS_HIDDEN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj"})
 WRITES_HIDDEN = frozenset({"o_proj", "down_proj"})
+SGLANG_WANTS = dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("q_proj", "v_proj")) | {"up_proj": ("gate_proj",)}
+"""Modules that SGLang takes only beside others."""
 
 Shape = tuple[int, ...]
 
@@ -71,12 +73,24 @@ class AdapterFolder:
         """Raise ValueError where the adapter is of another model than the one with this config.json."""
         hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
         for module, (down, up) in self.shapes.items():
+            if ".experts." in module:
+                raise ValueError(f"it changes experts ({module}), which is not served")
             number, last = LAYER.search(f".{module}"), module.rpartition(".")[2]
             if number and layers and int(number[1]) >= layers:
                 raise ValueError(f"it is of another model: it changes layer {number[1]} of {layers}")
             size = down[1] if last in READS_HIDDEN else up[0] if last in WRITES_HIDDEN else hidden
             if hidden and size != hidden:
                 raise ValueError(f"it is of another model: its {module} has {size} hidden numbers, the model {hidden}")
+
+    def check_for_sglang(self) -> None:
+        """Raise ValueError where SGLang, which has adapters on GPUs, would take it for another."""
+        if self.by_root:
+            raise ValueError("it is rank-stabilised (use_rslora), which SGLang scales otherwise")
+        for module in self.shapes:
+            prefix, _, last = module.rpartition(".")
+            wanted = [f"{prefix}.{name}" for name in SGLANG_WANTS.get(last, ())]
+            if missing := [name for name in wanted if name not in self.shapes]:
+                raise ValueError(f"SGLang takes its {module} only with {missing[0]} beside it")
 
     def scale(self, rank: int) -> float:
         """The number by which the product of a B and an A of this rank is multiplied."""

@@ -71,10 +71,8 @@ UNAVAILABLE = {
     "enable_http2": "HTTP/1.1 only",
     "is_embedding": "text generation only",
     "skip_tokenizer_init": "requests in text",
-    "max_lora_rank": "adapters may have any rank",
-    "max_loras_per_batch": "a batch may mix any number of adapters",
     "max_loaded_loras": "adapters stay loaded until an administrator unloads them",
-    "lora_backend": "our own products on a CPU",
+    "lora_backend": "our own products on a CPU, SGLang's `triton` on a GPU",
     "disaggregation_mode": "prefill and decode in one server",
     "trust_remote_code": "no code from models",
     "ssl_keyfile_password": "OUTRIDER_SSL_KEYFILE_PASSWORD, which no process list shows",
@@ -128,9 +126,9 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
     if settings.otlp_endpoint is not None:
         arguments |= traces.arguments(settings.otlp_endpoint)
     if settings.has_adapters:
-        # The rank and the modules are for the slots of SGLang's own kernels; ours have none.
-        arguments |= {"enable_lora": True, "lora_paths": list(settings.lora_paths) or None}
-        arguments |= {"max_lora_rank": 1, "lora_target_modules": ["all"]}
+        arguments |= {"enable_lora": True, "lora_paths": list(settings.lora_paths) or None, "lora_backend": "triton"}
+        if settings.resolved_device == "cpu":  # SGLang asks for slots' sizes; ours have none
+            arguments |= {"max_lora_rank": 1, "lora_target_modules": ["all"]}
     for name in (
         "max_running_requests",
         "chunked_prefill_size",

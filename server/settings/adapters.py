@@ -15,8 +15,10 @@ def with_adapters(settings: Settings, model: Model) -> Settings:
     """Settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
     if not settings.has_adapters:
         return settings
-    if settings.resolved_device != "cpu":
-        raise UserError("adapters are served on CPUs; on a GPU leave --lora-paths and --enable-lora out")
+    if settings.resolved_device == "cuda" and not settings.lora_paths:
+        raise UserError(
+            "on a GPU --enable-lora goes with --lora-paths: their ranks and layers are those for which there is room"
+        )
     if settings.parallel.tp_size > 1:
         raise UserError("adapters are not divided over --tp-size ranks; leave one of them out")
     if settings.diffusion is not None:
@@ -28,15 +30,18 @@ def with_adapters(settings: Settings, model: Model) -> Settings:
             raise UserError(f"--lora-paths takes NAME=FOLDER, not {each!r}")
         if name in found or name == (settings.served_model_name or model.name):
             raise UserError(f"--lora-paths: the name {name} is taken")
-        found[name] = checked(name, folder, model)
+        found[name] = checked(name, folder, settings, model)
     return replace(settings, lora_paths=tuple(f"{name}={folder}" for name, folder in found.items()))
 
 
-def checked(name: str, folder: str, model: Model) -> Path:
+def checked(name: str, folder: str, settings: Settings, model: Model) -> Path:
     """The adapter's folder, absolute; raises UserError where it cannot be served."""
     path = Path(folder).expanduser().absolute()
     try:
-        AdapterFolder.open(path).check(model.config)
+        found = AdapterFolder.open(path)
+        found.check(model.config)
+        if settings.resolved_device == "cuda":
+            found.check_for_sglang()
     except ValueError as error:
         raise UserError(f"the adapter {name} in {path}: {error}") from None
     return path

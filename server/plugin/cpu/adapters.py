@@ -46,7 +46,7 @@ def register() -> None:
 class CpuAdapters:
     """The loaded adapters of a model, and those of the forward under way.
 
-    references: SGLang's `LoRARef` of each, by its id. active: adapters of the forward, each with its rows of the batch
+    lora_refs: SGLang's `LoRARef` of each, by its id. active: adapters of the forward, each with its rows of the batch
     (None: all). The methods' names are SGLang's.
 
     Raises
@@ -62,7 +62,7 @@ class CpuAdapters:
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype, references: Sequence[Any]):
         self.dtype = dtype
         self.layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LinearBase)}
-        self.references: dict[str, Any] = {}
+        self.lora_refs: dict[str, Any] = {}
         self.active: list[tuple[Adapter, torch.Tensor | None]] = []
         self._loaded: dict[str, Adapter] = {}
         self._hooked: set[str] = set()
@@ -81,7 +81,7 @@ class CpuAdapters:
     def unload_lora_adapter(self, reference: Any) -> Any:
         """SGLang calls it when the adapter's last request has ended."""
         self._loaded.pop(reference.lora_id, None)
-        self.references.pop(reference.lora_id, None)
+        self.lora_refs.pop(reference.lora_id, None)
         self.active = []
         return self._result()
 
@@ -143,7 +143,7 @@ class CpuAdapters:
         except ValueError as error:
             raise ValueError(f"the adapter {reference.lora_name} in {reference.lora_path}: {error}") from None
         self._hook(adapter.keys() - self._hooked)
-        self._loaded[reference.lora_id], self.references[reference.lora_id] = adapter, reference
+        self._loaded[reference.lora_id], self.lora_refs[reference.lora_id] = adapter, reference
         logger.info("the adapter %s changes %d layers", reference.lora_name, len(adapter))
 
     def _prepared(self, folder: AdapterFolder) -> Adapter:
@@ -187,5 +187,5 @@ class CpuAdapters:
     def _result(self, error: str = "") -> Any:
         from sglang.srt.managers.io_struct import LoRAUpdateOutput
 
-        loaded = {each.lora_name: each.lora_path for each in self.references.values()}
+        loaded = {each.lora_name: each.lora_path for each in self.lora_refs.values()}
         return LoRAUpdateOutput(success=not error, error_message=error, loaded_adapters=loaded)

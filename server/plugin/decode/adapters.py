@@ -24,8 +24,10 @@ from .buffered import BufferedCounter, BufferedMetrics
 
 FIRST = 128
 """Drafted blocks after which an adapter's first calibration is fitted; the next after twice as many, and so on."""
-KEPT = 1024
-"""Drafted blocks of an adapter that are kept, and after which it is fitted again, at most."""
+KEPT = 512
+"""Drafted blocks of an adapter that are kept. A fit takes some 30 ms, in which nothing is decoded."""
+OFTEN = 1 << 14
+"""Drafted blocks between two fits, at most."""
 BASE = 0
 """Number of the model without an adapter."""
 
@@ -62,7 +64,7 @@ class AdapterOutcomes(BufferedMetrics):
     @classmethod
     def of(cls, runner: Any, gamma: int) -> AdapterOutcomes | None:
         """Those of a server with adapters, by SGLang's model runner; None on any other."""
-        return None if runner.lora_manager is None else cls(runner.lora_manager.references, gamma)
+        return None if runner.lora_manager is None else cls(runner.lora_manager.lora_refs, gamma)
 
     def admit(self, reqs: Sequence[Any]) -> np.ndarray:
         """[R] numbers of the adapters of SGLang's requests that are prefilled."""
@@ -114,7 +116,7 @@ class AdapterOutcomes(BufferedMetrics):
                 continue
             adapter.recorder.record(raw[told], verify_lens[told], accept_lens[told] - 1, classes[told])
             if adapter.recorder.total >= adapter.fit_at:
-                adapter.fit_at += min(adapter.fit_at, KEPT)
+                adapter.fit_at += min(adapter.fit_at, OFTEN)
                 adapter.table = _fitted(adapter.recorder, otherwise)
         self.flush_if_due()
 

@@ -68,6 +68,7 @@ def _register_all() -> None:
         draft_memory.register()
         _register_gpu_attention()
         _capture_verification()
+        _allow_adapters()
 
 
 def _register_algorithm() -> None:
@@ -205,6 +206,20 @@ def _capture_verification() -> None:
 
     runner = "sglang.srt.model_executor.model_runner.ModelRunner"
     HookRegistry.register(f"{runner}._decode_cuda_graph_runner_cls", runner_class, HookType.AROUND)
+
+
+def _allow_adapters() -> None:
+    """Allow LoRA adapters beside our speculation, on SGLang's Triton kernels."""
+    from sglang.srt.arg_groups import lora_hook
+    from sglang.srt.lora.backend import lora_registry
+
+    def backend() -> type:
+        from ..cuda.adapters import RaggedLoRABackend
+
+        return RaggedLoRABackend
+
+    must_take.replace(lora_hook, "check_lora_speculative_compatibility", lambda server_args: None)
+    lora_registry.LORA_SUPPORTED_BACKENDS["triton"] = backend
 
 
 def _compile_no_embedding() -> None:

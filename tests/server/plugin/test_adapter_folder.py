@@ -116,5 +116,18 @@ def test_flags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="not divided over --tp-size"):
         given(f"a={folder}", sglang_flags=("--tp-size", "2"), engines=1)
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
-    with pytest.raises(UserError, match="served on CPUs"):
-        given(f"a={folder}", device="cuda")
+    assert given(f"a={folder}", device="cuda").has_adapters
+    with pytest.raises(UserError, match="goes with --lora-paths"):
+        given(enable_lora=True, device="cuda")
+
+
+def test_what_sglang_would_misread_is_refused_on_gpus(model: PreTrainedModel, tmp_path: Path) -> None:
+    options: dict[str, Any]
+    for name, options, message in (
+        ("root", {"use_rslora": True}, "rank-stabilised"),
+        ("key", {"modules": ("q_proj", "k_proj")}, r"only with model\.layers\.0\.self_attn\.v_proj beside it"),
+        ("up", {"modules": ("up_proj",)}, r"only with model\.layers\.0\.mlp\.gate_proj beside it"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AdapterFolder.open(write_adapter(tmp_path / name, model, 1, **options)).check_for_sglang()
+    AdapterFolder.open(write_adapter(tmp_path / "all", model, 1)).check_for_sglang()

@@ -51,7 +51,7 @@ def test_an_adapter_where_drafts_fail_is_known_by_its_own() -> None:
     np.testing.assert_allclose(confidences(outcomes, numbers)[2], common, rtol=1e-5)
     show(outcomes, numbers, [0.9, 0.6, 0.1, 0.9], 8 * FIRST)
     found = confidences(outcomes, numbers)
-    np.testing.assert_allclose(found[[0, 2]], [0.9, 0.1], atol=0.12)
+    np.testing.assert_allclose(found[[0, 2]], [0.9, 0.1], atol=0.2)
     assert found[1] == np.float32(common)
     # Classes of which nothing was seen are the model's, with as many positions.
     table = outcomes.table(2)
