@@ -25,7 +25,7 @@ from .model import BlockModel
 
 Pools = list[tuple[torch.Tensor, torch.Tensor]]
 Prepared = PackedWeight | BlockWeight | Int8Weight
-MULTIPLIES_BYTES = ("avx512bf16", "amx")
+MULTIPLIES_BYTES = ("avxvnni", "avx512bf16", "amx")
 """Instruction sets, of `native.instruction_set`, that have sums of products of bytes (VNNI)."""
 
 

@@ -39,6 +39,7 @@ OPERATIONS = (
 INSTRUCTION_SETS = {
     "scalar": (),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avxvnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
     "avx512": _WIDE,
     "avx512bf16": (*_WIDE, "-mavx512bf16", "-mavx512vnni"),
 }

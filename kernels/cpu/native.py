@@ -62,7 +62,8 @@ def _choose_instruction_set(built: Path) -> None:
 def instruction_set() -> str:
     """The compiled variant that runs here, the same for all operations.
 
-    scalar, avx2, avx512, avx512bf16, or amx: products and attention of bfloat16 by tiles, the rest as avx512bf16.
+    scalar, avx2, avxvnni, avx512, avx512bf16, or amx: products of many rows and attention by tiles, the rest as
+    avx512bf16.
     amx_emulated, for tests, has the bits of amx on any processor with FMA, slowly. none: plain torch. Bits differ
     between variants, and weights packed for one are not those of another.
     """

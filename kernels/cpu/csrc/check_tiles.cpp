@@ -76,6 +76,14 @@ bool check(int64_t rows, int64_t depth, int64_t outputs) {
     Function<const LinearArgs&, int64_t, int64_t> both[] = {amx::kernels.block_linear[1][kind],
                                                             amx_emulated::kernels.block_linear[1][kind]};
     fine = same(blocks, both) && fine;
+    const int64_t row = rounded_bytes(depth, rounds_wide(kind));
+    uint8_t* rounded = guarded(rows * row);  // any bytes are codes; all scales are one small number
+    for (int64_t i = 0; i < rows * row; ++i) rounded[i] = 0x20 + generator() % 8;
+    blocks.x = rounded, blocks.x_stride = row;
+    amx_emulated::kernels.pack_int_blocks[kind](raw.data(), packed, outputs, depth, 0, panels);
+    Function<const LinearArgs&, int64_t, int64_t> integers[] = {amx::kernels.int_block_linear[1][kind],
+                                                                amx_emulated::kernels.int_block_linear[1][kind]};
+    fine = same(blocks, integers) && fine;
   }
   if (!fine) std::fprintf(stderr, "%ld rows of %ld by %ld outputs differ\n", rows, depth, outputs);
   return fine;

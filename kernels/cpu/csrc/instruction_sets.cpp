@@ -11,12 +11,15 @@
 namespace outrider {
 namespace {
 
+constexpr int64_t ROWS_FOR_TILES = 17;  // of integer products; vectors are as fast with those of one tile
+
 struct InstructionSet {
   std::string name;
   Kernels kernels;
 };
 
-Kernels with_tiles(Kernels rest, const TileKernels& tiles) {
+// many_rows: from which on integer products are by tiles; fewer only if `rest` lays weights out alike.
+Kernels with_tiles(Kernels rest, const TileKernels& tiles, int64_t many_rows) {
   rest.attention[1] = tiles.attention;
   rest.merge[1] = tiles.merge;
   rest.pack[1] = tiles.pack;
@@ -24,7 +27,12 @@ Kernels with_tiles(Kernels rest, const TileKernels& tiles) {
   std::copy_n(tiles.pack_blocks, BLOCK_KINDS, rest.pack_blocks);
   rest.tile_rows = 4 * TILE_ROWS;
   rest.cache_bytes_for_rows[1] = 2 << 20;
-  for (int type : {0, 1}) std::copy_n(tiles.block_linear[type], BLOCK_KINDS, rest.block_linear[type]);
+  std::copy_n(tiles.pack_int_blocks, BLOCK_KINDS, rest.pack_int_blocks);
+  rest.many_rows = many_rows;
+  for (int type : {0, 1}) {
+    std::copy_n(tiles.block_linear[type], BLOCK_KINDS, rest.block_linear[type]);
+    std::copy_n(tiles.int_block_linear[type], BLOCK_KINDS, rest.int_blocks_many_rows[type]);
+  }
   return rest;
 }
 
@@ -40,12 +48,13 @@ const std::vector<InstructionSet>& instruction_sets() {
     std::vector<InstructionSet> runs;
     if (wide && narrow) runs.push_back({"avx512bf16", avx512bf16::kernels});
     if (wide) runs.push_back({"avx512", avx512::kernels});
+    if (middle && __builtin_cpu_supports("avxvnni")) runs.push_back({"avxvnni", avxvnni::kernels});
     if (middle) runs.push_back({"avx2", avx2::kernels});
     runs.push_back({"scalar", scalar::kernels});
 #if defined(WITH_AMX)
-    if (wide && narrow && tiles_allowed()) runs.push_back({"amx", with_tiles(avx512bf16::kernels, amx::kernels)});
+    if (wide && narrow && tiles_allowed()) runs.push_back({"amx", with_tiles(avx512bf16::kernels, amx::kernels, ROWS_FOR_TILES)});
 #endif
-    if (middle) runs.push_back({"amx_emulated", with_tiles(runs.front().kernels, amx_emulated::kernels)});
+    if (middle) runs.push_back({"amx_emulated", with_tiles(runs.front().kernels, amx_emulated::kernels, 0)});
     return runs;
   }();
   return all;

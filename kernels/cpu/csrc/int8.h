@@ -5,7 +5,7 @@
 
 namespace ISA {
 
-#if defined(ONLY_AVX2)
+#if defined(ONLY_AVX2) && !defined(__AVXVNNI__)
 constexpr int32_t OFFSET = 0;
 #else
 constexpr int32_t OFFSET = 128;  // of a weight's codes: VNNI multiplies unsigned bytes by signed ones
@@ -16,6 +16,9 @@ inline IntVec dot4(IntVec c, IntVec weights, IntVec row) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(c), reinterpret_cast<__m512i>(weights),
                                                       reinterpret_cast<__m512i>(row)));
+#elif defined(__AVXVNNI__)
+  return reinterpret_cast<IntVec>(_mm256_dpbusd_avx_epi32(
+      reinterpret_cast<__m256i>(c), reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(row)));
 #elif defined(ONLY_AVX2)
   const auto w = reinterpret_cast<__m256i>(weights), x = reinterpret_cast<__m256i>(row);
   // Codes are -127 .. 127: two products fit 16 bits.

@@ -2,36 +2,12 @@
 // and only whole blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so
 // the bits are the same for every instruction set, number of rows and thread: those of int_blocks.py's reference.
 #pragma once
-#include "blocks.h"
+#include "int_layout.h"
 
 namespace ISA {
 
-#if defined(__AVX512VNNI__)
-constexpr bool SHORT_SUMS = false;
-#else
-constexpr bool SHORT_SUMS = W >= 8;  // products of bytes are added in 16 bits first
-#endif
 constexpr int LINES_A_BLOCK = 2;  // of the cache, that are prefetched meanwhile
-constexpr int MOST_ROWS = W == 16 ? 8 : 4;  // of a register tile of W outputs
-using Shorts = int16_t __attribute__((vector_size(W * 4)));
-
-template <BlockKind KIND>
-struct IntKind {
-  static constexpr BlockFormat F = FORMATS[KIND];
-  static constexpr bool WIDE = F.span == 8;  // rows have a scale per 256, and the span's blocks integer scales
-  static constexpr bool HALVES = HALVED<KIND>, MINIMA = ISA::MINIMA<KIND>;
-  // Bytes that are multiplied have a size of MOST at most. Signed ones need SHORT_SUMS, all others count OFFSET too
-  // much; halves' sums are times -16, so a multiple of that. MORE: added to the stored codes.
-  static constexpr bool SIGNED = F.bits == 8 || KIND == IQ4_NL || KIND == IQ4_XS;
-  static constexpr int32_t MORE = KIND == Q3_K ? 12 : 0;
-  static constexpr int32_t OFFSET = SIGNED ? (SHORT_SUMS ? 0 : 128) : KIND == MXFP4 ? 12 : EXCESS<KIND> + MORE;
-  static constexpr int MOST = SIGNED ? 128 : KIND == MXFP4 ? 24 : (1 << F.bits) - 1 + MORE;
-  // Groups of four of the depth whose sums fit: 16 bits, or those that have one scale.
-  static constexpr int FITTING = SHORT_SUMS ? 32767 / (2 * 127 * MOST) : 8;
-  static constexpr int GROUPS = std::min<int>(HALVES ? 4 : 8, std::bit_floor(unsigned(FITTING)));
-  // A stripe of W outputs has spans of [shared][own scales][blocks of codes].
-  static constexpr int64_t OWN = W * F.shared, CODES = OWN + W * F.span * F.own, SPAN = W * F.bytes();
-};
+constexpr int MOST_ROWS = W == 16 || (W == 8 && !SHORT_SUMS) ? 8 : 4;  // of a register tile of W outputs
 
 // a * b + c, rounded once.
 inline Vec fused(Vec a, Vec b, Vec c) {
@@ -45,34 +21,14 @@ inline Vec fused(Vec a, Vec b, Vec c) {
 #endif
 }
 
-inline IntVec load_ints(const uint8_t* p) { return reinterpret_cast<IntVec>(load(reinterpret_cast<const float*>(p))); }
-inline IntVec splat_four(const void* p) {  // four bytes, or two numbers of 16 bits
-  int32_t four;
-  std::memcpy(&four, p, 4);
-  return four - IntVec{};
-}
-
-// 2 * W bytes as pairs of 16-bit numbers.
-template <bool SIGNED>
-inline IntVec widened_pairs(const uint8_t* p) {
-#if defined(__AVX512BW__)
-  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return reinterpret_cast<IntVec>(SIGNED ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
-#elif defined(__AVX2__)
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return reinterpret_cast<IntVec>(SIGNED ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes));
-#else
-  Shorts out;
-  for (int i = 0; i < 2 * W; ++i) out[i] = SIGNED ? int8_t(p[i]) : p[i];
-  return reinterpret_cast<IntVec>(out);
-#endif
-}
-
 // c + the sum of the products of each lane's two 16-bit numbers.
 inline IntVec add_pairs(IntVec c, IntVec a, IntVec b) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<IntVec>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(c), reinterpret_cast<__m512i>(a),
                                                       reinterpret_cast<__m512i>(b)));
+#elif defined(__AVXVNNI__)
+  return reinterpret_cast<IntVec>(_mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(c), reinterpret_cast<__m256i>(a),
+                                                          reinterpret_cast<__m256i>(b)));
 #elif defined(__AVX512BW__)
   return c + reinterpret_cast<IntVec>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX2__)
@@ -89,6 +45,9 @@ inline IntVec add_codes(IntVec sums, IntVec codes, IntVec row) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(
       reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(codes), reinterpret_cast<__m512i>(row)));
+#elif defined(__AVXVNNI__)
+  return reinterpret_cast<IntVec>(_mm256_dpbusd_avx_epi32(
+      reinterpret_cast<__m256i>(sums), reinterpret_cast<__m256i>(codes), reinterpret_cast<__m256i>(row)));
 #elif defined(__AVX512BW__)
   auto w = reinterpret_cast<__m512i>(codes), x = reinterpret_cast<__m512i>(row);
   if constexpr (SIGNED) {
@@ -116,108 +75,6 @@ inline IntVec as_scale(IntVec scale) { return SHORT_SUMS ? (scale & 0xffff) | sc
 // total + the sums of add_codes(), times a scale.
 inline IntVec add_scaled(IntVec total, IntVec sums, IntVec scale) {
   return SHORT_SUMS ? add_pairs(total, sums, scale) : total + sums * scale;
-}
-
-// The bits of every byte that begin at FROM, `count` of them, moved to `to`.
-inline IntVec moved_bits(IntVec x, int from, int count, int to) {
-  const int32_t mask = ((1 << count) - 1) << to;
-  return (to < from ? x >> (from - to) : x << (to - from)) & (mask * 0x01010101);
-}
-
-// Vectors of a block of BLOCK of the depth lie plane after plane: the upper bits of all groups of four neighbours, then
-// the lower two or four, as many groups as fit a vector; bytes as they are. Byte 4 * o + i belongs to output o and number i of a group.
-constexpr int low_bits(int64_t bits) { return bits < 4 ? 2 : 4; }
-template <BlockKind KIND>
-inline IntVec codes_of_group(const uint8_t* block, int g) {
-  using Kind = IntKind<KIND>;
-  constexpr int BITS = FORMATS[KIND].bits, LOW = low_bits(BITS), HIGH = BITS - LOW;
-  const auto vector = [block](int64_t i) { return load_ints(block + i * W * 4); };
-  if constexpr (BITS == 8) return vector(g);
-  IntVec codes = moved_bits(vector(HIGH + g * LOW / 8), g * LOW % 8, LOW, 0);
-  if constexpr (HIGH > 0) codes |= moved_bits(vector(g * HIGH / 8), g * HIGH % 8, HIGH, LOW);
-  if constexpr (TABLED<KIND>) return looked_up<KIND, Kind::OFFSET>(codes);
-  else return codes + Kind::MORE * 0x01010101;  // no byte overflows
-}
-
-template <BlockKind KIND>
-void pack_int_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
-  using Kind = IntKind<KIND>;
-  constexpr BlockFormat F = Kind::F;
-  const int64_t spans = F.spans(depth / BLOCK);
-  std::memset(panels + begin * PANEL / W * spans * Kind::SPAN, 0, (end - begin) * PANEL / W * spans * Kind::SPAN);
-  for (int64_t c = begin * PANEL; c < std::min(end * PANEL, outputs); ++c)
-    for (int64_t n = 0; n < spans; ++n) {
-      const Span<KIND> span{raw + (c * spans + n) * F.file};
-      uint8_t* const to = panels + (c / W * spans + n) * Kind::SPAN;
-      const int64_t lane = c % W;
-      constexpr int64_t UNIT = unit_of(KIND);
-      for (int64_t i = 0; i < F.shared; ++i) to[i / UNIT * UNIT * W + lane * UNIT + i % UNIT] = span.shared()[i];
-      for (int64_t k = 0; k < F.span; ++k) {
-        uint8_t* const own = to + Kind::OWN;
-        if constexpr (Kind::HALVES) {
-          for (int i = 0; i < 2; ++i) own[(k * W + lane) * 2 + i] = span.own(k, i);
-        } else if constexpr (F.own > 0) {
-          own[k * W + lane] = span.own(k, 0);
-          own[F.span * W + (k / 2 * W + lane) * 2 + k % 2] = span.own(k, 1);
-        }
-        uint8_t* const codes = to + Kind::CODES + k * W * F.bits * BLOCK / 8 + lane * 4;
-        for (int64_t i = 0; i < BLOCK; ++i) {
-          const int64_t g = i / 4, at = i % 4;
-          const int code = span.code(k, i);
-          if constexpr (F.bits == 8) {
-            codes[g * W * 4 + at] = uint8_t(code + Kind::OFFSET);
-            continue;
-          }
-          constexpr int LOW = low_bits(F.bits), HIGH = F.bits - LOW;
-          codes[(HIGH + g * LOW / 8) * W * 4 + at] |= (code & ((1 << LOW) - 1)) << g * LOW % 8;
-          if constexpr (HIGH > 0) codes[g * HIGH / 8 * W * 4 + at] |= (code >> LOW) << g * HIGH % 8;
-        }
-      }
-    }
-}
-
-// `count` numbers to the nearest codes of -127 to 127, ties to even; returns their scale: NaN, and codes of 0, if one
-// is not finite.
-template <typename T>
-inline float round_block(const T* x, int64_t count, int8_t* codes) {
-  IntVec largest{};
-  for (int64_t i = 0; i < count; i += W) {
-    const IntVec size = reinterpret_cast<IntVec>(load(x + i)) & 0x7fffffff;
-    largest = size > largest ? size : largest;
-  }
-  int32_t most = 0;
-  for (int i = 0; i < W; ++i) most = std::max(most, int32_t(largest[i]));
-  const float scale = most < 0x7f800000 ? std::bit_cast<float>(most) / 127.f : NAN;
-  if (!(scale > 0)) return std::memset(codes, 0, count), scale;
-  for (int64_t i = 0; i < count; i += W) {
-    const Vec within = min(max(load(x + i) / scale, splat(-127.f)), splat(127.f));  // beyond where scales are subnormal
-    const IntVec rounded = __builtin_convertvector(within + 12582912.f - 12582912.f, IntVec);
-    const auto bytes = __builtin_convertvector(rounded, Bytes);
-    std::memcpy(codes + i, &bytes, W);
-  }
-  return scale;
-}
-
-// Rows [begin, end) of [depth] to blocks of int8_activations().
-template <typename T, typename B>
-void round_rows(const void* x, void* out, int64_t depth, int64_t begin, int64_t end) {
-  constexpr int64_t COUNT = sizeof(B::codes);
-  const auto sum_of = [](const int8_t* codes, int count) {
-    int32_t sum = 0;
-    for (int i = 0; i < count; ++i) sum += codes[i];
-    return sum;
-  };
-  const T* from = static_cast<const T*>(x) + begin * depth;
-  B* to = static_cast<B*>(out) + begin * (depth / COUNT);
-  for (int64_t n = (end - begin) * (depth / COUNT); n > 0; --n, ++to, from += COUNT) {
-    to->scale = round_block(from, COUNT, to->codes);
-    if constexpr (COUNT == BLOCK) {
-      to->sum = sum_of(to->codes, BLOCK);
-    } else {
-      for (int i = 0; i < COUNT / 16; ++i) to->halves[i] = int16_t(-16 * sum_of(to->codes + 16 * i, 16));
-      for (int i = 0; i < COUNT / BLOCK; ++i) to->sums[i] = int16_t((to->halves[2 * i] + to->halves[2 * i + 1]) / -16);
-    }
-  }
 }
 
 // sums[r] += the products of a block of codes with rows r of bytes, times the block's integer scales, if it has any.
@@ -251,6 +108,12 @@ const B* block_of_row(const B* x, int r, int64_t x_stride) {
   return reinterpret_cast<const B*>(reinterpret_cast<const char*>(x) + r * x_stride);
 }
 
+// The sum of the minima times a row's sums, of which halves have been multiplied by -16.
+template <BlockKind KIND>
+inline Vec scaled_minima(IntVec lower) {
+  return __builtin_convertvector(IntKind<KIND>::HALVES ? -lower >> 4 : lower, Vec);
+}
+
 // Spans of superblocks: rows have one scale for each.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const uint8_t* span, const WideBlock* x,
@@ -263,20 +126,13 @@ __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const
     if (cache) prefetch_lines<LINES_A_BLOCK>(*cache);
     if (ahead)
       for (int64_t i = 0; i < LINES; ++i) __builtin_prefetch(span + ahead + (k * LINES + i) * 64);
-    IntVec scales[2];
-    if constexpr (Kind::HALVES) {
-      const uint8_t* own = span + Kind::OWN + k * 2 * W;
-      const IntVec both = Kind::MINIMA ? widened_pairs<false>(own) & 0x000f000f : widened_pairs<true>(own);
-      scales[0] = as_scale((both << 16) >> 16);
-      scales[1] = as_scale(both >> 16);
-      if constexpr (Kind::OFFSET > 0) {
-        const auto times = reinterpret_cast<IntVec>(reinterpret_cast<Shorts>(both) * int16_t(Kind::OFFSET / 16));
+    const IntVec both = scale_pairs<KIND>(span, k);
+    if constexpr (Kind::HALVES && Kind::OFFSET > 0) {
+      const auto times = reinterpret_cast<IntVec>(reinterpret_cast<Shorts>(both) * int16_t(Kind::OFFSET / 16));
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) sums[r] = add_pairs(sums[r], times, splat_four(row(r)->halves + 2 * k));
-      }
-    } else {
-      scales[0] = scales[1] = as_scale(widened(span + Kind::OWN + k * W));
+      for (int r = 0; r < R; ++r) sums[r] = add_pairs(sums[r], times, splat_four(row(r)->halves + 2 * k));
     }
+    const IntVec scales[2] = {as_scale((both << 16) >> 16), as_scale(both >> 16)};
     add_block<KIND>(sums, span + Kind::CODES + k * SIZE, x->codes + k * BLOCK, x_stride, scales);
   }
   const Vec d = from_halves(span);
@@ -285,17 +141,14 @@ __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const
     constexpr int PAIRS = Kind::HALVES ? 8 : 4;
     IntVec minima[PAIRS];
 #pragma GCC unroll 8
-    for (int i = 0; i < PAIRS; ++i)
-      minima[i] = Kind::HALVES ? widened_pairs<false>(span + Kind::OWN + i * 2 * W) >> 4 & 0x000f000f
-                               : widened_pairs<false>(span + Kind::OWN + 8 * W + i * 2 * W);
+    for (int i = 0; i < PAIRS; ++i) minima[i] = minima_of<KIND>(span, i);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       IntVec lower{};
 #pragma GCC unroll 8
       for (int i = 0; i < PAIRS; ++i)
         lower = add_pairs(lower, minima[i], splat_four((Kind::HALVES ? row(r)->halves : row(r)->sums) + 2 * i));
-      if constexpr (Kind::HALVES) lower = -lower >> 4;  // halves are sums times -16
-      const Vec less = m * __builtin_convertvector(lower, Vec);
+      const Vec less = m * scaled_minima<KIND>(lower);
       totals[r] = fused(splat(row(r)->scale), fused(d, __builtin_convertvector(sums[r], Vec), -less), totals[r]);
     }
   } else {
@@ -385,6 +238,23 @@ void multiply_rows(int64_t rows, const uint8_t* stripe, const uint8_t* end, cons
   (void)((rows == R + 1 && (multiply_stripe<KIND, R + 1>(stripe, end, x, x_stride, spans, cache, out), true)) || ...);
 }
 
+// Sums of W outputs from `column` on, of `count` rows from `row` on, plus the bias.
+template <typename T>
+inline void write_outputs(const LinearArgs& a, int64_t row, int64_t column, const Vec* totals, int64_t count) {
+  const int64_t width = std::min<int64_t>(W, a.outputs - column);
+  T* to = static_cast<T*>(a.out) + row * a.out_stride + column;
+  for (int64_t i = 0; i < count; ++i, to += a.out_stride) {
+    const Vec y = a.bias ? totals[i] + load(a.bias + column) : totals[i];
+    if (width == W) {
+      store_rounded(to, y);
+    } else {
+      T edge[W];
+      store_rounded(edge, y);
+      std::memcpy(to, edge, width * sizeof(T));
+    }
+  }
+}
+
 // x: rows of round_rows(), x_stride bytes from one to the next. Items as of multiply_items().
 template <typename T, BlockKind KIND>
 void int_block_linear(const LinearArgs& a, int64_t begin, int64_t end) {
@@ -397,23 +267,13 @@ void int_block_linear(const LinearArgs& a, int64_t begin, int64_t end) {
     const int64_t rows = std::min(a.row_group, a.rows - row);
     for (int64_t column = first; column < std::min(first + PANEL, a.outputs); column += W)
       for (int64_t r = 0; r < rows; r += MOST_ROWS) {
-        const int64_t count = std::min<int64_t>(MOST_ROWS, rows - r), width = std::min<int64_t>(W, a.outputs - column);
+        const int64_t count = std::min<int64_t>(MOST_ROWS, rows - r);
         Vec totals[MOST_ROWS];
         const bool fresh = r == 0 && (row == 0 || item == begin);
         multiply_rows<KIND>(count, packed + column / W * size, fresh ? last : nullptr,
                             static_cast<const char*>(a.x) + (row + r) * a.x_stride, a.x_stride, spans, a.prefetch, totals,
                             std::make_integer_sequence<int, MOST_ROWS>());
-        T* to = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
-        for (int64_t i = 0; i < count; ++i, to += a.out_stride) {
-          const Vec y = a.bias ? totals[i] + load(a.bias + column) : totals[i];
-          if (width == W) {
-            store_rounded(to, y);
-          } else {
-            T edge[W];
-            store_rounded(edge, y);
-            std::memcpy(to, edge, width * sizeof(T));
-          }
-        }
+        write_outputs<T>(a, row + r, column, totals, count);
       }
   }
 }

@@ -28,6 +28,8 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
        {round_rows<bf16, NarrowBlock>, round_rows<bf16, WideBlock>}},
       {pack_int_blocks<BlockKind(KIND)>...},
       {{int_block_linear<float, BlockKind(KIND)>...}, {int_block_linear<bf16, BlockKind(KIND)>...}},
+      {{int_block_linear<float, BlockKind(KIND)>...}, {int_block_linear<bf16, BlockKind(KIND)>...}},
+      1,
       {pack_int8<float>, pack_int8<bf16>},
       {quantize<float>, quantize<bf16>},
       {int8_linear<float>, int8_linear<bf16>},

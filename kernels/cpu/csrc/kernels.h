@@ -189,7 +189,9 @@ struct Kernels {
   Function<const uint8_t*, const int64_t*, void*, int64_t, int64_t, int64_t> expand_rows[BLOCK_KINDS];
   Function<const void*, void*, int64_t, int64_t, int64_t> round_rows[2][2];  // second index: in blocks of 256
   Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_int_blocks[BLOCK_KINDS];
-  Function<const LinearArgs&, int64_t, int64_t> int_block_linear[2][BLOCK_KINDS];
+  Function<const LinearArgs&, int64_t, int64_t> int_block_linear[2][BLOCK_KINDS];  // of few rows
+  Function<const LinearArgs&, int64_t, int64_t> int_blocks_many_rows[2][BLOCK_KINDS];
+  int64_t many_rows;  // of these, at least
   Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
   Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
   Function<const Int8Args&, int64_t, int64_t> int8_linear[2];
@@ -205,7 +207,7 @@ struct Kernels {
   int64_t cache_bytes_for_rows[2];
 };
 
-// Functions of a set that multiplies bf16 by tiles; the others are those of the set it extends.
+// Functions of a set that multiplies by tiles; the others are those of the set it extends.
 struct TileKernels {
   Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention;
   Function<const AttentionArgs&, std::atomic<int64_t>&, const float*, const int64_t*> merge;
@@ -213,12 +215,17 @@ struct TileKernels {
   Function<const LinearArgs&, int64_t, int64_t> linear;
   Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_blocks[BLOCK_KINDS];
   Function<const LinearArgs&, int64_t, int64_t> block_linear[2][BLOCK_KINDS];
+  Function<const uint8_t*, uint8_t*, int64_t, int64_t, int64_t, int64_t> pack_int_blocks[BLOCK_KINDS];
+  Function<const LinearArgs&, int64_t, int64_t> int_block_linear[2][BLOCK_KINDS];
 };
 
 namespace scalar {
 extern const Kernels kernels;
 }
 namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avxvnni {
 extern const Kernels kernels;
 }
 namespace avx512 {

@@ -86,6 +86,11 @@ inline int64_t even_row_group(int64_t rows, int64_t panels, int64_t threads) {
   return std::max<int64_t>(1, (rows + best - 1) / best);
 }
 
+// The integer product with weights of this kind and so many rows.
+inline Function<const LinearArgs&, int64_t, int64_t> int_block_product(int type, int64_t kind, int64_t rows) {
+  return (rows < kernels().many_rows ? kernels().int_block_linear : kernels().int_blocks_many_rows)[type][kind];
+}
+
 constexpr int64_t GRAIN = 65536;  // numbers per thread, at least, to be worth waking it
 
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }

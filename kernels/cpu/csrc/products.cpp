@@ -97,7 +97,7 @@ Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const s
                   blocks.numel() == panels * PANEL * (depth / covered) * FORMATS[plain].bytes(),
               "x must be dense and match the packed blocks in depth");
   if (!(kind & ROUNDED)) return multiply(x, blocks, bias, outputs, kernels().block_linear[type][plain]);
-  return multiply(x, blocks, bias, outputs, kernels().int_block_linear[type][plain],
+  return multiply(x, blocks, bias, outputs, int_block_product(type, plain, x.numel() / depth),
                   round_rows(x, rounds_wide(plain)));
 }
 

@@ -15,8 +15,8 @@ constexpr int64_t WORK_PER_NUMBER = 4;  // multiplications that a number of a no
 struct WeightPart {
   const char* packed;
   const float* scales;  // of int8_linear, otherwise null
-  Function<const LinearArgs&, int64_t, int64_t> function;
-  int64_t outputs, bytes;  // bytes of a panel
+  Function<const LinearArgs&, int64_t, int64_t> function;  // null where that depends on the rows: of integer products
+  int64_t kind, outputs, bytes;  // bytes of a panel
   enum { AS_IT_IS, NARROW, WIDE } input;  // x, or its rows as of round_rows()
   int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
 };
@@ -40,16 +40,15 @@ inline WeightPart part_of(const Tensor& packed, int64_t kind, const Tensor& scal
   const int type = type_of(like, "inputs");
   const Tensor none = at::empty({0, depth}, like.options());
   const int64_t panels = (outputs + PANEL - 1) / PANEL, plain = kind & ~ROUNDED;
-  WeightPart part{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, outputs,
+  WeightPart part{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, plain, outputs,
                   int64_t(packed.nbytes()) / panels, WeightPart::AS_IT_IS};
   if (scales.numel()) {
     int8_linear(none, packed, scales, std::nullopt, outputs);
     part.scales = scales.data_ptr<float>();
   } else if (kind >= 0) {
     block_linear(none, packed, kind, std::nullopt, outputs);
-    const bool rounded = kind & ROUNDED;
-    part.function = rounded ? kernels().int_block_linear[type][plain] : kernels().block_linear[type][plain];
-    if (rounded) part.input = rounds_wide(plain) ? WeightPart::WIDE : WeightPart::NARROW;
+    if (kind & ROUNDED) part.input = rounds_wide(plain) ? WeightPart::WIDE : WeightPart::NARROW;
+    else part.function = kernels().block_linear[type][plain];
   } else {
     packed_linear(none, packed, std::nullopt, outputs);
     part.function = kernels().linear[type];
@@ -195,7 +194,8 @@ class Stages {
                            w.outputs,
                            prefetch_};
         const int64_t items = a.panels * ((rows_ + a.row_group - 1) / a.row_group);
-        part.function(a, items * begin / shares, items * end / shares);
+        const auto function = part.function ? part.function : int_block_product(type_, part.kind, rows_);
+        function(a, items * begin / shares, items * end / shares);
         to += part.outputs * (type_ ? 2 : 4);
       }
     };

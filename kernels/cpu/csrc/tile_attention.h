@@ -3,19 +3,12 @@
 // changes no sum.
 #pragma once
 #include "attention.h"
+#include "tile_rows.h"
 #include "tile_unit.h"
 
 namespace ISA {
 
 constexpr int64_t PAIRS_OF_UNIT = unit::ROW_BYTES / sizeof(float);  // of a K-block
-
-// f(0), f(1) .. as constants.
-template <int COUNT, typename F>
-inline void each(const F& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>()), ...);
-  }(std::make_integer_sequence<int, COUNT>());
-}
 
 // Strides are in floats; every row lies on 64 bytes, and the depth is in whole K-blocks.
 class TileProducts {

@@ -1,4 +1,4 @@
-// The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs on them.
+// The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs or signed bytes on them.
 // Two implementations with the same bits. The processor's; and one in software, for machines without tiles and for
 // tests, which also rejects what a processor faults on (a shape that does not fit is an illegal instruction) or does
 // far slower (rows that are not aligned to 64 bytes).
@@ -22,7 +22,8 @@ struct Shapes {  // the operand of LDTILECFG
   uint8_t rows[16] = {};
 };
 
-// load: rows `stride` bytes apart. add_products: sums[m][n] += a[m][k] * b[k][n] over pairs k (TDPBF16PS).
+// load: rows `stride` bytes apart. add_products: sums[m][n] += a[m][k] * b[k][n] over pairs k (TDPBF16PS). add_integers:
+// the same of fours of signed bytes, exactly (TDPBSSD).
 #if !defined(EMULATE_TILES)
 
 // Not the intrinsics: in gcc 12 they take literals only, and do not say that a load reads memory.
@@ -43,6 +44,10 @@ inline void store(void* to, int64_t stride) {
 template <int SUMS, int A, int B>
 inline void add_products() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
+}
+template <int SUMS, int A, int B>
+inline void add_integers() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
 }
 
 #else
@@ -83,20 +88,20 @@ template <int T>
 inline void zero() {
   used<T>() = {};
 }
-inline void check_rows(const void* first, int64_t stride) {
-  if (reinterpret_cast<uintptr_t>(first) % 64 != 0 || stride % 64 != 0) fail("rows must lie on 64 bytes");
+inline void check_rows(const void* first, int64_t stride, int bytes) {
+  if (reinterpret_cast<uintptr_t>(first) % 64 + bytes > 64 || stride % 64 != 0) fail("rows must lie in 64 aligned bytes");
 }
 template <int T>
 inline void load(const void* from, int64_t stride) {
   Register& to = used<T>() = {};
-  check_rows(from, stride);
+  check_rows(from, stride, state.shapes.row_bytes[T]);
   for (int r = 0; r < state.shapes.rows[T]; ++r)
     std::memcpy(to.bytes[r], static_cast<const uint8_t*>(from) + r * stride, state.shapes.row_bytes[T]);
 }
 template <int T>
 inline void store(void* to, int64_t stride) {
   const Register& from = used<T>();
-  check_rows(to, stride);
+  check_rows(to, stride, state.shapes.row_bytes[T]);
   for (int r = 0; r < state.shapes.rows[T]; ++r)
     std::memcpy(static_cast<uint8_t*>(to) + r * stride, from.bytes[r], state.shapes.row_bytes[T]);
 }
@@ -114,13 +119,19 @@ __attribute__((noinline)) inline void add_row(const uint32_t* a, const uint32_t 
 }
 
 template <int SUMS, int A, int B>
-inline void add_products() {
+inline void check_shapes() {
   static_assert(SUMS != A && SUMS != B && A != B);
-  Register &sums = used<SUMS>(), &a = used<A>(), &b = used<B>();
   const Shapes& s = state.shapes;
   if (s.rows[SUMS] != s.rows[A] || s.row_bytes[A] != s.rows[B] * 4 || s.row_bytes[SUMS] != s.row_bytes[B] ||
       s.row_bytes[SUMS] % 4 != 0)
     fail("the shapes of " + name(SUMS) + " += " + name(A) + " x " + name(B) + " do not fit");
+}
+
+template <int SUMS, int A, int B>
+inline void add_products() {
+  Register &sums = used<SUMS>(), &a = used<A>(), &b = used<B>();
+  check_shapes<SUMS, A, B>();
+  const Shapes& s = state.shapes;
   const unsigned before = _mm_getcsr();
   _mm_setcsr(0x9fc0);  // to nearest, denormals taken for and made 0, no traps
   for (int m = 0; m < s.rows[A]; ++m) {
@@ -135,19 +146,34 @@ inline void add_products() {
   _mm_setcsr(before);
 }
 
+template <int SUMS, int A, int B>
+inline void add_integers() {
+  Register &sums = used<SUMS>(), &a = used<A>(), &b = used<B>();
+  check_shapes<SUMS, A, B>();
+  const Shapes& s = state.shapes;
+  for (int m = 0; m < s.rows[A]; ++m)
+    for (int k = 0; k < s.row_bytes[A]; ++k)
+      for (int n = 0; n < s.row_bytes[SUMS] / 4; ++n) {
+        int32_t sum;
+        std::memcpy(&sum, sums.bytes[m] + 4 * n, 4);
+        sum += int8_t(a.bytes[m][k]) * int8_t(b.bytes[k / 4][4 * n + k % 4]);
+        std::memcpy(sums.bytes[m] + 4 * n, &sum, 4);
+      }
+}
+
 #endif
 
 // The registers while it lives. Others in this thread (oneDNN) may use them before and after, and a context switch
 // need not save them.
 class Session {
  public:
-  // Registers 0 .. 3: sums, and 4, 5: left sides, of `rows` rows; 6, 7: right sides.
-  void shape(int rows) {
+  // Registers 0 .. 3: sums, and 4, 5: left sides of `depth` bytes, of `rows` rows; 6, 7: right sides.
+  void shape(int rows, int depth = ROW_BYTES) {
     if (rows == rows_) return;
     Shapes shapes;
     for (int t = 0; t < REGISTERS; ++t) {
-      shapes.row_bytes[t] = ROW_BYTES;
-      shapes.rows[t] = t < 6 ? rows : HEIGHT;
+      shapes.row_bytes[t] = t == 4 || t == 5 ? depth : ROW_BYTES;
+      shapes.rows[t] = t < 6 ? rows : depth / 4;
     }
     configure(shapes);
     rows_ = rows;

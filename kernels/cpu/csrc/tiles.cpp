@@ -1,4 +1,5 @@
 // Compiled with -DISA=amx for the processor's tile unit, and with -DISA=amx_emulated for the one in software.
+#include "int_tiles.h"
 #include "tile_attention.h"
 #include "tiles.h"
 
@@ -11,7 +12,9 @@ constexpr TileKernels all_kinds(std::index_sequence<KIND...>) {
           pack<bf16, HALF>,
           tile_linear,
           {pack_blocks<BlockKind(KIND)>...},
-          {{block_linear<float, BlockKind(KIND)>...}, {tile_block_linear<BlockKind(KIND)>...}}};
+          {{block_linear<float, BlockKind(KIND)>...}, {tile_block_linear<BlockKind(KIND)>...}},
+          {pack_int_blocks<BlockKind(KIND)>...},
+          {{int_tile_linear<float, BlockKind(KIND)>...}, {int_tile_linear<bf16, BlockKind(KIND)>...}}};
 }
 
 extern constinit const TileKernels kernels = all_kinds(std::make_index_sequence<BLOCK_KINDS>());

@@ -2,6 +2,7 @@
 // mix with another's, and go through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
 #pragma once
 #include "blocks.h"
+#include "tile_rows.h"
 #include "tile_unit.h"
 
 namespace ISA {
@@ -12,19 +13,6 @@ constexpr int64_t HALVES = 2, HALF = PANEL / HALVES;  // of a panel: what two ti
 constexpr int64_t PAIRS_OF_HALF = BLOCK / 2 * HALF, HALF_STRIDE = HALF * sizeof(float);
 constexpr int64_t BLOCKS_AHEAD = 16;  // between expanding codes and asking for them
 constexpr int64_t CHUNK_BLOCKS = 10;  // half a panel of them and as many of two tiles of rows fit the first cache
-constexpr int64_t CACHED_ROW_BYTES = 5 << 18;  // bytes of x that stay in the second cache
-
-inline float* aligned(std::vector<float>& room, int64_t numbers) {
-  room.resize(numbers + 16);
-  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
-}
-
-// All or nothing, since prefetches past the end are slow. Into the second cache: a core has few line buffers for the
-// first one.
-inline void fetch(const uint8_t* from, int64_t bytes, const uint8_t* end) {
-  if (end - from < bytes) return;
-  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
-}
 
 // Rows of x on 64 bytes, the depth filled up with zeros to whole K-blocks.
 class Rows {
@@ -244,28 +232,19 @@ struct PanelProduct {
   const char* right_of(int64_t k, int64_t half) const { return reinterpret_cast<const char*>(weights.at(k, half)); }
 };
 
-// Items as in multiply_items(); those of a panel are done together, as far as the second cache has room for their rows.
 template <typename Weights>
 void multiply_tiles(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
   const Rows x(a);
-  const int64_t groups = (a.rows + a.row_group - 1) / a.row_group;
-  const int64_t most = std::max<int64_t>(2 * unit::HEIGHT, CACHED_ROW_BYTES / x.bytes());
   unit::Session session;
-  for (int64_t first = 0; first < a.rows; first += most)
-    for (int64_t item = begin, next; item < end; item = next) {
-      const int64_t panel = item / groups;
-      next = std::min(end, (panel + 1) * groups);
-      const int64_t row = std::max(first, (item - panel * groups) * a.row_group);
-      const int64_t rows = std::min({first + most, a.rows, (next - panel * groups) * a.row_group}) - row;
-      if (rows <= 0) continue;
-      const int64_t tiles = rows <= unit::HEIGHT ? 1 : (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT) * 2;
-      const int64_t height = (rows + tiles - 1) / tiles;
-      session.shape(int(height));
-      weights.go_to(panel);
-      const PanelProduct<Weights> product{a, x, weights, height, panel * PANEL};
-      if (tiles == 1) product.one_by_four(row);
-      else product.many_rows(row, rows);
-    }
+  each_panel(a, begin, end, x.bytes(), [&](int64_t panel, int64_t row, int64_t rows) {
+    const int64_t tiles = rows <= unit::HEIGHT ? 1 : (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT) * 2;
+    const int64_t height = (rows + tiles - 1) / tiles;
+    session.shape(int(height));
+    weights.go_to(panel);
+    const PanelProduct<Weights> product{a, x, weights, height, panel * PANEL};
+    if (tiles == 1) product.one_by_four(row);
+    else product.many_rows(row, rows);
+  });
 }
 
 inline void tile_linear(const LinearArgs& a, int64_t begin, int64_t end) {
