@@ -207,6 +207,8 @@ class Drafter(ABC):
     """True if it drafts without a model, by `look_up`; which drafts those are, `Draft.looked_up` says."""
     shortens: bool = False
     """True if its model drafts fewer tokens, in less time, where `DraftBatch.depth` says so."""
+    assesses_itself: bool = False
+    """True if its confidences come from its own distributions, for lack of a head; outcomes then correct them."""
     corpora: Corpora | None = None
     """Texts of other requests that it looks up."""
     target_layers: tuple[int, ...] = ()

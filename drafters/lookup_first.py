@@ -36,6 +36,7 @@ class LookupFirst(Drafter):
         self.corpora = lookup.corpora
         self.target_layers = model.target_layers
         self.shortens = model.shortens
+        self.assesses_itself = model.assesses_itself
 
     def allocate(self, slots: int) -> None:
         self.lookup.allocate(slots)

@@ -18,6 +18,7 @@ class Wrapper(Drafter):
     def __init__(self, model: Drafter):
         self.model = model
         self.gamma, self.target_layers, self.shortens = model.gamma, model.target_layers, model.shortens
+        self.assesses_itself = model.assesses_itself
 
     def allocate(self, slots: int) -> None:
         self.model.allocate(slots)

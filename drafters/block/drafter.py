@@ -40,6 +40,7 @@ class BlockDrafter(Drafter):
         self.model = model.requires_grad_(False).eval()
         self.gamma = gamma or config.gamma
         self.shortens = model.fc.weight.is_cpu
+        self.assesses_itself = not config.confidence_head
         self.target_layers = config.target_layers
         self.dtype, self.device = model.fc.weight.dtype, model.fc.weight.device
         self.embedding = embedding

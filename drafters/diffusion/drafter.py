@@ -44,6 +44,7 @@ class DiffusionDrafter(EncodingDrafter):
         check_shapes(config, embedding, head, gamma)
         self.model = model.requires_grad_(False).eval()
         self.gamma = self.block = gamma or config.gamma
+        self.assesses_itself = not config.confidence_head
         self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
         self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
         self.on_host = model.norm.weight.is_cpu

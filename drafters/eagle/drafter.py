@@ -29,6 +29,7 @@ class EagleDrafter(EncodingDrafter):
     """
 
     block = 1
+    assesses_itself = True
 
     def __init__(self, weights: EagleWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
         config = weights.config

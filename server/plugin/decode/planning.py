@@ -19,6 +19,7 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import Parameters, admit, weigh_drafts
+from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Budget, FinishedStep, Planner, StepView
@@ -46,6 +47,7 @@ class Planning:
     planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
     them as they are.
     device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
+    corrects: outcomes correct the calibration while serving (`Drafter.assesses_itself`).
     watch: is shown what became of drafts, on a server that learns. by_key: the same, where keys have drafters of their
         own, which have calibrations of their own. adapters: the same of LoRA adapters.
     """
@@ -62,6 +64,7 @@ class Planning:
         watch: DrafterWatch | None = None,
         by_key: KeyDrafters | None = None,
         adapters: AdapterOutcomes | None = None,
+        corrects: bool = False,
     ):
         self.buckets, self.block = buckets, block
         self.requests = requests
@@ -71,6 +74,7 @@ class Planning:
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
         self.watch, self.by_key, self.adapters = watch, by_key, adapters
+        self.corrects = corrects and by_key is None  # keys' drafters have calibrations of their own
         self._take(planner, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
@@ -87,6 +91,7 @@ class Planning:
         planner.buckets, planner.block = self.buckets, self.block
         planner.admit_by = None if self.on_host and not native.available() else admit
         self.planner, self.calibration = planner, calibration
+        self.online = OnlineCalibration(self.requests.gamma, calibration) if self.corrects else None
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, classes: torch.Tensor) -> Step:
         """A decode step begins: its budget, from what earlier steps showed. classes: as in `Step`."""
@@ -262,7 +267,10 @@ class Planning:
             self.adapters.observe(adapters, *drafts, tells=tried, otherwise=self.calibration)
             tried &= adapters == BASE
         if tried.any():
-            self.recording.blocks.record(raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried])
+            blocks = raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried]
+            self.recording.blocks.record(*blocks)
+            if self.online is not None:
+                self.calibration = self.online.observe(*blocks) or self.calibration
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *counted)
         base = slice(None) if adapters is None else adapters == BASE

@@ -53,8 +53,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def __init__(self, server_args: Any, target_worker: Any, **_: Any):
         super().__init__()
-        self._target_worker = target_worker
-        self.server_args = server_args
+        self._target_worker, self.server_args = target_worker, server_args
         self.config = PluginConfig.from_env()
         self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
         self.speculative_num_draft_tokens = self.width
@@ -100,6 +99,7 @@ class SpeculativeWorker(BaseSpecWorker):
             watch=self.exchange.watch if self.config.learning else None,
             by_key=self.by_key,
             adapters=self.adapters,
+            corrects=self.drafter is not None and self.drafter.assesses_itself,
         )
         self._nothing = self._no_draft(0)
         self.keeper = AnswerKeeper.of(self.config)

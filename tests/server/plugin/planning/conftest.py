@@ -46,11 +46,13 @@ def value(metrics, value):
 
 @pytest.fixture
 def make(metrics):
-    """make(device, cost, calibration, held): a Planning with the asynchronous planner; its plans hold for one step."""
+    """make(device, cost, calibration, held, corrects): a Planning with the asynchronous planner; its plans hold for one
+    step."""
 
-    def make(device="cpu", cost=None, calibration=None, held=1):
+    def make(device="cpu", cost=None, calibration=None, held=1, corrects=False):
         cost = cost or curve_cost(1, PAYS)
         table = RequestTable(ROWS, GAMMA, "cpu")
-        return Planning(Asynchronous(cost, GAMMA, held=held), calibration, table, metrics, device)
+        planner = Asynchronous(cost, GAMMA, held=held)
+        return Planning(planner, calibration, table, metrics, device, corrects=corrects)
 
     return make

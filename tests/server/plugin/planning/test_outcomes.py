@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from planned_steps import GAMMA, admit, begin, on_every_device, prefill, run
+from planned_steps import GAMMA, HALVED, admit, begin, on_every_device, prefill, run
 
 from outrider.server.plugin.decode.readback import PendingCopy, Readback
 
@@ -178,6 +178,23 @@ def test_forgotten_steps_do_not_come_back(make, device):
     state = planning.state()
     assert len(state["steps"]["seconds"]) == 1
     assert len(state["records"]["accepted"]) == 2
+
+
+@on_every_device
+def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
+    """Only where asked for; a step's own outcome, and one that is still under way, say nothing yet."""
+    corrected, as_it_is = make(device, calibration=HALVED, corrects=True), make(device, calibration=HALVED)
+    seen = []
+    for planning in (corrected, as_it_is):
+        prefill(planning, 2, 5)
+        seen.append([])
+        for _ in range(200):
+            admission = admit(planning, begin(planning, 2, 5))
+            seen[-1].append(float(admission.confidence[0, 0]))
+            planning.finish(admission, torch.tensor([1, 1]))  # no draft is accepted
+    assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # 64 drafts are learned from at once
+    assert seen[0][-1] < 0.5 * seen[0][0]
+    assert seen[1][-1] == seen[1][0]
 
 
 def test_tokens_of_the_request_before_do_not_count_for_the_one_that_took_over_its_row(make):

@@ -1,0 +1,90 @@
+"""A calibration that is fitted on while serving, for drafters whose confidences no head was trained for.
+
+Such confidences are functions of the draft's own distribution: they order tokens well, and say little of how many are
+accepted, which depends on drafter, text and temperature. Of each class and position, slope and shift of the log odds
+follow the outcomes by Newton steps of their likelihood, with old outcomes fading (logistic regression by an extended
+Kalman filter). What a step's confidences become depends on earlier steps alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .classes import CLASSES, SOURCES
+from .fit import PRIOR
+from .model import Calibration, logit, sigmoid
+from .records import Recorder
+from .table import CalibrationTable
+
+MEMORY = 4096.0
+"""Outcomes of a class and position after which old ones have faded to 1 / e."""
+GATHERED = 64
+"""Drafts that are learned from at once."""
+SLOPES = (0.05, 4.0)
+"""Bounds of a slope; above 0, so that surer tokens stay the surer ones."""
+
+
+class OnlineCalibration:
+    """Slopes and shifts [classes, gamma] of log odds, those of a model's drafts learned from outcomes.
+
+    start: where they begin; None: raw confidences.
+    """
+
+    def __init__(self, gamma: int, start: CalibrationTable | None = None):
+        shape = len(CLASSES), gamma
+        self.slopes, self.shifts = np.ones(shape), np.zeros(shape)
+        if start is not None:
+            inverse, shifts = start.parameters(gamma, torch.device("cpu"))
+            self.slopes, self.shifts = inverse.double().numpy().copy(), shifts.double().numpy().copy()
+        self._information = np.broadcast_to(np.array([PRIOR, 0.0, PRIOR])[:, None, None], (3, *shape)).copy()
+        self._recent = Recorder(GATHERED, gamma)
+
+    def observe(
+        self, confidence: np.ndarray, verify_lens: np.ndarray, accepted: np.ndarray, classes: np.ndarray
+    ) -> CalibrationTable | None:
+        """Take in R drafts: confidence [R, gamma] raw, verify_lens, accepted (draft tokens) and classes [R].
+
+        Returns the calibration from now on; None: as it was.
+        """
+        learned, by_model = False, classes % len(SOURCES) == SOURCES.index("model")
+        for start in range(0, len(classes), GATHERED):
+            part = np.flatnonzero(by_model[start : start + GATHERED]) + start
+            if len(part) + len(self._recent) > GATHERED:
+                self._learn()
+                learned = True
+            if len(part):
+                self._recent.record(confidence[part], verify_lens[part], accepted[part], classes[part])
+        if len(self._recent) == GATHERED:
+            self._learn()
+            learned = True
+        return self.table() if learned else None
+
+    def table(self) -> CalibrationTable:
+        """What is known so far."""
+        both = zip((1 / self.slopes).tolist(), self.shifts.tolist(), strict=True)
+        return CalibrationTable(tuple(Calibration(tuple(t), tuple(b), method="online") for t, b in both))
+
+    def _learn(self) -> None:
+        """One Newton step on the gathered drafts."""
+        records = self._recent.records()
+        self._recent.clear()
+        tested, shape = records.tested, self.slopes.shape
+        cells = (records.classes[:, None] * shape[1] + np.arange(shape[1]))[tested]
+        x, y = logit(records.confidence)[tested], records.survived[tested]
+        predicted = sigmoid(x * self.slopes.ravel()[cells] + self.shifts.ravel()[cells])
+        weight, error = predicted * (1 - predicted), y - predicted
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.bincount(cells, values, minlength=self.slopes.size).reshape(shape)
+
+        fade = np.exp(-total(np.ones_like(x)) / MEMORY)
+        self._information *= fade
+        self._information[[0, 2]] += (1 - fade) * PRIOR
+        self._information += [total(weight * x * x), total(weight * x), total(weight)]
+        slope, cross, shift = self._information
+        on_slope, on_shift = total(error * x), total(error)
+        determinant = slope * shift - cross * cross
+        slopes = np.clip(self.slopes + (shift * on_slope - cross * on_shift) / determinant, *SLOPES)
+        self.shifts = self.shifts + (on_shift - cross * (slopes - self.slopes)) / shift  # the best beside that slope
+        self.slopes = slopes

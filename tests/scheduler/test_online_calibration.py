@@ -1,0 +1,81 @@
+"""OnlineCalibration: confidences become chances while serving, from earlier steps alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.fit import fit_joint
+from outrider.scheduler.calibration.model import Calibration, logit, quality, sigmoid
+from outrider.scheduler.calibration.online import OnlineCalibration
+from outrider.scheduler.calibration.records import Records
+from outrider.scheduler.calibration.table import CalibrationTable
+
+GAMMA = 4
+SLOPES, SHIFTS = np.array([0.8, 0.6, 0.5, 0.5]), np.array([-0.4, -0.2, 0.3, 0.0])
+SAMPLED = CLASSES.index("sampled, model")
+
+
+def drafts(count: int, seed: int, case: int = SAMPLED, slopes: np.ndarray = SLOPES) -> Records:
+    """Raw confidences whose chances have these slopes and shifts, verified to random lengths."""
+    draw = np.random.default_rng(seed)
+    confidence = sigmoid(draw.normal(0.5, 2.0, (count, GAMMA))).astype(np.float32)
+    kept = draw.random((count, GAMMA)) < sigmoid(logit(confidence) * slopes + SHIFTS)
+    lens = draw.integers(0, GAMMA + 1, count)
+    accepted = np.minimum(np.cumprod(kept, 1).sum(1), lens)
+    return Records(confidence, lens, accepted, np.full(count, case))
+
+
+def shown(to: OnlineCalibration, records: Records, step: int = 7) -> None:
+    for start in range(0, len(records), step):
+        part = records.select(np.arange(start, min(start + step, len(records))))
+        to.observe(part.confidence, part.verify_lens, part.accepted, part.classes)
+
+
+@pytest.mark.parametrize("step", [1, 7, 500])
+def test_it_finds_what_a_fit_of_all_finds(step: int) -> None:
+    records, held_out = drafts(12000, 0), drafts(12000, 1)
+    found = OnlineCalibration(GAMMA)
+    shown(found, records, step)
+    often = slice(2)  # tested
+    np.testing.assert_allclose(found.slopes[SAMPLED, often], SLOPES[often], atol=0.1)
+    np.testing.assert_allclose(found.shifts[SAMPLED, often], SHIFTS[often], atol=0.15)
+    raw, online = quality(held_out), quality(held_out, found.table().by_class[SAMPLED])
+    fitted = quality(held_out, fit_joint(records))
+    assert sum(online.ece) < 0.4 * sum(raw.ece)
+    assert sum(online.ece) < sum(fitted.ece) + 0.03
+
+
+def test_it_follows_a_change() -> None:
+    found = OnlineCalibration(GAMMA)
+    shown(found, drafts(20000, 0))
+    shown(found, drafts(20000, 1, slopes=SLOPES + 0.5))
+    np.testing.assert_allclose(found.slopes[SAMPLED, :2], SLOPES[:2] + 0.5, atol=0.2)
+
+
+def test_classes_are_apart_and_lookups_stay_as_they_are() -> None:
+    found = OnlineCalibration(GAMMA)
+    shown(found, drafts(4000, 0))
+    shown(found, drafts(4000, 1, CLASSES.index("sampled, lookup")))
+    others = np.arange(len(CLASSES)) != SAMPLED
+    assert (found.slopes[others] == 1).all()
+    assert (found.shifts[others] == 0).all()
+    assert (found.slopes[SAMPLED] != 1).all()
+
+
+def test_it_starts_from_the_profiles() -> None:
+    table = CalibrationTable.of({CLASSES[SAMPLED]: Calibration((2.0,) * GAMMA, (0.5,) * GAMMA)}, GAMMA)
+    found = OnlineCalibration(GAMMA + 3, table)
+    both = (each.parameters(GAMMA + 3, torch.device("cpu")) for each in (found.table(), table))
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_nothing_but_failures_keeps_it_finite() -> None:
+    records, found = drafts(30000, 0), OnlineCalibration(GAMMA)
+    shown(found, Records(records.confidence * 0 + 1, records.verify_lens, records.accepted * 0, records.classes), 64)
+    inverse, shifts = found.table().parameters(GAMMA, torch.device("cpu"))
+    assert bool(torch.isfinite(inverse).all() and torch.isfinite(shifts).all() and (inverse > 0).all())
+    assert float(torch.sigmoid(inverse[SAMPLED, 0] * 16.6 + shifts[SAMPLED, 0])) < 0.05
