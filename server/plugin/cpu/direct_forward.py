@@ -1,6 +1,6 @@
 """The target's forward of a verify batch, from tokens to logits, without SGLang's batch objects around it.
 
-They are for models and machines that this one is not: pipelines, adapters, graphs, gathered logits. Making them takes
+They are for models and machines that this one is not: pipelines, graphs, gathered logits. Making them takes
 longer than what they decide. Where `direct_forward` finds something that it does not know, SGLang's own forward stays;
 both run the same operations and give the same bits.
 """

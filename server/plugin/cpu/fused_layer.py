@@ -1,7 +1,7 @@
 """The constants of a layer on SGLang's classes for Llama (Mistral, SmolLM and others), Qwen2 and Qwen3, for
 `fused_model`.
 
-SGLang's own forward stays for a model with a layer that our kernels do not know: other biases, adapters, quantised
+SGLang's own forward stays for a model with a layer that our kernels do not know: other biases, quantised
 caches, other rotary embeddings. Both give the same bits, since both are made of the same kernels.
 """
 
