@@ -1,8 +1,9 @@
 """DSpark and DFlash: drafters that propose a whole block from the target's hidden states."""
 
 from .checkpoint import check_target, load, save_compact, save_plain, target_identity
-from .config import BlockConfig, CheckpointError
+from .config import BlockConfig
 from .drafter import BlockDrafter
+from .errors import CheckpointError
 from .model import BlockModel
 
 __all__ = [

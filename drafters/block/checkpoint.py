@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from outrider.storage.replacing import replace, replacing
 
 from ..base import Rows
-from .config import BlockConfig, CheckpointError, check_layers
+from .config import BlockConfig, check_layers
+from .errors import CheckpointError
 from .model import BlockModel, DraftModel
 
 Model = TypeVar("Model", bound=DraftModel)
 WEIGHTS = "model.safetensors"
-SHARED = ("embed_tokens.", "lm_head.", "rotary_emb.")
+SHARED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d")
 """Prefixes of tensors that belong to the target or are recomputed."""
 HEADS = {f"markov_head.{w}.weight": f"markov_head.markov_{w}.weight" for w in ("w1", "w2")}
 
@@ -198,7 +199,11 @@ def load_as(
         raise CheckpointError(f"{folder} holds a {config.kind} drafter, not {' or '.join(make.kinds)}")
     compact = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("outrider_storage") == "int8"
     tensors = read_tensors(folder)
-    vocab = tensors.pop("vocab", None)
+    vocab, offsets = tensors.pop("vocab", None), tensors.pop("d2t", None)
+    if config.draft_vocab_size and vocab is None and offsets is not None:
+        vocab, order = drafted_tokens(offsets, config.draft_vocab_size, config.vocab_size).sort()
+        if (bias := tensors.get(HEADS["markov_head.w2.weight"])) is not None and len(bias) == len(order):
+            tensors[HEADS["markov_head.w2.weight"]] = bias[order]
     if config.draft_vocab_size and (vocab is None or len(vocab) != config.draft_vocab_size):
         raise CheckpointError(f"{folder}: draft_vocab_size is {config.draft_vocab_size} but the tokens are not stored")
     model = make(config, vocab).requires_grad_(False)
@@ -211,6 +216,17 @@ def load_as(
     else:
         load_plain(model, tensors)
     return model.to(device=device, dtype=dtype).eval()
+
+
+def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> torch.Tensor:
+    """[V'] int64, the target's token of each of `size` draft tokens, of the offsets [V'] that a folder has as `d2t`."""
+    if offsets is None or offsets.shape != (size,):
+        has = "lacks it" if offsets is None else f"has {list(offsets.shape)}"
+        raise CheckpointError(f"draft_vocab_size is {size}, so d2t must be [{size}]; the drafter checkpoint {has}")
+    vocab = offsets.long() + torch.arange(len(offsets))
+    if int(vocab.min()) < 0 or int(vocab.max()) >= vocab_size or len(vocab.unique()) < len(vocab):
+        raise CheckpointError(f"d2t must name {size} different tokens of the target's {vocab_size}")
+    return vocab
 
 
 def read_tensors(folder: str | Path) -> dict[str, torch.Tensor]:

@@ -3,8 +3,9 @@
 The keys are those of public DeepSpec and DFlash folders, which SGLang reads too: `block_size` is gamma for DSpark
 and gamma + 1 for DFlash, where the anchor takes a place in the block without predicting. In a DSpark block it does so
 with `sample_from_anchor: false`, and the block then has gamma + 1 rows. `outrider` holds what those loaders do not
-know: the size of a truncated draft vocabulary and the identity of the target. Diffusion drafters (`diffusion/`) have
-the same shape without target layers; `block_size` is their gamma.
+know: the size of a truncated draft vocabulary and the identity of the target. `speculators.py` gives these keys to
+another format. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is
+`block_size`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from . import speculators
+from .errors import CheckpointError
 
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel", "diffusion": "OutriderDiffusionModel"}
 GEMMA = "Gemma4DSparkModel"
@@ -28,10 +32,6 @@ ROPES = {
     "proportional": ("partial_rotary_factor",),
 }
 """Scaled rotary embeddings that are the same for every length, and the numbers that each has to have."""
-
-
-class CheckpointError(ValueError):
-    """A drafter checkpoint that cannot be used; the message says what differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,8 @@ class BlockConfig:
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> BlockConfig:
         """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
+        if config.get(speculators.TYPE):
+            config = speculators.plain_config(config)
         kind, gemma = kind_of(config), GEMMA in (config.get("architectures") or [])
         fields = _Fields(gemma_shape(config) if gemma else config)
         fields.check_supported()
@@ -280,11 +282,6 @@ def check_layers(layers: Sequence[int], count: int) -> None:
 
 def kind_of(config: dict[str, Any]) -> str:
     """A name of `ARCHITECTURES`, from the architecture that the checkpoint names."""
-    if config.get("speculators_model_type"):
-        raise CheckpointError(
-            "drafter is in the speculators format, whose versions differ in what the first row of a block predicts "
-            "and which layers are causal; only folders as DeepSpec and DFlash write them are read"
-        )
     names = config.get("architectures") or []
     for kind, architecture in ARCHITECTURES.items():
         if architecture in names:

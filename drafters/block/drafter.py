@@ -21,7 +21,7 @@ from ..base import Draft, DraftBatch, Drafter, Features, Rows, Target
 from .checkpoint import check_shapes, check_target, target_identity
 from .checkpoint import load as load_model
 from .compiled import compile_block
-from .config import CheckpointError
+from .errors import CheckpointError
 from .graphs import Block, DraftGraphs
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel

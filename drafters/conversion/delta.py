@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from outrider.storage.replacing import replace, replacing
 
 from ..block.checkpoint import WEIGHTS, quantise, target_identity
-from ..block.config import CheckpointError
+from ..block.errors import CheckpointError
 from .model import ConvertedModel
 
 FIELDS = ("block_size", "mask_token_id", "shift", "context_mask")

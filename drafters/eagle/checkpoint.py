@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ..block.checkpoint import read_tensors
-from ..block.config import CheckpointError
+from ..block.checkpoint import drafted_tokens, read_tensors
+from ..block.errors import CheckpointError
 from .config import EagleConfig
 
 LAYER = "layers.0."
@@ -55,7 +55,8 @@ def load(
     tensors = {name: value for name, value in tensors.items() if not name.startswith(REPEATED)}
     layers, offsets = config.layers_of(target_layers), tensors.pop("d2t", None)
     check_tensors(tensors, shapes(config, len(layers)), optional_shapes(config, len(layers)))
-    vocab = None if config.draft_vocab_size is None else drafted_tokens(config, offsets)
+    drafted = config.draft_vocab_size
+    vocab = None if drafted is None else drafted_tokens(offsets, drafted, config.vocab_size)
     if vocab is not None and bool((vocab.diff() < 0).any()):
         vocab, order = vocab.sort()
         if "lm_head.weight" in tensors:
@@ -131,18 +132,6 @@ def check_tensors(
             raise CheckpointError(
                 f"{name}: {list(value.shape)} in the checkpoint, {list(known[name])} by its config.json and the target"
             )
-
-
-def drafted_tokens(config: EagleConfig, offsets: torch.Tensor | None) -> torch.Tensor:
-    """[V'] int64, the target's token of each draft token, of the offsets [V'] `d2t`."""
-    size = config.draft_vocab_size
-    if offsets is None or offsets.shape != (size,):
-        has = "lacks it" if offsets is None else f"has {list(offsets.shape)}"
-        raise CheckpointError(f"draft_vocab_size is {size}, so d2t must be [{size}]; the drafter checkpoint {has}")
-    vocab = offsets.long() + torch.arange(len(offsets))
-    if int(vocab.min()) < 0 or int(vocab.max()) >= config.vocab_size or len(vocab.unique()) < len(vocab):
-        raise CheckpointError(f"d2t must name {size} different tokens of the target's {config.vocab_size}")
-    return vocab
 
 
 def check_target(weights: EagleWeights, vocab_size: int | None, hidden_size: int | None) -> None:

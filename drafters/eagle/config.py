@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..block.config import CheckpointError, check_layers, read_json, rotary
+from ..block.config import check_layers, read_json, rotary
+from ..block.errors import CheckpointError
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 SECTION = {

@@ -85,7 +85,7 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
     from safetensors import SafetensorError
 
     from outrider.drafters import networks, registry
-    from outrider.drafters.block.config import CheckpointError
+    from outrider.drafters.block.errors import CheckpointError
 
     folder = str(settings.drafter_path)
     try:

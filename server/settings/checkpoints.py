@@ -7,7 +7,7 @@ from pathlib import Path
 
 import outrider.drafters
 from outrider.drafters import networks, registry
-from outrider.drafters.block.config import CheckpointError
+from outrider.drafters.block.errors import CheckpointError
 
 from ..errors import UserError
 from ..model import hub

@@ -107,8 +107,8 @@ class Declared:
     drafter_path: str | None = _speculation(
         None,
         "checkpoint of a drafter model, folder or hub name: ours, DeepSpec's DSpark for Qwen3 and Gemma 4, "
-        "DFlash, EAGLE-3 of SpecForge, ModelOpt and speculators. Its kind decides without `--drafter`; `deer` and "
-        "`specdiff` take each other's",
+        "DFlash, EAGLE-3 of SpecForge and ModelOpt; all three of speculators. Its kind decides without `--drafter`; "
+        "`deer` and `specdiff` take each other's",
         metavar="PATH_OR_HUB_NAME",
         unset="the shipped one",
     )

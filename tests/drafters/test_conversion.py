@@ -14,7 +14,7 @@ import torch
 from tiny_drafters import DIFFUSION
 from transformers import AutoModelForCausalLM
 
-from outrider.drafters.block.config import CheckpointError
+from outrider.drafters.block.errors import CheckpointError
 from outrider.drafters.commands import train
 from outrider.drafters.commands.arguments import add_arguments
 from outrider.drafters.commands.export import export

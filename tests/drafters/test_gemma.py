@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, load, save_compact, save_plain
 from outrider.drafters.block.checkpoint import load_plain, to_plain
-from outrider.drafters.block.config import CheckpointError
+from outrider.drafters.block.errors import CheckpointError
 from outrider.drafters.block.layers import Rotary
 
 GEMMA_12B: dict[str, Any] = {
@@ -174,7 +174,6 @@ def test_a_scaled_rotary_embedding_is_transformers_own(rope: dict[str, Any]) -> 
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "lacks original_max_position_embeddings"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "is none of default, linear"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotates a part of each head"),
-        ({"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}, "speculators format"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ from tiny_drafters import TINY
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
 from outrider.drafters.block.checkpoint import load_plain
-from outrider.drafters.block.config import CheckpointError
+from outrider.drafters.block.errors import CheckpointError
 
 
 def dspark(hidden: int, inner: int, heads: int, target_layers: int, layer_ids: list[int]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from tiny_drafters import TINY, make_target
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
-from outrider.drafters.block.config import CheckpointError, check_layers
+from outrider.drafters.block.config import check_layers
+from outrider.drafters.block.errors import CheckpointError
 from outrider.drafters.commands import train
 from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
 from outrider.drafters.commands.export import export
