@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from eagle_reference import Reference
-from tiny_drafters import batch, check_tokens_follow_q, make_target
+from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry
@@ -94,6 +96,28 @@ def test_drafts_are_the_papers(layout: str, tmp_path: Path) -> None:
         assert draft.tokens[row].tolist() == tokens
         assert sampled.probs is not None
         torch.testing.assert_close(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1).float(), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
+    """SGLang reads no `speculators` folders."""
+    names = ["authors", "specforge", "whole"]
+    folders = [save_eagle(tmp_path / name, name) for name in names]
+    table, (embedding, head) = pages(), target_of("authors").weights()
+    asking = batch(table, [0, 1, 2], list(LENGTHS))
+    texts = [
+        ([*text(row)[:length].tolist(), int(asking.anchors[row])], hidden("authors", row)[:length])
+        for row, length in enumerate(LENGTHS)
+    ]
+    torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
+    save_target(tmp_path / "target")
+    program = Path(__file__).with_name("eagle_by_sglang.py")
+    words = [sys.executable, program, tmp_path / "target", tmp_path / "texts", *folders]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, theirs in zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        made, table = observed(name, tmp_path / name)
+        assert made.propose(asking).tokens.tolist() == theirs, name
 
 
 @pytest.mark.usefixtures("place")
