@@ -7,6 +7,7 @@ from pathlib import Path
 
 import outrider.drafters
 from outrider.drafters import networks, registry
+from outrider.drafters.block.config import BLOCK_KINDS
 from outrider.drafters.block.errors import CheckpointError
 
 from ..errors import UserError
@@ -53,6 +54,8 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
     if settings.drafter not in fitting:
         article = "an" if kind.startswith("e") else "a"
         raise UserError(f"{folder} holds {article} {kind} drafter; serve it with --drafter {' or '.join(fitting)}")
+    if settings.learn and kind not in BLOCK_KINDS:
+        raise UserError(f"--learn goes with --drafter {' or '.join(BLOCK_KINDS)}, not {settings.drafter}")
     return replace(settings, drafter_path=str(folder))
 
 
