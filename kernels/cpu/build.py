@@ -45,7 +45,7 @@ INSTRUCTION_SETS = {
 }
 TILES = {
     "amx": (*INSTRUCTION_SETS["avx512bf16"], "-mamx-tile", "-mamx-bf16"),
-    "amx_emulated": ("-mfma", "-DEMULATE_TILES", "-Wno-psabi"),
+    "amx_emulated": ("-O2", "-mfma", "-DEMULATE_TILES", "-Wno-psabi"),  # for tests: -O3 compiles twice as long
 }
 """Products and attention by tiles; the rest is another set's. For tests the emulation has the bits of the tile unit."""
 CHECK = "check_tiles"

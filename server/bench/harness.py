@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,15 @@ def positive_integers(flag: str, text: str) -> list[int]:
 def numbers_from_zero(flag: str, text: str) -> list[float]:
     """The numbers of a list like "0,0.7"; raises UserError where there are none, or one is not a number from 0 on."""
     return _numbers(text, float, 0, f"{flag} is a list like 0,1 of numbers that are not negative, not {text!r}")
+
+
+def length_range(flag: str, text: str) -> tuple[int, int]:
+    """Least and most tokens of "128" or "64-192"; raises UserError where it is neither."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise UserError(f"{flag} is a positive number of tokens, or the least and the most like 64-192, not {text!r}")
+    return least, most
 
 
 def _numbers(text: str, convert: Callable[[str], T], least: float, reason: str) -> list[T]:

@@ -6,6 +6,7 @@ Beside the times, the worker's counters give the tokens per request and step, an
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -58,10 +59,8 @@ def run(args: argparse.Namespace) -> Results:
     if not args.prompts:
         raise UserError("--prompts FILE… is needed without --url")
     concurrencies = harness.positive_integers("--concurrency", args.concurrency or CONCURRENCY)
-    new_tokens = NEW_TOKENS if args.new_tokens is None else args.new_tokens
+    new_tokens = harness.length_range("--new-tokens", args.new_tokens or str(NEW_TOKENS))
     harness.check_positive(args, "count")
-    if new_tokens < 1:
-        raise UserError(f"--new-tokens is at least 1, not {new_tokens}")
     if args.level is not None and args.level <= 0:
         raise UserError("--level is a number of tokens per second above 0")
     questions = read_mixed_questions(args.prompts)
@@ -119,12 +118,16 @@ async def _measure(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Settings that all requests share. level: the service level of every third one, in tokens per second."""
+    """Settings that all requests share.
+
+    new_tokens: least and most of an answer, drawn by the number of a request. level: the service level of every third
+    one, in tokens per second.
+    """
 
     manager: Any
     resolved: Resolved
     temperature: float
-    new_tokens: int
+    new_tokens: tuple[int, int]
     level: float | None
 
     async def run(
@@ -137,7 +140,8 @@ class Load:
             index, question = numbered
             level = self.level if ask_level and index % LEVEL_EVERY == 0 else None
             due = time.perf_counter() - start
-            reply = await self._answer(question, replace(options, min_tokens_per_second=level))
+            most = random.Random(index).randint(*self.new_tokens)
+            reply = await self._answer(question, most, replace(options, min_tokens_per_second=level))
             return Record("", due, 0.0, reply)
 
         records, seconds = await harness.closed_loop(ask, enumerate(questions), concurrency)
@@ -146,14 +150,14 @@ class Load:
         summary = replace(summary, counts=counts, level_kept=level_kept([one.reply for one in records], self.level))
         return summary, [one.reply.text for one in records]
 
-    async def _answer(self, question: str, options: RequestOptions) -> Reply:
+    async def _answer(self, question: str, most: int, options: RequestOptions) -> Reply:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = GenerateReqInput(
             input_ids=client.chat_ids(self.manager, question),
             sampling_params={
                 "temperature": self.temperature,
-                "max_new_tokens": self.new_tokens,
+                "max_new_tokens": most,
                 "custom_params": options.to_custom_params(),
             },
             stream=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -126,7 +127,9 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
     if args.input_tokens is not None:
         requests |= {"input_tokens": args.input_tokens, "prompts": []}
     if args.new_tokens is not None:
-        requests["output_tokens"] = args.new_tokens
+        least, most = harness.length_range("--new-tokens", args.new_tokens)
+        spread = (most - least) / math.sqrt(12)  # of numbers drawn evenly
+        requests["output_tokens"] = {"mean": (least + most) / 2, "stdev": spread, "min": least, "max": most}
     if requests:
         changes["requests"] = [requests]
     if args.temperature is not None:

@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", type=Path, nargs="+", metavar="FILE", help=harness.PROMPTS_HELP)
     add("--concurrency", metavar="LIST", help=f"requests in flight (default: {arms.CONCURRENCY})")
     add("--temperature", type=float, metavar="T", help="temperature of all requests (default: 0)")
-    add("--new-tokens", type=int, metavar="N", help=f"tokens of an answer, at most (default: {arms.NEW_TOKENS})")
+    new_tokens = f"tokens of an answer, at most (default: {arms.NEW_TOKENS}); 64-192: drawn for each request"
+    add("--new-tokens", metavar="N", help=new_tokens)
     add("--rounds", type=int, metavar="N", help=f"measurements of each arm (default: {arms.ROUNDS}; of one server 1)")
     harness.add_output_flags(both, plot="throughput over speed per user, and times over load")
     of_url = _Noted(parser.add_argument_group("a server by URL"))

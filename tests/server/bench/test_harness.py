@@ -33,6 +33,17 @@ def test_lists_that_are_not_of_positive_integers(text: str) -> None:
         harness.positive_integers("--concurrency", text)
 
 
+def test_numbers_of_tokens() -> None:
+    assert harness.length_range("--new-tokens", "128") == (128, 128)
+    assert harness.length_range("--new-tokens", "64-192") == (64, 192)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "9-8", "0-8", "1-2-3", "8-", "1.5"])
+def test_what_is_no_number_of_tokens(text: str) -> None:
+    with pytest.raises(UserError, match=f"--new-tokens is a positive number of tokens, .* like 64-192, not '{text}'"):
+        harness.length_range("--new-tokens", text)
+
+
 @pytest.mark.parametrize("text", ["", "warm", "0,-1", "nan"])
 def test_lists_that_are_not_of_numbers_from_zero(text: str) -> None:
     with pytest.raises(UserError, match=f"--temperatures is a list like 0,1 .*, not '{text}'"):
