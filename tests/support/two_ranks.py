@@ -15,6 +15,7 @@ import os
 import secrets
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -112,7 +113,7 @@ class Target:
         self.pool = SimpleNamespace(req_to_token=table)
         self.model_runner = SimpleNamespace(
             token_to_kv_pool=SimpleNamespace(size=table.numel(), page_size=1), device="cpu",
-            capture_tail_hooks=[],
+            capture_tail_hooks=[], lora_manager=None,
         )  # fmt: skip
 
     def get_memory_pool(self) -> tuple[Any, None]:
@@ -273,6 +274,8 @@ def main() -> None:
                     continue
                 try:
                     print(json.dumps(run(rank, name, folder)), flush=True)
+                except Exception:
+                    traceback.print_exc()
                 finally:
                     os._exit(0)
             for child in ranks:
