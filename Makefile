@@ -77,12 +77,25 @@ check-deploy: $(CHECKERS) ## Check deploy/ with linters and schemas (a minute)
 	@deploy/check.sh $(CHECKERS)/bin
 
 # The wheels' platform is the oldest that SGLang has a wheel for.
+COMPILE = $(CHECKERS)/bin/uv pip compile --quiet --no-header --no-annotate --python-version 3.11 \
+	--python-platform x86_64-manylinux_2_34
 .PHONY: lock
 lock: $(CHECKERS) ## Write the locks of deploy/requirements anew from the pins in its .in files, with hashes
 	@for name in $(basename $(notdir $(wildcard deploy/requirements/*.in))); do \
-		$(CHECKERS)/bin/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate --python-version 3.11 \
-			--python-platform x86_64-manylinux_2_34 deploy/requirements/$$name.in --output-file deploy/requirements/$$name.txt; \
+		$(COMPILE) --no-deps --generate-hashes deploy/requirements/$$name.in --output-file deploy/requirements/$$name.txt || exit; \
 	done
+
+# `make` anew after the locks: names of stamps carry their hashes. What fails does not hide what else changed.
+.PHONY: upgrade
+upgrade: $(CHECKERS) ## Move all pins (PACKAGE=name: one) to the newest allowed, lock, install, check, say what changed
+	@$(BIN)/python .ci/upgrade.py "$(PACKAGE)" $(COMPILE)
+	@$(MAKE) --no-print-directory lock
+	@$(MAKE) --no-print-directory install
+	@$(MAKE) --no-print-directory check; failed=$$?; echo; \
+	$(BIN)/python .ci/upgrade.py; \
+	$(BIN)/python tests/support/sglang_contracts.py || failed=1; \
+	echo "To go back: git checkout deploy/requirements && make install"; \
+	exit $$failed
 
 .PHONY: check-image
 check-image: ## Build the image for CPUs and have it serve (root, buildah and debootstrap; ten minutes)

@@ -1,7 +1,8 @@
 """Fingerprints of SGLang's code that Outrider replaces, overrides or relies on: `sglang_contracts.json`.
 
-`python tests/support/sglang_contracts.py` says what differs between them and the installed SGLang, `--write` writes
-them anew. Do so once every change has been read, and ours is changed where theirs has another meaning.
+`python tests/support/sglang_contracts.py` says what differs between them and the installed SGLang and where ours is,
+and which architectures the family table does not know. `--write` writes the fingerprints anew. Do so once every change
+has been read, and ours is changed where theirs has another meaning.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from functools import cache
 from importlib.metadata import distribution, version
 from pathlib import Path
 
+from outrider.server.model import families
+from outrider.server.processes import model_modules
+
 FILE = Path(__file__).with_suffix(".json")
+ROOT = Path(__file__).resolve().parents[2]
 
 RELIED_ON = """
 sglang.kernels.fused_op.BaseFusedOp.register_oot_forward
@@ -130,22 +136,30 @@ sglang.srt.speculative.spec_registry.CustomSpecAlgo
 """Code whose contract ours is built on, beside what `TOUCHED` finds."""
 
 TOUCHED = """
-import importlib, itertools, json, os, pkgutil
+import importlib, itertools, json, os, pkgutil, sys
 os.environ |= {"OUTRIDER_PROMPT_LOGITS": "/dev/null", "OUTRIDER_STEP_LOG": "/dev/null"}
 from sglang.srt.plugins import load_plugins
-load_plugins()
 from sglang.srt.plugins.hook_registry import HookRegistry
+from outrider.server.plugin import must_take
+places = {}
+def noting(change):
+    def noted(target, *others, **named):
+        caller, before = sys._getframe(1), len(must_take.replaced)
+        change(target, *others, **named)
+        for name in [target] if isinstance(target, str) else must_take.replaced[before:]:
+            places.setdefault(name, f"{caller.f_code.co_filename}:{caller.f_lineno}")
+    return noted
+HookRegistry.register, must_take.replace = noting(HookRegistry.register), noting(must_take.replace)
+load_plugins()
 from outrider.server import http, plugin, processes
 from outrider.server.plugin.diffusion import models
 from outrider.server.plugin.diffusion.target import DiffusionTarget
-from outrider.server.plugin import must_take
 from outrider.server.plugin.hooks import draft_memory, register
 from outrider.server.plugin.loading import more_models
 draft_memory.register()
 more_models.register()
 register._capture_verification()
 models.register(DiffusionTarget(block_size=4, mask_token_id=0))
-names = set(HookRegistry._hooks) | set(must_take.replaced)
 walks = [pkgutil.walk_packages(folder.__path__, folder.__name__ + ".") for folder in (plugin, http, processes)]
 for found in itertools.chain(*walks):
     module = importlib.import_module(found.name)
@@ -155,17 +169,21 @@ for found in itertools.chain(*walks):
             raw, full = vars(base).get(name), f"{base.__qualname__}.{name}"
             code = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
             if base.__module__.startswith("sglang.") and getattr(code, "__qualname__", "") == full:
-                names.add(f"{base.__module__}.{full}")
-print("\\n" + json.dumps(sorted(names)))
+                places.setdefault(f"{base.__module__}.{full}", f"{module.__file__}:{cls.__qualname__}")
+print("\\n" + json.dumps(places))
 """
-"""A program that prints the names of what is hooked, replaced or overridden, on CPUs and GPUs."""
+"""A program that prints the names of what is hooked, replaced or overridden, on CPUs and GPUs, and where."""
 
 
-def touched() -> list[str]:
+@cache
+def touched() -> dict[str, str]:
+    """Names of what ours changes, each with the file and the line or class that does. Raises RuntimeError where the
+    installed SGLang does not take it."""
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", TOUCHED], capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise RuntimeError(ran.stderr)
-    return list(json.loads(ran.stdout.splitlines()[-1]))
+        raise RuntimeError(ran.stderr.strip())
+    places = {name: place.rsplit(":", 1) for name, place in json.loads(ran.stdout.splitlines()[-1]).items()}
+    return {name: f"{os.path.relpath(Path(path).resolve(), ROOT)}:{part}" for name, (path, part) in places.items()}
 
 
 def fingerprints(names: list[str]) -> dict[str, str]:
@@ -240,22 +258,50 @@ def _without_docstrings(node: ast.AST) -> ast.AST:
     return node
 
 
-def differences() -> list[str]:
-    """A line for each fingerprint that is not as it was read, is missing, or is of nothing that we touch."""
-    known: dict[str, str] = json.loads(FILE.read_text())["fingerprints"]
-    names = sorted({*RELIED_ON, *touched()})
-    lines = [f"{name} is no longer touched" for name in known if name not in names]
+def differences(places: dict[str, str]) -> list[str]:
+    """A line for each fingerprint that is not as it was read, is missing, or is of nothing that we touch.
+
+    places: what `touched` returns.
+    """
+    read: dict[str, str] = json.loads(FILE.read_text())["fingerprints"]
+    names = sorted({*RELIED_ON, *places})
+    lines = [f"{name} is no longer touched" for name in read if name not in names]
     for name in names:
+        place = places.get(name, "relied on")
         try:
             (found,) = fingerprints([name]).values()
         except LookupError:
-            lines.append(f"{name} is not there")
+            lines.append(f"{name} is not there ({place})")
             continue
-        if name not in known:
-            lines.append(f"{name} has not been read")
-        elif found != known[name]:
-            lines.append(f"{name} has changed")
+        if name not in read:
+            lines.append(f"{name} has not been read ({place})")
+        elif found != read[name]:
+            lines.append(f"{name} has changed ({place})")
     return lines
+
+
+def architectures() -> set[str]:
+    """Names in SGLang's registry of models, also of modules that only import on a GPU."""
+    found = set()
+    for path in model_modules.sglangs().glob("*.py"):
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EntryClass":
+                value = statement.value
+                found |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}
+    return found
+
+
+def report() -> list[str]:
+    """A line for each thing to read before Outrider is moved to the installed SGLang."""
+    lines = []
+    try:
+        places = touched()
+    except RuntimeError as error:
+        lines.append(f"Outrider does not fit it: {str(error).splitlines()[-1]}")
+        places = dict.fromkeys(json.loads(FILE.read_text())["fingerprints"], "place unknown")
+    listed = families.SERVED.union(*(each.names.split() for each in families.REFUSED))
+    new = [f"{name} is not in server/model/families.py" for name in sorted(architectures() - listed)]
+    return [*lines, *differences(places), *new]
 
 
 if __name__ == "__main__":
@@ -263,4 +309,7 @@ if __name__ == "__main__":
         now = fingerprints(sorted({*RELIED_ON, *touched()}))
         FILE.write_text(json.dumps({"sglang": version("sglang"), "fingerprints": now}, indent=1) + "\n")
     else:
-        print("\n".join(differences()))
+        lines = report()
+        read = json.loads(FILE.read_text())["sglang"]
+        print(f"SGLang {version('sglang')}, read was {read}:", *lines or ["nothing to read"], sep="\n")
+        sys.exit(bool(lines))

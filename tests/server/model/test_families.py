@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from sglang_contracts import architectures
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.server.errors import UserError
 from outrider.server.model import families
 from outrider.server.model.families import REFUSED, SERVED
 from outrider.server.model.target import Model
-from outrider.server.processes import model_modules
-
-
-def registry() -> set[str]:
-    """Names of SGLang's architectures, also of modules that only import on a GPU."""
-    found = set()
-    for path in model_modules.sglangs().glob("*.py"):
-        for statement in ast.parse(path.read_text()).body:
-            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EntryClass":
-                value = statement.value
-                found |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}
-    return found
 
 
 def model_of(architecture: str, **config: object) -> Model:
@@ -35,8 +23,8 @@ def test_every_architecture_is_served_or_refused() -> None:
     """A newer SGLang's names come up here: compare them in test_families_served.py, or name what is in the way."""
     listed = Counter([*SERVED, *(name for each in REFUSED for name in each.names.split())])
     assert not [name for name, count in listed.items() if count > 1]
-    assert sorted(registry() - listed.keys()) == []
-    assert sorted(listed.keys() - registry() - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}) == []
+    assert sorted(architectures() - listed.keys()) == []
+    assert sorted(listed.keys() - architectures() - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}) == []
 
 
 def test_the_table_in_the_readme_is_of_these() -> None:

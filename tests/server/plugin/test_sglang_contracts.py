@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import sglang_contracts
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
+from outrider.server.model import families
 from outrider.server.plugin import must_take
 
 
@@ -40,7 +43,35 @@ def test_code_that_ours_rests_on_is_as_it_was_read() -> None:
     """Read what SGLang has changed, change ours where it means something else, then write the fingerprints anew:
     `python tests/support/sglang_contracts.py --write`."""
     assert json.loads(sglang_contracts.FILE.read_text())["sglang"] == version("sglang")
-    assert sglang_contracts.differences() == []
+    assert sglang_contracts.report() == []
+
+
+def test_what_has_changed_is_named_with_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed SGLang against another's fingerprints and a family table without one of its architectures."""
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    read = json.loads(sglang_contracts.FILE.read_text())
+    read["fingerprints"] |= {f"{scheduler}._add_request_to_queue": "0" * 16, f"{scheduler}.gone": "1" * 16}
+    read["fingerprints"] |= {f"{scheduler}.send_abort_output": "2" * 16}
+    del read["fingerprints"]["sglang.srt.model_loader.loader._initialize_model"]
+    monkeypatch.setattr(sglang_contracts, "FILE", tmp_path / "contracts.json")
+    sglang_contracts.FILE.write_text(json.dumps(read))
+    monkeypatch.setattr(families, "SERVED", families.SERVED - {"LlamaForCausalLM"})
+    lines = sglang_contracts.report()
+    assert [re.sub(r":\d+\)", ":LINE)", line.removeprefix("sglang.srt.")) for line in lines] == [
+        "managers.scheduler.Scheduler.gone is no longer touched",
+        "managers.scheduler.Scheduler._add_request_to_queue has changed (server/plugin/hooks/request_guard.py:LINE)",
+        "managers.scheduler.Scheduler.send_abort_output has changed (relied on)",
+        "model_loader.loader._initialize_model has not been read (server/plugin/loading/stated.py:LINE)",
+        "LlamaForCausalLM is not in server/model/families.py",
+    ]
+    path, line = re.findall(r"\((.*):(\d+)\)", lines[1])[0]
+    assert "_add_request_to_queue" in (sglang_contracts.ROOT / path).read_text().splitlines()[int(line) - 1]
+
+
+def test_an_sglang_that_takes_nothing_of_ours_is_compared_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_contracts, "TOUCHED", "raise ImportError('no HookRegistry')")
+    monkeypatch.setattr(sglang_contracts, "touched", sglang_contracts.touched.__wrapped__)
+    assert sglang_contracts.report() == ["Outrider does not fit it: ImportError: no HookRegistry"]
 
 
 @pytest.mark.parametrize("name", ["sglang.srt.managers.scheduler.Scheduler.gone", "sglang.srt.gone.Scheduler.run"])
