@@ -1,8 +1,8 @@
 """Fingerprints of SGLang's code that Outrider replaces, overrides or relies on: `sglang_contracts.json`.
 
 `python tests/support/sglang_contracts.py` says what differs between them and the installed SGLang and where ours is,
-and which architectures the family table does not know. `--write` writes the fingerprints anew. Do so once every change
-has been read, and ours is changed where theirs has another meaning.
+and which architectures the family table does not know. `--write` writes the fingerprints anew, and our file for each.
+Do so once every change has been read, and ours is changed where theirs has another meaning.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from functools import cache
 from importlib.metadata import distribution, version
 from pathlib import Path
+from typing import Any
 
 from outrider.server.model import families
 from outrider.server.processes import model_modules
@@ -258,14 +259,23 @@ def _without_docstrings(node: ast.AST) -> ast.AST:
     return node
 
 
+def read() -> dict[str, Any]:
+    """SGLang's version, fingerprints and our files as they were when all had been read."""
+    return dict(json.loads(FILE.read_text()))
+
+
+def files(places: dict[str, str]) -> dict[str, str]:
+    """Our file by each name, of what `touched` returns."""
+    return {name: place.rpartition(":")[0] for name, place in sorted(places.items())}
+
+
 def differences(places: dict[str, str]) -> list[str]:
     """A line for each fingerprint that is not as it was read, is missing, or is of nothing that we touch.
 
-    places: what `touched` returns.
+    places: where ours is, by name.
     """
-    read: dict[str, str] = json.loads(FILE.read_text())["fingerprints"]
-    names = sorted({*RELIED_ON, *places})
-    lines = [f"{name} is no longer touched" for name in read if name not in names]
+    known, names = read()["fingerprints"], sorted({*RELIED_ON, *places})
+    lines = [f"{name} is no longer touched" for name in known if name not in names]
     for name in names:
         place = places.get(name, "relied on")
         try:
@@ -273,9 +283,9 @@ def differences(places: dict[str, str]) -> list[str]:
         except LookupError:
             lines.append(f"{name} is not there ({place})")
             continue
-        if name not in read:
+        if name not in known:
             lines.append(f"{name} has not been read ({place})")
-        elif found != read[name]:
+        elif found != known[name]:
             lines.append(f"{name} has changed ({place})")
     return lines
 
@@ -298,7 +308,7 @@ def report() -> list[str]:
         places = touched()
     except RuntimeError as error:
         lines.append(f"Outrider does not fit it: {str(error).splitlines()[-1]}")
-        places = dict.fromkeys(json.loads(FILE.read_text())["fingerprints"], "place unknown")
+        places = read()["files"]
     listed = families.SERVED.union(*(each.names.split() for each in families.REFUSED))
     new = [f"{name} is not in server/model/families.py" for name in sorted(architectures() - listed)]
     return [*lines, *differences(places), *new]
@@ -307,9 +317,9 @@ def report() -> list[str]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         now = fingerprints(sorted({*RELIED_ON, *touched()}))
-        FILE.write_text(json.dumps({"sglang": version("sglang"), "fingerprints": now}, indent=1) + "\n")
+        contract = {"sglang": version("sglang"), "fingerprints": now, "files": files(touched())}
+        FILE.write_text(json.dumps(contract, indent=1) + "\n")
     else:
         lines = report()
-        read = json.loads(FILE.read_text())["sglang"]
-        print(f"SGLang {version('sglang')}, read was {read}:", *lines or ["nothing to read"], sep="\n")
+        print(f"SGLang {version('sglang')}, read was {read()['sglang']}:", *lines or ["nothing to read"], sep="\n")
         sys.exit(bool(lines))

@@ -42,14 +42,15 @@ class Inheriting(Theirs):
 def test_code_that_ours_rests_on_is_as_it_was_read() -> None:
     """Read what SGLang has changed, change ours where it means something else, then write the fingerprints anew:
     `python tests/support/sglang_contracts.py --write`."""
-    assert json.loads(sglang_contracts.FILE.read_text())["sglang"] == version("sglang")
+    assert sglang_contracts.read()["sglang"] == version("sglang")
     assert sglang_contracts.report() == []
+    assert sglang_contracts.read()["files"] == sglang_contracts.files(sglang_contracts.touched())
 
 
 def test_what_has_changed_is_named_with_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed SGLang against another's fingerprints and a family table without one of its architectures."""
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
-    read = json.loads(sglang_contracts.FILE.read_text())
+    read = sglang_contracts.read()
     read["fingerprints"] |= {f"{scheduler}._add_request_to_queue": "0" * 16, f"{scheduler}.gone": "1" * 16}
     read["fingerprints"] |= {f"{scheduler}.send_abort_output": "2" * 16}
     del read["fingerprints"]["sglang.srt.model_loader.loader._initialize_model"]
@@ -68,10 +69,18 @@ def test_what_has_changed_is_named_with_the_place_of_ours(tmp_path: Path, monkey
     assert "_add_request_to_queue" in (sglang_contracts.ROOT / path).read_text().splitlines()[int(line) - 1]
 
 
-def test_an_sglang_that_takes_nothing_of_ours_is_compared_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sglang_that_ours_does_not_fit_is_compared_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, name = sglang_contracts.read(), "sglang.srt.model_loader.loader._initialize_model"
+    monkeypatch.setattr(sglang_contracts, "FILE", tmp_path / "contracts.json")
+    sglang_contracts.FILE.write_text(json.dumps(read | {"fingerprints": read["fingerprints"] | {name: "0" * 16}}))
     monkeypatch.setattr(sglang_contracts, "TOUCHED", "raise ImportError('no HookRegistry')")
     monkeypatch.setattr(sglang_contracts, "touched", sglang_contracts.touched.__wrapped__)
-    assert sglang_contracts.report() == ["Outrider does not fit it: ImportError: no HookRegistry"]
+    assert sglang_contracts.report() == [
+        "Outrider does not fit it: ImportError: no HookRegistry",
+        f"{name} has changed (server/plugin/loading/stated.py)",
+    ]
 
 
 @pytest.mark.parametrize("name", ["sglang.srt.managers.scheduler.Scheduler.gone", "sglang.srt.gone.Scheduler.run"])
